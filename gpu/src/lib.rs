@@ -238,9 +238,9 @@ pub enum DeviceError {
     NotExportable(Unshared),
     /// The memory belongs to another device of this process.
     OtherDevice {
-        /// The number of the device that has the memory.
+        /// The number of the device that owns the memory.
         owner: u32,
-        /// The number of the device that was asked.
+        /// The number of the device whose method was called.
         asked: u32,
     },
     /// The handle cannot be opened. It is stale, damaged, or from another machine.

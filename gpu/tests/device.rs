@@ -345,7 +345,7 @@ fn hip_memory_lies_on_its_device_and_a_thread_keeps_its_current_one() {
     }
 }
 
-/// The program's error checks find its own errors only.
+/// The program's error checks find only errors of the program's own calls.
 #[cfg(feature = "hip")]
 #[test]
 fn hip_calls_that_fail_leave_no_error() {

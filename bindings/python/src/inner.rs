@@ -20,9 +20,9 @@ use crate::error::Fault;
 use crate::lease::{Begun, Brings, End, Flight, Flights, Held, Lease, Number, Registered};
 use crate::view::{Place, View};
 
-/// Refuses memory of another device than the node's.
+/// Returns the error for memory of a device that is not the node's device.
 fn elsewhere(theirs: On, ours: On) -> Fault {
-    let text = format!("the tensor is in memory of {theirs}, and the node has that of {ours}");
+    let text = format!("the tensor is in memory of {theirs}, but the node's device is {ours}");
     Fault::Misuse("device_memory", text)
 }
 

@@ -165,8 +165,9 @@ fn ok(code: u32) -> Result<(), u32> {
     }
 }
 
-/// Returns the error code of a call of HIP's, and clears the error that the call left in this
-/// thread. The program would find it with `hipGetLastError`, and take it for an error of its own.
+/// Returns the error code of a call to HIP, and clears the error that the call left in this thread.
+/// Otherwise the program would get this error from `hipGetLastError`, as if its own call had
+/// failed.
 #[inline]
 pub(super) fn forget(code: u32) -> u32 {
     if code != 0 {
@@ -175,7 +176,8 @@ pub(super) fn forget(code: u32) -> u32 {
     code
 }
 
-/// Since HIP 7, calls that succeed leave an earlier error of the program, and so does "not ready".
+/// Clears the last error if it has this code. Since HIP 7, a call that succeeds or returns "not
+/// ready" does not replace the last error, which may be the program's.
 #[cold]
 fn clear(code: u32) {
     let Some(hip) = HIP.get() else { return };
@@ -187,8 +189,8 @@ fn clear(code: u32) {
     }
 }
 
-/// Looks up a function of HIP's and returns one that calls it and [forgets](forget) its error. The
-/// identifiers after the types name the parameters.
+/// Looks up a HIP function, and returns a function that calls it and [forgets](forget) its error.
+/// The identifiers after the types name the parameters.
 macro_rules! function {
     ($library:ident $symbol:ident [$($name:ident: $kind:ty,)*] [] $($rest:ident)*) => {{
         type Function = unsafe extern "C" fn($($kind),*) -> u32;
@@ -305,7 +307,7 @@ pub(super) unsafe extern "C" fn pointer_attributes(
                         place.cast::<u64>().write(handles.unwrap_or(0))
                     }
                     A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {}
-                    // HIP does not document the device of virtual memory.
+                    // HIP does not document which device it reports for virtual memory.
                     A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL if handles.is_some() => {
                         place.cast::<c_int>().write(hip.current()?)
                     }

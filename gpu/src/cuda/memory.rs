@@ -227,7 +227,7 @@ impl CudaDevice {
             reservation = Some(own.map_or(DevicePtr(base), |held| held.base));
             (base, size) = self.segment_at(ptr)?;
         }
-        // Memory that this device has opened may belong to another one.
+        // Memory that this device has opened may belong to another device.
         let exportable = matches!(share, Share::Legacy | Share::Descriptor);
         if exportable && owner != self.device && !self.opened.iter().any(|held| around(&held)) {
             return Err(DeviceError::OtherDevice { owner: owner as u32, asked: self.caps.ordinal });

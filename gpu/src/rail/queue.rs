@@ -33,13 +33,13 @@ pub(super) enum Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounced {
     pub peer: Peer,
-    /// The attachment of the peer. It may end before the copy.
+    /// The attachment of the peer. The peer may be detached before the copy ends.
     pub life: u32,
     /// The number of the piece.
     pub number: u64,
-    /// Our operation, unless the piece belongs to one of the peer.
+    /// Our operation. `None` if the piece belongs to an operation of the peer.
     pub op: Option<u32>,
-    /// The registration that a piece of the peer's operation uses.
+    /// The registration of our memory, if the piece belongs to an operation of the peer.
     pub local: Option<u32>,
 }
 

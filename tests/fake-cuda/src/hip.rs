@@ -23,8 +23,8 @@ thread_local! {
     static LAST_ERROR: Cell<Code> = const { Cell::new(0) };
 }
 
-/// Leaves the result of a call in this thread. Since HIP 7 success leaves an earlier error there,
-/// and so does "not ready".
+/// Stores the result of a call as the thread's last error. Since HIP 7, success and "not ready" do
+/// not replace the last error.
 fn left(code: Code) -> Code {
     if version() < 70_000_000 || !matches!(code, 0 | NOT_READY) {
         LAST_ERROR.set(code);
@@ -32,7 +32,7 @@ fn left(code: Code) -> Code {
     code
 }
 
-/// Converts the result of a call to a code, and leaves it.
+/// Converts the result of a call to a code, and stores the code as the thread's last error.
 fn answer(outcome: Result<(), Code>) -> Code {
     left(crate::answer(outcome))
 }

@@ -32,7 +32,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let len = left.min(relay.chunk.into()) as u32;
             let last = u64::from(len) == left;
             let at = job.offset + job.done;
-            // A transfer that was broken off has no bytes left.
+            // An abandoned transfer has no bytes left.
             let broken = len == 0 && job.done > 0;
             let failed = relay.spoiled[slot as usize] || broken;
             let (piece, op) = match job.kind {
@@ -45,7 +45,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     (Piece { what, offset: job.offset, len: 0, failed: false }, Some(op))
                 }
                 JobKind::Reply { id, .. } => {
-                    // A reply that was broken off has no bytes left.
+                    // An abandoned reply has no bytes left.
                     let failed = failed || len == 0;
                     (Piece { what: What::Reply { id, last }, offset: job.done, len, failed }, None)
                 }
@@ -147,7 +147,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             JobKind::Write { op: index, .. } | JobKind::Ask { op: index, .. } => {
                 let begun = job.done > 0;
                 match relay.jobs.front_mut() {
-                    // The peer has pieces, so it needs a last one.
+                    // The peer has received pieces, so it needs a last piece.
                     Some(write) if begun => write.len = write.done,
                     _ => _ = relay.jobs.pop_front(),
                 }

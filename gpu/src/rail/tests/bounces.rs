@@ -182,7 +182,7 @@ fn a_relayed_write_with_a_failed_piece_is_not_reported() {
     }
 }
 
-/// The target counts the failed pieces of a write up to its last piece.
+/// The target counts failed pieces of a write until the write's last piece.
 #[test]
 fn a_relayed_write_that_is_broken_off_does_not_fail_the_next() {
     for skip in 1..5 {

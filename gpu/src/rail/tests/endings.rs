@@ -92,7 +92,7 @@ fn relayed_copies_that_end_after_a_detach_release_their_memory() {
             }
         };
         assert_eq!(posted, Ok(Posted::Pending));
-        // Only copies of one end never finish.
+        // The copies of the end `end` never finish, and the other copies finish at once.
         for _ in 0..PATIENCE {
             for at in [0, 1] {
                 pair.driver.behave(|behaviour| behaviour.late = if at == end { NEVER } else { 0 });
