@@ -111,7 +111,7 @@ pub struct StatArgs {
     /// Print Prometheus' text format.
     #[arg(long)]
     pub prom: bool,
-    /// Repeat at this interval, with rates: seconds, or a time such as 500ms, 5s or 1m.
+    /// Repeat at this interval, such as 5 (seconds), 500ms or 1m, and show rates.
     #[arg(short, long, value_name = "TIME", value_parser = sizes::parse_time)]
     pub interval: Option<Duration>,
     /// Number of repetitions [default: until interrupted].
@@ -128,7 +128,7 @@ pub struct PeerArgs {
     /// Size of the region, in bytes.
     #[arg(long)]
     pub region: usize,
-    /// The time after which to give up.
+    /// Time limit of the run.
     #[arg(long, value_parser = sizes::parse_time)]
     pub timeout: Duration,
     /// The transport to the first process.

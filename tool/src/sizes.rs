@@ -1,7 +1,7 @@
 //! Numbers as users write them: sizes (`8`, `4K`, `1M`) and their ranges, counts (`100K`, `1e6`)
 //! and times (`500ms`, `90s`, `5m`). Every option of a kind accepts the same values.
 //!
-//! Suffixes of sizes are binary (1K = 1024 bytes) and may be written out (`KiB`, `KB`). Those of
+//! Suffixes of sizes are binary (1K = 1024 bytes) and may be written out (`KiB`, `KB`). Suffixes of
 //! counts are decimal (1K = 1000).
 
 use std::time::Duration;
@@ -58,7 +58,7 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Parses a time. A number without a suffix counts units of so many seconds.
+/// Parses a time. A number without a suffix is in units of `unit` seconds.
 pub fn time_in(text: &str, unit: f64) -> Option<Duration> {
     let text = text.trim().to_ascii_lowercase();
     let suffixes = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];

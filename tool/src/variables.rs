@@ -161,8 +161,8 @@ pub fn for_run(window: u32, timeout: Duration) -> Outcome<Settings> {
 /// The variables that must be the same on both sides.
 const BOTH: [&str; 2] = ["WINDOW", "CONTEXTS"];
 
-/// Returns the variables that must be set on the other side of a run with this default window, as a
-/// shell reads them before a command.
+/// Returns the variables to set on the other side, in the form in which a shell reads them before a
+/// command. `window` is the default window of the run.
 pub fn for_other_side(window: u32, settings: &Settings) -> String {
     let usual = Settings { window, ..Settings::DEFAULT };
     let differ = VARIABLES.iter().filter(|variable| BOTH.contains(&variable.name)).filter_map(|variable| {

@@ -172,7 +172,7 @@ fn sides_that_do_not_fit_say_what_differs() {
         let mut side = listen(&format!("perf put {} --listen 127.0.0.1:{port}", with(theirs)));
         let output = run(&format!("perf put {} -n 100 --connect 127.0.0.1:{port}", with(ours)));
         let told = text(&output.stderr);
-        let says = format!("with --transport {theirs}, and this one with --transport {ours}");
+        let says = format!("with --transport {theirs}, and this side with --transport {ours}");
         assert!(output.status.code() == Some(1) && told.contains(&says), "{told}");
         side.kill().unwrap();
         side.wait().unwrap();

@@ -11,7 +11,7 @@ pub const ITERS_MAX: u64 = 1 << 50;
 /// The maximum number of operations in flight.
 const WINDOW_MAX: u64 = 1 << 16;
 
-/// The longest time to wait, in nanoseconds.
+/// Maximum timeout, in nanoseconds.
 const TIMEOUT_MAX: u64 = sizes::SECONDS_MAX * 1_000_000_000;
 
 /// Checks that a transport can run a test.
@@ -98,7 +98,7 @@ pub fn window(window: u64) -> Outcome {
     }
 }
 
-/// Checks a time to wait that the other process asks for, in nanoseconds.
+/// Checks a timeout that the other process sent, in nanoseconds.
 pub fn timeout(ns: u64) -> Outcome {
     match ns {
         1..=TIMEOUT_MAX => Ok(()),

@@ -49,8 +49,8 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Returns the default window of a stream, which `FISHPLATE_WINDOW` changes. Two processes that
-    /// share memory have a larger one.
+    /// Returns the default window of a stream, which `FISHPLATE_WINDOW` overrides. It is larger
+    /// between processes that share memory.
     pub fn window(self) -> u32 {
         match self {
             Transport::Shm | Transport::Gpu => 256,

@@ -1,5 +1,5 @@
-//! Finds options that have no effect on the run, and refuses them. Options that the side that
-//! connects decides are only reported: both sides may be given the same line.
+//! Finds options that have no effect on the run, and refuses them. Options that the connecting side
+//! decides are only reported, because both sides may be given the same options.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -18,7 +18,7 @@ enum Counts {
     Windows,
     /// Tests with payloads, and every test over the simulated fabric.
     Seeds,
-    /// Tests that warm up: a simulation does not.
+    /// Tests that warm up. Tests over the simulated fabric do not.
     WarmUp,
 }
 

@@ -86,7 +86,7 @@ fn explain(error: BootstrapError, who: &str) -> String {
                 known.map_or_else(|| number.to_string(), |transport| name(*transport))
             });
             format!(
-                "{who} was started with --transport {theirs}, and this one with --transport {ours}; give both the same"
+                "{who} was started with --transport {theirs}, and this side with --transport {ours}; give both the same"
             )
         }
         error => format!("{who}: {error}"),

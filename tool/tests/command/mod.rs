@@ -34,8 +34,8 @@ pub fn rows(line: &str) -> Vec<Value> {
     rows
 }
 
-/// Runs the line that a listening side prints for the other side, and `more` options, in a shell.
-/// Both sides must succeed. Returns the line.
+/// Runs the line that a listening side prints for the other side in a shell, with `more` options
+/// added. Both sides must succeed. Returns the line.
 pub fn run_hint(mut side: Child, more: &str) -> String {
     let mut errors = BufReader::new(side.stderr.take().expect("standard error is a pipe"));
     let mut told = String::new();
