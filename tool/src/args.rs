@@ -128,7 +128,7 @@ pub struct PeerArgs {
     /// Size of the region, in bytes.
     #[arg(long)]
     pub region: usize,
-    /// Time limit of the run.
+    /// The `--timeout` of the first process.
     #[arg(long, value_parser = sizes::parse_time)]
     pub timeout: Duration,
     /// The transport to the first process.
