@@ -25,7 +25,7 @@ use super::sizes;
 
 /// Measure and check ordered put, get, put-signal and atomics over several rails.
 #[derive(Debug, Parser)]
-#[command(name = "fishplate", version, max_term_width = 110)]
+#[command(name = "fishplate", version, max_term_width = 80)]
 #[command(
     after_help = "Without a command: a demonstration. Two processes, put-signal over shared memory with every \
     payload checked, then a latency and a bandwidth table.\n\nperf match (tag matching alone) and perf job (traffic \
@@ -159,7 +159,7 @@ pub struct PeerArgs {
 
 /// Options of `fishplate perf`.
 #[derive(Debug, Args)]
-#[command(after_long_help = LAYOUT_HELP)]
+#[command(after_help = MORE_HELP, after_long_help = LAYOUT_HELP)]
 pub struct PerfArgs {
     /// What to measure.
     #[arg(value_enum)]
@@ -234,7 +234,7 @@ pub struct PerfArgs {
     /// Numbers of threads to run with, each thread with its own pool (pool).
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse_count::<usize>, default_value = "1,2,4")]
     pub streams: Vec<usize>,
-    /// Placement of the signal [default: adjacent up to 56 bytes, else split]. See below.
+    /// Placement of the signal [default: adjacent up to 56 bytes, else split]. See --help.
     #[arg(long, value_enum)]
     pub layout: Option<Layout>,
     /// What signal-rate does to the word.
@@ -272,6 +272,11 @@ pub struct PerfArgs {
     #[arg(short = 'T', long, value_name = "TIME", value_parser = sizes::parse_time, default_value = "60s")]
     pub timeout: Duration,
 }
+
+const MORE_HELP: &str = "\
+Other tests, each with its own --help: fishplate perf match, fishplate perf job.
+--help explains layouts, columns and exit statuses, and lists the environment
+variables FISHPLATE_*.";
 
 const LAYOUT_HELP: &str = "\
 Other tests, each with its own --help: fishplate perf match measures tag
@@ -311,7 +316,8 @@ Latency:
   With --mode worker a second thread makes progress. Each call takes a lock,
   and a wait of more than some microseconds sleeps.
   cpu/op is the processor time of all threads of this side's process, per
-  operation. A spinning thread uses a whole processor.
+  operation. A spinning thread uses a whole processor. The start and the end of
+  a row are included, so it is meaningful from some 10000 iterations on.
   floor_ns is half of a round trip of two bare atomics between the same
   processors: the best of four ways, measured before, between and after the
   two halves of a row. If the floor changed by more than 20 %, the row is
@@ -319,9 +325,13 @@ Latency:
   at the same time. p50/fl is p50 divided by the floor.
   floor_apart_ns (apart, p50/ap) is the best floor with a cache line for each
   direction. Tests use lines like that: each side writes to the other's memory.
-  If a ratio is below 1, the processors were slower or busier during the
-  measurement of the floor than during the test: repeat the run with --pin on
-  idle processors.";
+  A p50/ap of 0.8 to 1.2 is usual: both floors are the best of short batches,
+  and the distance between two virtual processors changes during a row.
+  If p50/fl is below 1, or p50/ap below 0.8, the processors were slower or
+  busier during the measurement of the floor than during the test: repeat the
+  run with --pin on idle processors.
+
+JSON: tool/schema in the sources describes every field of a row.";
 
 /// Checks that an address is well-formed.
 fn address(text: &str) -> Result<String, String> {

@@ -1,7 +1,12 @@
 //! Handles Ctrl-C and SIGTERM. The first signal ends the run with a message and exit status 130. A
-//! second signal ends the process at once. Loops and waits check at least ten times a second.
+//! second signal ends the process at once. Loops and waits check at least ten times a
+//! second, except those of `perf pool`, which checks between scenarios, and of `perf match`, which
+//! checks between turns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::failure::{Failure, Outcome};
 
@@ -24,6 +29,16 @@ pub fn watch() {
             libc::sigaction(signal, &action, std::ptr::null_mut());
         }
     }
+}
+
+/// Sleeps, and fails soon after the run was interrupted.
+pub fn sleep(time: Duration) -> Outcome {
+    let begun = Instant::now();
+    while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
+        thread::sleep(left.min(Duration::from_millis(50)));
+        check()?;
+    }
+    Ok(())
 }
 
 /// Ignores Ctrl-C in a process that another process started, because the parent ends both.

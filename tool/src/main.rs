@@ -44,7 +44,12 @@ fn main() -> ExitCode {
 
 /// Runs the command line and returns the exit code.
 fn run() -> ExitCode {
-    let words: Vec<_> = std::env::args_os().collect();
+    let mut words: Vec<_> = std::env::args_os().collect();
+    // `help perf match` is `perf match --help`.
+    if words.len() == 4 && words[1] == "help" && ["match", "job"].iter().any(|name| words[3] == *name) {
+        words.remove(1);
+        words.push("--help".into());
+    }
     // `perf match` and `perf job` parse their own options.
     let own = words.get(1).filter(|word| *word == "perf").and(words.get(2)).and_then(|word| word.to_str());
     match own {

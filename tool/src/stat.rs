@@ -2,13 +2,13 @@
 //! rates. It only reads memory, so the programs do not notice.
 
 use std::io;
-use std::thread::sleep;
 
 use fishplate::counters::{self, GAUGES, NAMES, Snapshot};
 use serde_json::{Map, Value, json};
 
 use super::args::StatArgs;
 use super::failure::{Failure, Outcome};
+use super::interrupt;
 use super::report::{self, SCHEMA_VERSION};
 
 /// Reads the counters and prints them.
@@ -16,9 +16,10 @@ pub fn run(args: &StatArgs) -> Outcome {
     let mut before = look(args)?;
     report::print(&written(args, &before, &[])?)?;
     let Some(interval) = args.interval else { return Ok(()) };
+    interrupt::watch();
     let mut left = args.count;
     while left != Some(1) {
-        sleep(interval);
+        interrupt::sleep(interval)?;
         let now = look(args)?;
         report::print(&written(args, &now, &before)?)?;
         before = now;

@@ -1,15 +1,15 @@
 //! Runs the command lines of `commands.txt`, valid and invalid ones, and compares their exit status
 //! and output.
 //!
-//! A block of the file has `$ ` and the command line, then `? ` and the status. Lines of standard
-//! output follow behind `> `, and lines of standard error behind `! `. `#` stands for figures and
-//! values that depend on the machine. With `BLESS=1` the test rewrites the file.
+//! A block of the file has `$ ` and the line for the shell, then `? ` and the status. Lines of
+//! standard output follow after `> `, and those of standard error after `! `. `#` stands for
+//! figures and values that depend on the machine. With `BLESS=1` the test rewrites the file.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 mod command;
-use command::{fishplate, text};
+use command::{shell, text};
 
 #[test]
 fn every_command_line_prints_what_is_written_down() {
@@ -38,8 +38,7 @@ const MACHINE: [&str; 4] = ["pin", "pss_bytes", "repeats", "floor_unsteady"];
 fn block(line: &str) -> String {
     // Names a libfabric that does not exist, so that lines that need it have the same output
     // everywhere.
-    let command = line.strip_prefix("fishplate").expect("a line runs fishplate");
-    let output = fishplate(command).env("FISHPLATE_LIBFABRIC", "/nowhere/libfabric.so.1").output().unwrap();
+    let output = shell(line).env("FISHPLATE_LIBFABRIC", "/nowhere/libfabric.so.1").output().unwrap();
     let status = output.status.code().expect("no signal ends it");
     let mut block = format!("$ {line}\n? {status}\n");
     for (mark, bytes) in [('>', &output.stdout), ('!', &output.stderr)] {

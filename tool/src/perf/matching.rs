@@ -28,6 +28,7 @@ use crate::args::Format;
 use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
 use crate::instructions::Instructions;
+use crate::interrupt;
 use crate::report::{Columns, Report, SCHEMA_VERSION, time};
 use crate::sizes;
 
@@ -37,7 +38,7 @@ use workload::{Bench, Workload};
 
 /// Measure tag matching without a transport, and compare engines.
 #[derive(Debug, Parser)]
-#[command(name = "fishplate perf match", bin_name = "fishplate perf match", max_term_width = 110, after_long_help = HELP)]
+#[command(name = "fishplate perf match", bin_name = "fishplate perf match", max_term_width = 80, after_long_help = HELP)]
 pub struct MatchArgs {
     /// Engines to compare.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "ours,list")]
@@ -245,6 +246,7 @@ impl Job {
 /// Runs `perf match` with these options.
 pub fn run(words: &[OsString]) -> Outcome {
     let args = MatchArgs::parse_from(words[2..].iter());
+    interrupt::watch();
     let (clock, mut counter) = (Clock::calibrate(), Instructions::start());
     let format = if args.json { Format::Json } else { args.format };
     let mut report = Report::new(format);
@@ -299,6 +301,7 @@ fn run_row(
             ))?;
             continue;
         }
+        interrupt::check()?;
         let (mut ready, bytes) = job.ready(*kind)?;
         let began = Instant::now();
         ready.run(1);
@@ -320,6 +323,7 @@ fn run_row(
     }
     for _ in 0..args.rounds {
         for Turns { ready, rounds, times, instructions, .. } in &mut running {
+            interrupt::check()?;
             let units = (*rounds * job.units) as f64;
             let counted = counter.read();
             let began = clock.now();

@@ -107,7 +107,7 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
                 format!("--listen {at}: too long for a socket; use at most 107 bytes")
             }
             BootstrapError::Address => {
-                format!("--listen {at}: the host is unknown; use one of its addresses")
+                format!("--listen {at}: the host is unknown; use one of its addresses, or 0.0.0.0 for all")
             }
             error => format!("--listen {at}: {error}"),
         })

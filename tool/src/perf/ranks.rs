@@ -37,7 +37,7 @@ use traffic::Traffic;
 
 /// Measure traffic between the ranks of a job: many pairs at once, one to many, all to all, a ring.
 #[derive(Debug, Parser)]
-#[command(name = "fishplate perf job", bin_name = "fishplate perf job", max_term_width = 110, after_long_help = HELP)]
+#[command(name = "fishplate perf job", bin_name = "fishplate perf job", max_term_width = 80, after_long_help = HELP)]
 struct JobArgs {
     /// Start this many ranks on this host. Without this option, a launcher must have started them.
     #[arg(short = 'N', long, value_name = "N", value_parser = sizes::count_in::<u64>(2, fishplate::job::SIZE_MAX as u64))]
@@ -97,7 +97,7 @@ of a process until all have met. memory is the proportional share (PSS) of a
 process after the row. Both are the maximum over all ranks.
 
 Exit status: 0 done; 1 the run failed, a rank was lost, or data was wrong; 2 the
-command line is invalid; 130 interrupted.";
+command line is invalid; 130 interrupted; 141 the reader of the output exited.";
 
 /// One rank of the job.
 struct Member {

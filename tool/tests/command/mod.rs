@@ -34,6 +34,15 @@ pub fn rows(line: &str) -> Vec<Value> {
     rows
 }
 
+/// Returns a shell that runs a line, in which `fishplate` is the binary.
+pub fn shell(line: &str) -> Command {
+    let binary = Path::new(env!("CARGO_BIN_EXE_fishplate")).parent().unwrap();
+    let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
+    let mut shell = Command::new("bash");
+    shell.args(["-o", "pipefail", "-c", line]).env("PATH", path).stdin(Stdio::null());
+    shell
+}
+
 /// Runs the line that a listening side prints for the other side in a shell, with `more` options
 /// added. Both sides must succeed. Returns the line.
 pub fn run_hint(mut side: Child, more: &str) -> String {
@@ -45,11 +54,7 @@ pub fn run_hint(mut side: Child, more: &str) -> String {
             break line.to_owned();
         }
     };
-    let binary = Path::new(env!("CARGO_BIN_EXE_fishplate")).parent().unwrap();
-    let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
-    let mut shell = Command::new("sh");
-    shell.args(["-c", &format!("{line} {more}")]).env("PATH", path).stdin(Stdio::null());
-    let output = shell.output().unwrap();
+    let output = shell(&format!("{line} {more}")).output().unwrap();
     assert!(output.status.success(), "{line}: {}", text(&output.stderr));
     assert!(side.wait().unwrap().success(), "{line}");
     line
