@@ -104,33 +104,42 @@ fn probes_retry_deferred_sends() {
 
 /// A new send does not overtake a deferred one, even if there is room for it. Passes made by the
 /// engine's owner, or by a probe that finds a message, free room without retrying the deferred
-/// send.
+/// send. With credits, the room is a credit, which only a send without a request can use at once.
 #[test]
 fn a_send_does_not_overtake_a_deferred_one() {
-    let mut found_both = 0;
-    for passes in 0..24 {
-        for probes in [false, true] {
-            let mut bench = bench(32, TIGHT);
-            bench.send(0, 1);
-            bench.send(0, 2);
-            let into = bench.to(8);
-            bench.mq.irecv(1, ALL, into, 0).unwrap();
-            for _ in 0..passes {
-                bench.mq.engine_mut().progress();
-            }
-            if probes {
-                bench.send(1, 9);
-                found_both += u32::from(bench.mq.iprobe(9, ALL).is_ok());
-            }
-            bench.send(0, 3);
-            for tag in [2, 3] {
-                let any = bench.mq.irecv2(Some(bench.peers[0]), [0; 3], [0; 3], into, 0).unwrap();
-                let status = bench.mq.wait2(&mut Some(any), &mut waiter(), SOON).unwrap();
-                assert_eq!(status.msg_tag[0], tag, "after {passes} passes, probes {probes}");
+    let credits = MatchConfig { credits: 2, headers: 1, ..SMALL };
+    for (matching, room) in [(TIGHT, 1), (credits, 3)] {
+        let mut found_both = 0;
+        for passes in 0..24 {
+            for probes in [false, true] {
+                let mut bench = bench(32, matching);
+                for tag in 1..=room + 1 {
+                    bench.send(0, tag);
+                }
+                let into = bench.to(8);
+                bench.mq.irecv(1, ALL, into, 0).unwrap();
+                for _ in 0..passes {
+                    bench.mq.engine_mut().progress();
+                }
+                if probes {
+                    bench.send(1, 9);
+                    found_both += u32::from(bench.mq.iprobe(9, ALL).is_ok());
+                }
+                let (to, tag) = (bench.peers[0], room + 2);
+                let from = bench.from(8);
+                if !bench.mq.send2_at_once(to, [tag as u32, 0, 0], from) {
+                    bench.send(0, tag);
+                }
+                for tag in 2..=room + 2 {
+                    let any = bench.mq.irecv2(Some(bench.peers[0]), [0; 3], [0; 3], into, 0).unwrap();
+                    let status = bench.mq.wait2(&mut Some(any), &mut waiter(), SOON).unwrap();
+                    let case = format!("{passes} passes, probes {probes}, room for {room}");
+                    assert_eq!(u64::from(status.msg_tag[0]), tag, "{case}");
+                }
             }
         }
+        assert!(found_both > 0, "no probe found its message in the pass that it made");
     }
-    assert!(found_both > 0, "no probe found its message in the pass that it made");
 }
 
 #[test]
