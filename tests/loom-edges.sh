@@ -16,6 +16,10 @@ export RUST_BACKTRACE=0
 export LOOM_MAX_PREEMPTIONS="${LOOM_MAX_PREEMPTIONS:-3}"
 limit_s=120 # for one run of all models: a few seconds on an idle machine
 
+folder() { # folder PACKAGE
+    case $1 in psm2) echo adapters/psm2 ;; *) echo "$1" ;; esac
+}
+
 build() { # build PACKAGE: where the test binary of its library is
     cargo test --package "fishplate-$1" --lib --no-run --message-format=json |
         sed -n 's/.*"executable":"\([^"]*fishplate_'"$1"'-[^"]*\)".*/\1/p' | tail -n 1
@@ -27,7 +31,7 @@ models() { # models PACKAGE [edge]: runs all its models, with this edge weakened
 } 2>/dev/null # where the shell would announce that a model aborted: loom fails some twice over, once while unwinding
 
 edges() { # edges PACKAGE: those that its source names
-    find "$1/src" -name '*.rs' -exec cat {} + | tr '\n' ' ' |
+    find "$(folder "$1")/src" -name '*.rs' -exec cat {} + | tr '\n' ' ' |
         grep -oE '\bedge(_fence)?!\( *"[^"]+", *[A-Za-z]+' | sed 's/.*( *"\(.*\)", *\(.*\)/\1 \2/' | sort -u |
         while read -r name order; do
             echo "$name"
@@ -38,7 +42,7 @@ edges() { # edges PACKAGE: those that its source names
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 survived=0 tried=0
-for package in core shm gpu sys; do
+for package in core shm gpu sys psm2; do
     named=$(edges "$package")
     [ -n "$named" ] || echo "ok        no edges in $package"
     [ $# = 0 ] || named=$(printf '%s\n' "$@" | grep -xF "$named")

@@ -72,13 +72,14 @@ say "active messages" "$work/am" 20000
 tail -n 1 "$work/log"
 say "active messages: two floods" "$work/flood" 20000
 say "active messages to a killed peer" "$work/stuck" dies
+# Messages of 8000 bytes fill 512 MiB, which takes long on a busy machine.
 for bytes in 8 100 8000; do
-    say "an error where messages of $bytes bytes fill all memory" \
+    limit=600 say "an error where messages of $bytes bytes fill all memory" \
         env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2 "$work/stuck" crowds $bytes
 done
-say "no error while the program waits for a third endpoint" \
+limit=600 say "no error while the program waits for a third endpoint" \
     env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2 "$work/stuck" third 8
-say "an error while it waits for a third endpoint that never sends" \
+limit=600 say "an error while it waits for a third endpoint that never sends" \
     env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=1 "$work/stuck" cycle 8
 # Runs `fi_pingpong` over libfabric's psm2 provider, which verifies the data. The client finds the
 # server by TCP.

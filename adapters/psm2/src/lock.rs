@@ -7,6 +7,11 @@
 //! before its load, so at least one of the two threads sees the other. A lock that other threads
 //! take often loses its owner. From then on every thread uses an exchange, and no thread a barrier.
 //!
+//! | edge          | store                           | load                | carries   |
+//! |---------------|---------------------------------|---------------------|-----------|
+//! | `lock.state`  | `Release`, of all but the owner | `enter`, `exchange` | the value |
+//! | `lock.inside` | `Release`, of the owner         | `owner_is_out`      | the value |
+//!
 //! A thread that finds the lock taken spins, then yields, then sleeps for short periods, because no
 //! thread wakes it. Waiting threads get the lock in no particular order. A panic under the lock
 //! poisons it.
@@ -14,11 +19,10 @@
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use std::thread;
-use std::time::Duration;
 
-use fishplate::sys::{futex::Scope, membarrier};
+use super::primitive::{AtomicU8, AtomicU32, AtomicU64, Ordering, edge};
+use super::system;
 
 /// Values of `state`. `FREE` and `TAKEN` are also the values of `inside`.
 const FREE: u8 = 0;
@@ -26,29 +30,28 @@ const TAKEN: u8 = 1;
 const POISONED: u8 = 2;
 
 /// Values of `owner` before the first call, and when the lock has lost its owner.
-const UNDECIDED: usize = 0;
-const NOBODY: usize = usize::MAX;
+const UNDECIDED: u64 = 0;
+const NOBODY: u64 = u64::MAX;
 
 /// Number of times that other threads take a lock before it loses its owner.
 const OTHERS: u32 = 64;
 
-/// Number of checks of a taken lock before the first yield, and before the first sleep.
-const SPINS: u32 = 100;
-const YIELDED: u32 = 200;
-const SLEEP: Duration = Duration::from_micros(50);
+/// The words of a lock, all 0 before the first call.
+pub(crate) struct Words {
+    /// Whether a thread other than the owner has the lock, or the lock is poisoned.
+    pub state: AtomicU8,
+    /// Whether the owner has the lock.
+    pub inside: AtomicU8,
+    /// The owner's number. Once set, only a thread that has the lock changes it, to `NOBODY`.
+    pub owner: AtomicU64,
+    /// How often other threads have taken the lock.
+    pub others: AtomicU32,
+}
 
 /// A value under a lock.
 #[repr(align(64))]
 pub(crate) struct Lock<T> {
-    /// Whether a thread other than the owner has the lock, or the lock is poisoned.
-    state: AtomicU8,
-    /// Whether the owner has the lock.
-    inside: AtomicU8,
-    /// The owner's `pthread_self`. Once set, only a thread that has the lock changes it, to
-    /// `NOBODY`.
-    owner: AtomicUsize,
-    /// How often other threads have taken the lock.
-    others: AtomicU32,
+    words: Words,
     value: UnsafeCell<T>,
 }
 
@@ -56,23 +59,17 @@ pub(crate) struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    pub const fn new(value: T) -> Self {
-        Lock {
-            state: AtomicU8::new(FREE),
-            inside: AtomicU8::new(FREE),
-            owner: AtomicUsize::new(UNDECIDED),
-            others: AtomicU32::new(0),
-            value: UnsafeCell::new(value),
-        }
+    pub const fn new(words: Words, value: T) -> Self {
+        Lock { words, value: UnsafeCell::new(value) }
     }
 
     /// Waits for the lock. Returns `None` if it is poisoned.
     #[inline(always)]
     pub fn lock(&self) -> Option<Held<'_, T>> {
-        let me = me();
+        let me = system::me();
         // Relaxed: `enter` checks again.
-        if self.owner.load(Ordering::Relaxed) == me && self.enter(me) {
-            return self.held(&self.inside);
+        if self.words.owner.load(Ordering::Relaxed) == me && self.enter(me) {
+            return self.held(&self.words.inside);
         }
         self.lock_slow(me, true)
     }
@@ -81,53 +78,57 @@ impl<T> Lock<T> {
     /// threads of this library.
     #[cold]
     pub fn lock_aside(&self) -> Option<Held<'_, T>> {
-        self.lock_slow(me(), false)
+        self.lock_slow(system::me(), false)
     }
 
     #[inline(always)]
     fn held<'a>(&'a self, taken: &'a AtomicU8) -> Option<Held<'a, T>> {
         let value = NonNull::new(self.value.get())?;
-        Some(Held { value, release: Release { taken, state: &self.state }, exclusive: PhantomData })
+        Some(Held { value, release: Release { taken, state: &self.words.state }, exclusive: PhantomData })
     }
 
     /// Takes the lock for its owner. Returns false if another thread has the lock, or if the lock
     /// has lost its owner.
     #[inline(always)]
-    fn enter(&self, me: usize) -> bool {
+    fn enter(&self, me: u64) -> bool {
         // Relaxed: publishes nothing.
-        self.inside.store(TAKEN, Ordering::Relaxed);
-        // Pairs with the membarrier in `owner_is_out`. This orders the store and the load for the
-        // compiler, and the other thread's barrier orders them for the processor.
-        compiler_fence(Ordering::SeqCst);
-        // Acquire: pairs with the release store of `Release`, so this thread sees what the last
-        // other holder has written, and whether it has removed the owner.
-        if self.state.load(Ordering::Acquire) == FREE && self.owner.load(Ordering::Relaxed) == me {
+        self.words.inside.store(TAKEN, Ordering::Relaxed);
+        // Pairs with `heavy_barrier` in `owner_is_out`. Orders the store of `inside` before the
+        // load of `state`.
+        system::light_barrier();
+        // Acquire, edge `lock.state`: makes what the last other holder has written visible here,
+        // and whether it has removed the owner.
+        if self.words.state.load(edge!("lock.state.load", Acquire)) == FREE
+            && self.words.owner.load(Ordering::Relaxed) == me
+        {
             return true;
         }
-        self.inside.store(FREE, Ordering::Release);
+        // Release: replaces the store that published what the owner wrote when it had the lock
+        // last. No edge, because the models' full fence in `light_barrier` would publish it too.
+        self.words.inside.store(FREE, Ordering::Release);
         false
     }
 
     #[cold]
     #[inline(never)]
-    fn lock_slow(&self, me: usize, counts: bool) -> Option<Held<'_, T>> {
+    fn lock_slow(&self, me: u64, counts: bool) -> Option<Held<'_, T>> {
         let mut wait = Wait(0);
         loop {
-            if self.owner.load(Ordering::Relaxed) == me && self.enter(me) {
-                return self.held(&self.inside);
-            }
-            // Relaxed: the exchange below orders the accesses.
-            match self.state.load(Ordering::Relaxed) {
+            // Relaxed: `enter` and the exchange order the accesses.
+            let owns = self.words.owner.load(Ordering::Relaxed) == me;
+            match self.words.state.load(Ordering::Relaxed) {
                 POISONED => return None,
-                // The owner never exchanges `state`.
-                FREE if self.owner.load(Ordering::Relaxed) != me && self.exchange() => break,
+                // The owner never exchanges `state`. It stores `inside` only while `state` is free,
+                // because a thread that has taken `state` waits until the owner is not inside.
+                FREE if owns && self.enter(me) => return self.held(&self.words.inside),
+                FREE if !owns && self.exchange() => break,
                 _ => wait.once(),
             }
         }
-        match self.owner.load(Ordering::Relaxed) {
+        match self.words.owner.load(Ordering::Relaxed) {
             UNDECIDED => {
-                let registered = membarrier::register(Scope::Private).is_ok();
-                self.owner.store(if registered { me } else { NOBODY }, Ordering::Relaxed);
+                let owner = if system::register() { me } else { NOBODY };
+                self.words.owner.store(owner, Ordering::Relaxed);
             }
             NOBODY => {}
             _ => {
@@ -135,32 +136,34 @@ impl<T> Lock<T> {
                     return None;
                 }
                 // Relaxed: this thread has the lock. `Release` publishes the new owner.
-                if counts && self.others.fetch_add(1, Ordering::Relaxed) >= OTHERS {
-                    self.owner.store(NOBODY, Ordering::Relaxed);
+                if counts && self.words.others.fetch_add(1, Ordering::Relaxed) >= OTHERS {
+                    self.words.owner.store(NOBODY, Ordering::Relaxed);
                 }
             }
         }
-        self.held(&self.state)
+        self.held(&self.words.state)
     }
 
     fn exchange(&self) -> bool {
-        // Acquire: pairs with the release store of `Release`, so this thread sees what the last
-        // holder has written.
-        self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        // Acquire, edge `lock.state`: makes what the last holder but the owner has written visible
+        // here.
+        let taken = edge!("lock.state.exchange", Acquire);
+        self.words.state.compare_exchange(FREE, TAKEN, taken, Ordering::Relaxed).is_ok()
     }
 
     /// Waits until the owner is not inside, after this thread has taken `state`. Returns false if
     /// the lock is poisoned. Poisons the lock if the kernel refuses the barrier.
     fn owner_is_out(&self) -> bool {
-        if membarrier::all(Scope::Private).is_err() {
-            self.state.store(POISONED, Ordering::Relaxed);
+        // Pairs with `light_barrier` in `enter`. Orders the exchange of `state` before the load of
+        // `inside`.
+        if !system::heavy_barrier() {
+            self.words.state.store(POISONED, Ordering::Relaxed);
             return false;
         }
         let mut wait = Wait(0);
-        // Acquire: pairs with the release store of the owner, so this thread sees what the owner
-        // has written.
-        while self.inside.load(Ordering::Acquire) == TAKEN {
-            if self.state.load(Ordering::Relaxed) == POISONED {
+        // Acquire, edge `lock.inside`: makes what the owner has written visible here.
+        while self.words.inside.load(edge!("lock.inside.load", Acquire)) == TAKEN {
+            if self.words.state.load(Ordering::Relaxed) == POISONED {
                 return false;
             }
             wait.once();
@@ -169,24 +172,12 @@ impl<T> Lock<T> {
     }
 }
 
-/// Identifies this thread. Another thread has the same number only if it begins after this one has
-/// ended.
-#[inline(always)]
-fn me() -> usize {
-    // SAFETY: the call has no preconditions.
-    unsafe { libc::pthread_self() as usize }
-}
-
-/// Number of times that a thread has waited for the lock.
+/// How often a thread has waited.
 struct Wait(u32);
 
 impl Wait {
     fn once(&mut self) {
-        match self.0 {
-            0..SPINS => std::hint::spin_loop(),
-            SPINS..YIELDED => thread::yield_now(),
-            _ => thread::sleep(SLEEP),
-        }
+        system::pause(self.0);
         self.0 = self.0.saturating_add(1);
     }
 }
@@ -236,22 +227,29 @@ struct Release<'a> {
 impl Drop for Release<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Release: pairs with the acquire load or exchange of the next holder.
         match thread::panicking() {
-            false => self.taken.store(FREE, Ordering::Release),
-            true => self.state.store(POISONED, Ordering::Release),
+            // Release, edges `lock.inside` and `lock.state`: publishes the value to the next
+            // holder.
+            false => self.taken.store(FREE, edge!("lock.freed.store", Release)),
+            // Relaxed: no thread uses the value any more.
+            true => self.state.store(POISONED, Ordering::Relaxed),
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(fishplate_loom)))]
 mod tests {
     use super::*;
+
+    fn new<T>(value: T) -> Lock<T> {
+        let [state, inside] = [0; 2].map(AtomicU8::new);
+        Lock::new(Words { state, inside, owner: AtomicU64::new(0), others: AtomicU32::new(0) }, value)
+    }
 
     #[test]
     fn threads_exclude_each_other() {
         const ROUNDS: u64 = 20_000;
-        let lock = Lock::new((0u64, 0u64));
+        let lock = new((0u64, 0u64));
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -273,7 +271,7 @@ mod tests {
     /// The owner and a thread of the library take the lock at the same time.
     #[test]
     fn the_owner_and_a_thread_aside_exclude_each_other() {
-        let lock = Lock::new([0u64; 2]);
+        let lock = new([0u64; 2]);
         let done = AtomicU8::new(0);
         let count = |held: Option<Held<'_, [u64; 2]>>| {
             let mut pair = held.unwrap();
@@ -305,24 +303,23 @@ mod tests {
             aside = other.join().unwrap();
         });
         assert_eq!(*lock.lock().unwrap(), [own + aside; 2]);
-        assert_eq!(lock.owner.load(Ordering::Relaxed), me());
-        // A thread of the program makes the lock lose its owner. The lock still provides mutual
-        // exclusion.
+        assert_eq!(lock.words.owner.load(Ordering::Relaxed), system::me());
+        // A thread of the program makes the lock lose its owner. The lock still excludes.
         thread::scope(|scope| scope.spawn(|| (0..200).for_each(|_| count(lock.lock()))).join()).unwrap();
-        assert_eq!(lock.owner.load(Ordering::Relaxed), NOBODY);
+        assert_eq!(lock.words.owner.load(Ordering::Relaxed), NOBODY);
         count(lock.lock());
         assert_eq!(lock.lock().unwrap()[0], own + aside + 201);
     }
 
     #[test]
     fn a_part_keeps_the_lock_and_none_releases_it() {
-        let lock = Lock::new(Some(5));
+        let lock = new(Some(5));
         drop(lock.lock());
         let mut part = lock.lock().unwrap().narrow(Option::as_mut).unwrap();
         *part += 1;
-        assert_eq!(lock.inside.load(Ordering::Relaxed), TAKEN);
+        assert_eq!(lock.words.inside.load(Ordering::Relaxed), TAKEN);
         drop(part);
-        assert_eq!(lock.inside.load(Ordering::Relaxed), FREE);
+        assert_eq!(lock.words.inside.load(Ordering::Relaxed), FREE);
         assert!(lock.lock().unwrap().narrow(|_| None::<&mut i32>).is_none());
         assert_eq!(lock.lock().unwrap().take(), Some(6));
     }
@@ -331,7 +328,7 @@ mod tests {
     fn a_panic_poisons_it() {
         // The thread that panics is the owner, or a different thread.
         for own in [true, false] {
-            let lock = Lock::new(());
+            let lock = new(());
             if !own {
                 drop(lock.lock());
             }

@@ -16,6 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 
 use fishplate::core::psm::{Code, MqReq};
+use fishplate::core::sync::primitive::{AtomicU8, AtomicU32, AtomicU64};
 use fishplate::node::Queue;
 use fishplate::{Node, PeerId};
 
@@ -23,7 +24,7 @@ use crate::active::Am;
 use crate::error::{Error, global, report};
 use crate::frame::Frame;
 use crate::handle::{Ep, EpAddr, Mq, Req};
-use crate::lock::{Held, Lock};
+use crate::lock::{Held, Lock, Words};
 use crate::pause::{Idle, Next, unexpected};
 
 const _: () = assert!(size_of::<usize>() == 8, "handles have 64 bits");
@@ -447,8 +448,15 @@ struct Slot {
     endpoint: Option<Box<Endpoint>>,
 }
 
-static TABLE: [Lock<Slot>; SLOTS] =
-    [const { Lock::new(Slot { home: Home(0), reserved: false, endpoint: None }) }; SLOTS];
+impl Slot {
+    const fn unused() -> Lock<Slot> {
+        let (state, inside) = (AtomicU8::new(0), AtomicU8::new(0));
+        let words = Words { state, inside, owner: AtomicU64::new(0), others: AtomicU32::new(0) };
+        Lock::new(words, Slot { home: Home(0), reserved: false, endpoint: None })
+    }
+}
+
+static TABLE: [Lock<Slot>; SLOTS] = [const { Slot::unused() }; SLOTS];
 
 /// A locked endpoint.
 pub(crate) type Found = Held<'static, Endpoint>;

@@ -1,0 +1,48 @@
+//! The calls of the operating system that the lock of an endpoint makes. The models of the lock
+//! replace them.
+
+use std::sync::atomic::{Ordering, compiler_fence};
+use std::thread;
+use std::time::Duration;
+
+use fishplate::sys::{futex::Scope, membarrier};
+
+/// Number of pauses before the first yield, and before the first sleep.
+const SPINS: u32 = 100;
+const YIELDED: u32 = 200;
+const SLEEP: Duration = Duration::from_micros(50);
+
+/// Identifies this thread. Another thread has the same number only if it begins after this one has
+/// ended.
+#[inline(always)]
+pub(crate) fn me() -> u64 {
+    // SAFETY: the call has no preconditions.
+    unsafe { libc::pthread_self() }
+}
+
+/// Prepares this process for [`heavy_barrier`]. Returns false if the kernel refuses.
+pub(crate) fn register() -> bool {
+    membarrier::register(Scope::Private).is_ok()
+}
+
+/// Orders a store before a load, for threads that call [`heavy_barrier`]. It orders them for the
+/// compiler. The other thread's barrier orders them for the processor.
+#[inline(always)]
+pub(crate) fn light_barrier() {
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// Orders a store before a load, in this thread and in those that call [`light_barrier`]. Returns
+/// false if the kernel refuses.
+pub(crate) fn heavy_barrier() -> bool {
+    membarrier::all(Scope::Private).is_ok()
+}
+
+/// Pauses a thread that has already paused so many times.
+pub(crate) fn pause(before: u32) {
+    match before {
+        0..SPINS => std::hint::spin_loop(),
+        SPINS..YIELDED => thread::yield_now(),
+        _ => thread::sleep(SLEEP),
+    }
+}
