@@ -94,6 +94,25 @@ fn an_atomic_is_ordered_between_signals() {
     }
 }
 
+/// A second pass may come late.
+#[test]
+fn a_fetch_completes_in_the_pass_that_reads_its_reply() {
+    let control = shared();
+    let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
+    for n in 0..5u64 {
+        let held = hold(&control, |event| matches!(event, Event::Message(_, bytes) if bytes[0] == 4));
+        let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
+        let token = pending(own.engine.fetch(CX, own.remote.at(0), amo, n));
+        passes(&mut own.engine, 100);
+        assert_eq!((held.borrow().len(), own.engine.test(token).unwrap()), (1, None));
+        control.borrow_mut().edit = None;
+        control.borrow_mut().inject.extend(held.borrow_mut().drain(..));
+        own.engine.progress();
+        let done = own.engine.test(token).unwrap().expect("no completion after one pass");
+        assert_eq!((done.outcome, done.value), (Outcome::Done, n));
+    }
+}
+
 #[test]
 fn a_fetch_is_executed_once_even_if_its_reply_finds_no_room() {
     let control = shared();
