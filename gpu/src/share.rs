@@ -86,6 +86,8 @@ pub struct Sharing<D: Device> {
     /// The incarnations of the peers that were linked in the last pass.
     alive: Vec<Nonce>,
     polls: Vec<libc::pollfd>,
+    /// Whether passes leave drained mappings open.
+    defers: bool,
 }
 
 impl<D: Device> Sharing<D> {
@@ -99,7 +101,19 @@ impl<D: Device> Sharing<D> {
             revocations: Revocations::default(),
             alive: Vec::new(),
             polls: Vec::new(),
+            defers: false,
         }
+    }
+
+    /// Sets whether [`turn`](Self::turn) leaves memory of peers open that it would close. A close
+    /// waits for the kernels of the process, and one that waits for a peer would block it.
+    pub fn defer_closes(&mut self, defer: bool) {
+        self.defers = defer;
+    }
+
+    /// Returns whether closes are [deferred](Self::defer_closes).
+    pub fn defers_closes(&self) -> bool {
+        self.defers
     }
 
     /// Returns the device.
@@ -176,7 +190,9 @@ impl<D: Device> Sharing<D> {
             self.imports.keep_only(|nonce| alive.contains(nonce));
         }
         self.revocations.keep_only(|nonce| alive.contains(nonce));
-        self.imports.sweep(&mut self.device);
+        if !self.defers {
+            self.imports.sweep(&mut self.device);
+        }
         for closed in self.imports.take_closed() {
             if let Some(mut line) = links.line(closed.peer)
                 && line.incarnation() == closed.incarnation

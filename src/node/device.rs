@@ -114,6 +114,24 @@ impl Node {
         Ok(())
     }
 
+    /// Sets whether calls that make progress, waits and [`free`](Node::free) leave freed device
+    /// memory allocated, and memory of peers open. The driver frees and closes memory only when no
+    /// kernel of the process runs. So a kernel that polls a word, and a call that frees, may wait
+    /// for each other: defer frees before such a kernel starts, until it has ended.
+    ///
+    /// Meanwhile, peers cannot free memory that this node has imported. `false` frees and closes at
+    /// once what is due, which may wait for the device. Calls that allocate or import device
+    /// memory, [`disconnect`](Node::disconnect), [`close`](Node::close) and dropping the node may
+    /// free and close in any case.
+    ///
+    /// # Errors
+    /// [`Error::NoGpu`].
+    pub fn defer_device_frees(&mut self, defer: bool) -> Result<(), Error> {
+        behind!(self, |node| node.defer_device_frees(defer));
+        self.gpu()?.defer_frees(defer);
+        Ok(())
+    }
+
     /// Copies bytes into this node's device memory, and waits for the device.
     ///
     /// # Errors

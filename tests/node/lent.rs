@@ -141,6 +141,21 @@ fn freed_memory_returns_to_the_device_by_progress_alone() {
 }
 
 #[test]
+fn freed_memory_stays_while_frees_are_deferred() {
+    let mut two = Two::new();
+    let memory = two.nodes[0].alloc_device(LEN).unwrap();
+    let file = (device() == Gpu::StandIn).then(|| file(&mut two.nodes[0], memory));
+    two.import(&[memory]);
+    two.nodes[0].defer_device_frees(true).unwrap();
+    two.nodes[0].free(memory).unwrap();
+    let end = Instant::now() + Duration::from_millis(20);
+    two.until("", |_| Instant::now() > end);
+    assert!(file.is_none_or(is_mapped), "freed in spite of that");
+    two.nodes[0].defer_device_frees(false).unwrap();
+    two.until("it is not freed", |_| file.is_none_or(|file| !is_mapped(file)));
+}
+
+#[test]
 fn freeing_stays_cheap_beside_a_peer_that_makes_no_call() {
     if WORKER {
         println!("SKIPPED a peer that makes no call: its worker does");

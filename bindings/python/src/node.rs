@@ -533,6 +533,10 @@ impl Node {
         Ok(stats.map(|stats| BTreeMap::from(of(stats))))
     }
 
+    fn defer_device_frees(&self, py: Python<'_>, defer: bool) -> PyResult<()> {
+        self.shared.enter(py, |inner| Ok(inner.node.defer_device_frees(defer)?))
+    }
+
     fn rails(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
         self.shared.enter(py, |inner| {
             let names = |rail: &fishplate::node::RailInfo| (rail.provider.clone(), rail.interface.clone());

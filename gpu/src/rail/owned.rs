@@ -21,7 +21,7 @@ pub(super) struct Owned {
     /// All memory that is allocated.
     allocated: Vec<DevicePtr>,
     /// Memory to be freed when its allocation is no longer exported.
-    leaving: Vec<(DevicePtr, AllocId)>,
+    leaving: Vec<(DevicePtr, Option<AllocId>)>,
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
@@ -106,17 +106,32 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// # Safety
     /// The contract of [`free`](Self::free) applies.
     pub unsafe fn give_back(&mut self, at: DevicePtr) {
-        if let Some((alloc, _)) = self.sharing.exports().find(at, 1) {
+        let exported = self.sharing.exports().find(at, 1).map(|(alloc, _)| alloc);
+        if let Some(alloc) = exported {
             // Cannot fail, because the allocation is exported.
             let _ = self.sharing.revoke(&mut self.inner, alloc);
             if self.sharing.exports().allocation(alloc).is_some() {
-                self.owned.leaving.push((at, alloc));
+                self.owned.leaving.push((at, exported));
                 return self.turn_now_and_then();
             }
+        }
+        if self.sharing.defers_closes() {
+            return self.owned.leaving.push((at, None));
         }
         // SAFETY: the caller guarantees that nothing uses the memory. It is no longer exported, so
         // no peer has it open.
         let _ = unsafe { self.free_closed(at) };
+    }
+
+    /// Sets whether memory that was [given back](Self::give_back) stays allocated, and memory of
+    /// peers open. The driver frees and closes memory only when no kernel of the process runs. So a
+    /// kernel that polls memory would block every poll that frees, and itself. After `false`, polls
+    /// free and close what is due. Detaching a peer closes its memory in any case.
+    pub fn defer_frees(&mut self, defer: bool) {
+        self.sharing.defer_closes(defer);
+        if !defer {
+            self.turn();
+        }
     }
 
     /// Leaks memory from [`alloc`](Self::alloc), even after the rail is dropped, because a NIC or a
@@ -159,8 +174,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     pub(super) fn turn(&mut self) {
         self.stage.look(self.sharing.driver());
         self.sharing.turn(&mut self.inner);
+        if self.sharing.defers_closes() {
+            return;
+        }
         let exports = self.sharing.exports();
-        let closed = |&mut (_, alloc): &mut (DevicePtr, AllocId)| exports.allocation(alloc).is_none();
+        let closed = |&mut (_, alloc): &mut (DevicePtr, Option<AllocId>)| {
+            alloc.is_none_or(|alloc| exports.allocation(alloc).is_none())
+        };
         let closed: Vec<_> = self.owned.leaving.extract_if(.., closed).collect();
         for (at, _) in closed {
             // SAFETY: the caller of `give_back` guarantees that nothing here uses the memory. It is
@@ -184,7 +204,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     pub(super) fn end(&mut self) {
         // Records which memory is open first, because a detached peer no longer counts as a user.
         let revoked = self.begin_to_revoke_all().is_ok();
-        self.turn();
+        self.defer_frees(false);
         let Owned { allocated, .. } = std::mem::take(&mut self.owned);
         let exports = self.sharing.exports();
         let is_open = |at: DevicePtr| !revoked || exports.find(at, 1).is_some();

@@ -121,6 +121,11 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         unsafe { self.0.give_back(at) }
     }
 
+    /// Defers the frees and closes of polls: see [`GpuRail::defer_frees`].
+    pub fn defer_frees(&mut self, defer: bool) {
+        self.0.defer_frees(defer);
+    }
+
     /// Leaks device memory: see [`GpuRail::keep`].
     pub fn keep(&mut self, at: DevicePtr) {
         self.0.keep(at);

@@ -41,6 +41,36 @@ fn memory_given_back_is_freed_by_polls_once_the_peer_has_finished() {
     pair.check();
 }
 
+/// The driver waits for kernels when it frees or closes, and a kernel may wait for a poll.
+#[test]
+fn polls_free_and_close_nothing_while_frees_are_deferred() {
+    let mut pair = Pair::new(Behaviour::LATE, small(), 8);
+    let calls = |pair: &Pair| {
+        let counts = [0, 1].map(|end| process(&pair.rails[end]).counts());
+        counts.map(|counts| counts.frees + counts.closes)
+    };
+    let before = calls(&pair);
+    let other = pair.rails[1].alloc(64).unwrap();
+    for end in [0, 1] {
+        pair.rails[end].defer_frees(true);
+        let Memory { at, key, .. } = pair.memory[end];
+        assert_eq!(pair.rails[end].deregister(key), Ok(()));
+        // SAFETY: this rail allocated the memory, and it is not registered any more.
+        unsafe { pair.rails[end].give_back(at) };
+    }
+    // SAFETY: this rail allocated the memory, and it was never registered.
+    unsafe { pair.rails[1].give_back(other) };
+    polls(&mut pair);
+    assert_eq!(calls(&pair), before);
+    pair.rails[1].defer_frees(false);
+    polls(&mut pair);
+    // The second end has closed the first one's memory, and freed what no peer has open.
+    assert_eq!(calls(&pair), [before[0], before[1] + 2]);
+    pair.rails[0].defer_frees(false);
+    pair.until("both are freed", |pair| calls(pair) == [before[0] + 2, before[1] + 3]);
+    pair.check();
+}
+
 #[test]
 fn revoke_all_counts_each_late_peer_once() {
     let mut pair = copying();
