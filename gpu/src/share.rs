@@ -105,8 +105,9 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Sets whether [`turn`](Self::turn) leaves memory of peers open that it would close. A close
-    /// waits for the kernels of the process, and one that waits for a peer would block it.
+    /// Sets whether [`turn`](Self::turn) leaves drained mappings open. The driver closes memory
+    /// only when no kernel of the process runs, so a kernel that waits for a peer would block the
+    /// close.
     pub fn defer_closes(&mut self, defer: bool) {
         self.defers = defer;
     }

@@ -1,7 +1,6 @@
 //! Handles Ctrl-C and SIGTERM. The first signal ends the run with a message and exit status 130. A
-//! second signal ends the process at once. Loops and waits check at least ten times a
-//! second, except those of `perf pool`, which checks between scenarios, and of `perf match`, which
-//! checks between turns.
+//! second signal ends the process at once. Loops and waits check at least ten times a second. `perf
+//! pool` checks only between scenarios, and `perf match` only between turns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,7 +30,7 @@ pub fn watch() {
     }
 }
 
-/// Sleeps, and fails soon after the run was interrupted.
+/// Sleeps. Fails soon after the run is interrupted.
 pub fn sleep(time: Duration) -> Outcome {
     let begun = Instant::now();
     while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {

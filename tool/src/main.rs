@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 /// Runs the command line and returns the exit code.
 fn run() -> ExitCode {
     let mut words: Vec<_> = std::env::args_os().collect();
-    // `help perf match` is `perf match --help`.
+    // `help perf match` means `perf match --help`.
     if words.len() == 4 && words[1] == "help" && ["match", "job"].iter().any(|name| words[3] == *name) {
         words.remove(1);
         words.push("--help".into());

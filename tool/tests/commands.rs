@@ -2,7 +2,7 @@
 //! and output.
 //!
 //! A block of the file has `$ ` and the line for the shell, then `? ` and the status. Lines of
-//! standard output follow after `> `, and those of standard error after `! `. `#` stands for
+//! standard output follow after `> `, and lines of standard error after `! `. `#` stands for
 //! figures and values that depend on the machine. With `BLESS=1` the test rewrites the file.
 
 use std::fmt::Write as _;

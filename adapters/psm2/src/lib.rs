@@ -10,10 +10,10 @@
 //! # Files
 //!
 //! `table` holds the endpoints, `handle` the handle types, `error` the codes and handlers, `layout`
-//! the structures of the headers. `lock` is the lock of an endpoint, and `system` its calls of the
-//! operating system. The C functions are in `open`, `info`, `connect`, `address`, `mq` and `am`,
-//! grouped as in the headers. Before they connect, two endpoints exchange the frames of `frame`:
-//! `dial` asks and `door` answers. `pause` decides how calls wait.
+//! the structures of the headers. `lock` is the lock of an endpoint, and `system` makes its system
+//! calls. The C functions are in `open`, `info`, `connect`, `address`, `mq` and `am`, grouped as in
+//! the headers. Before they connect, two endpoints exchange the frames of `frame`: `dial` asks and
+//! `door` answers. `pause` decides how calls wait.
 
 #![allow(clippy::missing_safety_doc, reason = "the headers of PSM2 say what each function demands")]
 

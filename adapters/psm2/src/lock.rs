@@ -42,9 +42,10 @@ pub(crate) struct Words {
     pub state: AtomicU8,
     /// Whether the owner has the lock.
     pub inside: AtomicU8,
-    /// The owner's number. Once set, only a thread that has the lock changes it, to `NOBODY`.
+    /// The owner's number. Once it is set, only a thread that has the lock may change it, and only
+    /// to `NOBODY`.
     pub owner: AtomicU64,
-    /// How often other threads have taken the lock.
+    /// Number of times that other threads have taken the lock.
     pub others: AtomicU32,
 }
 
@@ -96,15 +97,16 @@ impl<T> Lock<T> {
         // Pairs with `heavy_barrier` in `owner_is_out`. Orders the store of `inside` before the
         // load of `state`.
         system::light_barrier();
-        // Acquire, edge `lock.state`: makes what the last other holder has written visible here,
+        // Acquire, edge `lock.state`: makes visible here what the last other holder has written,
         // and whether it has removed the owner.
         if self.words.state.load(edge!("lock.state.load", Acquire)) == FREE
             && self.words.owner.load(Ordering::Relaxed) == me
         {
             return true;
         }
-        // Release: replaces the store that published what the owner wrote when it had the lock
-        // last. No edge, because the models' full fence in `light_barrier` would publish it too.
+        // Release: this store replaces the store that published what the owner wrote under the
+        // lock. It is not an edge, because the full fence of `light_barrier` in the models would
+        // publish those writes too.
         self.words.inside.store(FREE, Ordering::Release);
         false
     }
@@ -145,8 +147,8 @@ impl<T> Lock<T> {
     }
 
     fn exchange(&self) -> bool {
-        // Acquire, edge `lock.state`: makes what the last holder but the owner has written visible
-        // here.
+        // Acquire, edge `lock.state`: makes visible here what the last holder other than the owner
+        // has written.
         let taken = edge!("lock.state.exchange", Acquire);
         self.words.state.compare_exchange(FREE, TAKEN, taken, Ordering::Relaxed).is_ok()
     }
@@ -172,7 +174,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// How often a thread has waited.
+/// Number of times that a thread has waited.
 struct Wait(u32);
 
 impl Wait {
@@ -304,7 +306,8 @@ mod tests {
         });
         assert_eq!(*lock.lock().unwrap(), [own + aside; 2]);
         assert_eq!(lock.words.owner.load(Ordering::Relaxed), system::me());
-        // A thread of the program makes the lock lose its owner. The lock still excludes.
+        // Another thread of the program makes the lock lose its owner. Threads still exclude each
+        // other.
         thread::scope(|scope| scope.spawn(|| (0..200).for_each(|_| count(lock.lock()))).join()).unwrap();
         assert_eq!(lock.words.owner.load(Ordering::Relaxed), NOBODY);
         count(lock.lock());

@@ -3,7 +3,7 @@
 //!
 //! `membarrier` makes every thread run a full barrier, at whatever point that thread has reached.
 //! Loom cannot do that, so both halves of the barrier are full fences here. Only the owner runs the
-//! light half, so no two of those order each other. Loom checks the accesses to the value.
+//! light half, so two light halves never order each other. Loom checks the accesses to the value.
 
 use fishplate::core::sync::primitive::modelled as primitive;
 
@@ -63,8 +63,8 @@ mod system {
 
 type Shared = Arc<Lock<UnsafeCell<u64>>>;
 
-/// Creates a lock that this thread, number 1, takes first. `others` is how often other threads seem
-/// to have taken it.
+/// Creates a lock that this thread, number 1, takes first. `others` is the initial number of times
+/// that other threads have taken it.
 fn new(others: u32) -> Shared {
     let [state, inside] = [0; 2].map(AtomicU8::new);
     let words = Words { state, inside, owner: AtomicU64::new(0), others: AtomicU32::new(others) };
@@ -80,7 +80,7 @@ fn count(lock: &Shared, aside: bool) {
     held.unwrap().with_mut(|value| unsafe { *value += 1 });
 }
 
-/// Runs `rounds` counts in another thread, with this number.
+/// Adds 1 `rounds` times in another thread, whose number is `me`.
 fn count_in(me: u64, lock: &Shared, rounds: u32, aside: bool) -> thread::JoinHandle<()> {
     let lock = lock.clone();
     thread::spawn(move || {
@@ -89,7 +89,7 @@ fn count_in(me: u64, lock: &Shared, rounds: u32, aside: bool) -> thread::JoinHan
     })
 }
 
-/// Checks the sum of all counts.
+/// Checks the value.
 fn check(lock: &Shared, sum: u64) {
     // SAFETY: loom fails the test if another thread accesses the value at the same time.
     lock.lock().unwrap().with(|value| assert_eq!(unsafe { *value }, sum));
@@ -127,7 +127,7 @@ fn two_threads_exclude_each_other_without_an_owner() {
 #[test]
 fn an_owner_that_another_thread_removes_excludes_it() {
     model(|| {
-        // More than the lock tolerates.
+        // The lock loses its owner when another thread takes it.
         let lock = new(1000);
         let other = count_in(2, &lock, 2, false);
         count(&lock, false);

@@ -1,5 +1,4 @@
-//! The calls of the operating system that the lock of an endpoint makes. The models of the lock
-//! replace them.
+//! The system calls that the lock of an endpoint makes. The models of the lock replace them.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 use std::thread;
@@ -7,7 +6,7 @@ use std::time::Duration;
 
 use fishplate::sys::{futex::Scope, membarrier};
 
-/// Number of pauses before the first yield, and before the first sleep.
+/// Numbers of pauses before the first yield, and before the first sleep.
 const SPINS: u32 = 100;
 const YIELDED: u32 = 200;
 const SLEEP: Duration = Duration::from_micros(50);
@@ -25,20 +24,21 @@ pub(crate) fn register() -> bool {
     membarrier::register(Scope::Private).is_ok()
 }
 
-/// Orders a store before a load, for threads that call [`heavy_barrier`]. It orders them for the
-/// compiler. The other thread's barrier orders them for the processor.
+/// Orders a store before a load, as seen by threads that call [`heavy_barrier`]. This function
+/// orders them for the compiler, and the other thread's `heavy_barrier` orders them for the
+/// processor.
 #[inline(always)]
 pub(crate) fn light_barrier() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Orders a store before a load, in this thread and in those that call [`light_barrier`]. Returns
+/// Orders a store before a load, in this thread and in threads that call [`light_barrier`]. Returns
 /// false if the kernel refuses.
 pub(crate) fn heavy_barrier() -> bool {
     membarrier::all(Scope::Private).is_ok()
 }
 
-/// Pauses a thread that has already paused so many times.
+/// Pauses a thread that has already paused `before` times.
 pub(crate) fn pause(before: u32) {
     match before {
         0..SPINS => std::hint::spin_loop(),

@@ -123,10 +123,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let _ = unsafe { self.free_closed(at) };
     }
 
-    /// Sets whether memory that was [given back](Self::give_back) stays allocated, and memory of
-    /// peers open. The driver frees and closes memory only when no kernel of the process runs. So a
-    /// kernel that polls memory would block every poll that frees, and itself. After `false`, polls
-    /// free and close what is due. Detaching a peer closes its memory in any case.
+    /// Sets whether polls keep memory that was [given back](Self::give_back) allocated, and memory
+    /// of peers open. The driver frees and closes memory only when no kernel of the process runs.
+    /// If a kernel waits for a word that a poll must store, a poll that frees memory would never
+    /// return. After `false`, polls free and close such memory again. Detaching a peer closes its
+    /// memory in any case.
     pub fn defer_frees(&mut self, defer: bool) {
         self.sharing.defer_closes(defer);
         if !defer {

@@ -121,7 +121,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         unsafe { self.0.give_back(at) }
     }
 
-    /// Defers the frees and closes of polls: see [`GpuRail::defer_frees`].
+    /// Sets whether polls free and close memory: see [`GpuRail::defer_frees`].
     pub fn defer_frees(&mut self, defer: bool) {
         self.0.defer_frees(defer);
     }

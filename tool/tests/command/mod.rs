@@ -34,7 +34,7 @@ pub fn rows(line: &str) -> Vec<Value> {
     rows
 }
 
-/// Returns a shell that runs a line, in which `fishplate` is the binary.
+/// Returns a shell that runs a line, and that finds the tested binary as `fishplate`.
 pub fn shell(line: &str) -> Command {
     let binary = Path::new(env!("CARGO_BIN_EXE_fishplate")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());

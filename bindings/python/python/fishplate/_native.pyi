@@ -253,8 +253,9 @@ class Node:
         host memory ("relayed"), and the processor copied ("stored"), or `None` without a device."""
 
     def defer_device_frees(self, defer: bool) -> None:
-        """Sets whether calls that make progress leave freed device memory allocated, and memory of
-        peers open, because the driver waits for all kernels. Defer before a kernel polls a word."""
+        """Sets whether calls that make progress keep freed device memory allocated, and memory of
+        peers open. The driver frees and closes memory only when no kernel runs, so defer before a
+        kernel polls a word."""
 
     def rails(self) -> list[tuple[str, str]]:
         """Returns the provider and the interface of each libfabric rail."""

@@ -41,7 +41,7 @@ fn memory_given_back_is_freed_by_polls_once_the_peer_has_finished() {
     pair.check();
 }
 
-/// The driver waits for kernels when it frees or closes, and a kernel may wait for a poll.
+/// When the driver frees or closes memory it waits for kernels, and a kernel may wait for a poll.
 #[test]
 fn polls_free_and_close_nothing_while_frees_are_deferred() {
     let mut pair = Pair::new(Behaviour::LATE, small(), 8);
@@ -64,7 +64,7 @@ fn polls_free_and_close_nothing_while_frees_are_deferred() {
     assert_eq!(calls(&pair), before);
     pair.rails[1].defer_frees(false);
     polls(&mut pair);
-    // The second end has closed the first one's memory, and freed what no peer has open.
+    // The second end has closed the first end's memory, and freed its memory that no peer has open.
     assert_eq!(calls(&pair), [before[0], before[1] + 2]);
     pair.rails[0].defer_frees(false);
     pair.until("both are freed", |pair| calls(pair) == [before[0] + 2, before[1] + 3]);
