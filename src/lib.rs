@@ -115,6 +115,8 @@ mod pages {
     mod jobs {}
     #[doc = include_str!("../docs/observing.md")]
     mod observing {}
+    #[doc = include_str!("../docs/vendoring.md")]
+    mod vendoring {}
     #[doc = include_str!("../docs/writing-a-rail.md")]
     mod writing_a_rail {}
 }
