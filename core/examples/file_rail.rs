@@ -316,8 +316,9 @@ unsafe impl Rail for FileRail {
         Caps {
             max_message: MESSAGE,
             max_rma: RMA,
-            // The source of a write is copied at once, but the write completes with its answer.
-            inject: 0,
+            // The post of a write appends its source to the file. The write completes later, with
+            // its answer.
+            inject: RMA,
             data_bytes: 4,
             // Frames are handled in the order in which they were appended.
             order: Order::All,

@@ -56,7 +56,7 @@ impl PeerId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegionKind {
-    /// Memory that only this process accesses.
+    /// Memory that only this process maps. Peers reach it through rails.
     Private,
     /// Memory in a shared segment that this process owns.
     Shared {

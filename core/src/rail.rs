@@ -66,7 +66,8 @@ pub struct Caps {
     pub max_message: usize,
     /// Maximum length of a single write or read, in bytes.
     pub max_rma: usize,
-    /// Maximum length of a write whose source is copied before the post returns, in bytes.
+    /// Maximum length of a write whose source is copied before the post returns, in bytes. Such a
+    /// write may be [`Posted::Pending`]. Sources in device memory are excepted.
     pub inject: usize,
     /// Number of bytes of remote completion data in a write: 4 or 8. The engine uses 4.
     pub data_bytes: u8,
@@ -75,7 +76,8 @@ pub struct Caps {
     /// The atomics that [`Rail::post_atomic`] executes. The engine uses them for regions [with
     /// native atomics](Region::with_native_atomics).
     pub native_atomics: AmoSet,
-    /// Maximum number of outstanding posts.
+    /// Upper bound of the outstanding posts to one peer. Posts may return [`PostError::Again`]
+    /// earlier.
     pub depth: u32,
     /// Whether both sides separate the attachments of a peer: a post of one attachment is never
     /// reported in a later attachment. The engine relies on this and adds no check.
@@ -181,8 +183,8 @@ pub trait Sink {
 ///   memory only for posts that [`touches`](Rail::touches) reports. A dropped rail accesses no
 ///   memory.
 /// - The bytes passed to a [`Sink`] are readable during the call.
-/// - [`caps`](Rail::caps) never changes. A write of up to [`Caps::inject`] bytes is done when the
-///   post returns.
+/// - [`caps`](Rail::caps) never changes. A write of up to [`Caps::inject`] bytes does not access
+///   its local memory after the post returns, unless that is device memory.
 /// - Calls through `&self` or a [`Setup`](Rail::Setup) break none of these promises: they do not
 ///   end an import, detach a peer, post, poll or replace the rail.
 pub unsafe trait Rail {
