@@ -228,7 +228,8 @@ impl Display for Unfinished {
             Missing::Operations => "operations are incomplete",
             Missing::Answer => "it has not confirmed the close",
         };
-        write!(f, "{peers} peers did not close; the first is peer {}: {missing}", peer.peer().0)
+        let (some, first) = if *peers == 1 { ("peer", "it") } else { ("peers", "the first") };
+        write!(f, "{peers} {some} did not close; {first} is peer {}: {missing}", peer.peer().0)
     }
 }
 
