@@ -229,9 +229,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// not block.
     ///
     /// # Errors
-    /// [`AttachError::UnknownPeer`] if the peer was removed. [`AttachError::Config`] if the peer
-    /// has no [failover](Self::attach_failover), if `rail` is not one of several that lead to it,
-    /// or if `rail` is the last one in use.
+    /// [`AttachError::UnknownPeer`] if the peer was removed. [`AttachError::Config`] if the peer is
+    /// not connected or has no [failover](Self::has_failover), if `rail` does not lead to it, or if
+    /// `rail` is the last one in use.
     pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
         let bit = self.kept_rail(peer, rail)?;
         if self.state.peers[peer.index as usize].rails & !bit == 0 {
@@ -251,9 +251,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// has not disabled it. A failed rail returns without this call. Does not block.
     ///
     /// # Errors
-    /// [`AttachError::UnknownPeer`] if the peer was removed. [`AttachError::Config`] if the peer
-    /// has no [failover](Self::attach_failover), or if `rail` is not one of several that lead to
-    /// it.
+    /// [`AttachError::UnknownPeer`] if the peer was removed. [`AttachError::Config`] if the peer is
+    /// not connected or has no [failover](Self::has_failover), or if `rail` does not lead to it.
     pub fn enable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
         let bit = self.kept_rail(peer, rail)?;
         if let Some(kept) = self.state.kept_peer_mut(peer.index) {
