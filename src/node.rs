@@ -23,14 +23,20 @@
 //! node with a [worker](Builder::worker) thread. Only its two `unsafe` calls can cause undefined
 //! behaviour: [`Node::register`] and [`Node::register_device`].
 //!
-//! | call                       | waits                        | allocates       |
-//! |----------------------------|------------------------------|-----------------|
-//! | verbs                      | for room, up to the patience | no              |
-//! | `fence`                    | no                           | no              |
-//! | `progress`                 | for a device, rarely         | rarely          |
-//! | `wait`, `quiet`, `recv`    | up to their timeout          | `recv` may      |
-//! | `import`, first `send`     | until the peer is connected  | yes             |
-//! | all others                 | no                           | yes             |
+//! | call                                | waits                        | allocates      |
+//! |-------------------------------------|------------------------------|----------------|
+//! | puts, `get`, signals, atomics       | for room, up to the patience | no             |
+//! | `send`, `post_recv`                 | for room, up to the patience | for long bytes |
+//! | `fence`, `test`, `load`, `store`    | no                           | no             |
+//! | `progress`                          | for a device, rarely         | rarely         |
+//! | calls with a timeout                | up to their timeout          | some           |
+//! | `import`, first `send` to a peer    | until the peer is connected  | yes            |
+//! | calls on device memory of this node | for the device               | some           |
+//! | all others                          | no                           | yes            |
+//!
+//! Calls with a timeout are `wait`, `wait_completion`, `wait_recv`, `quiet`, `fetch`, `fetch_add`,
+//! `recv` and `close`. Of these, only `recv` and `close` allocate, and any of them while it
+//! connects peers.
 //!
 //! # Device memory
 //!
@@ -220,8 +226,9 @@ impl Node {
     }
 
     /// Makes progress without waiting: posts queued operations and applies arrivals. Returns the
-    /// number of events that the rails reported. Hot path. While a peer of this host is not
-    /// connected, some calls make system calls to connect it, at most every 50 microseconds.
+    /// number of events that the rails reported. Hot path. Does not check that peers are alive:
+    /// call [`failed_peers`](Self::failed_peers) from time to time. While a peer of this host is
+    /// not connected, some calls make system calls to connect it, at most every 50 microseconds.
     /// Between nodes with devices, at most one call per millisecond closes and frees device memory,
     /// and that call may wait for the device.
     #[inline]
@@ -264,9 +271,10 @@ impl Node {
     }
 
     /// Shuts the node down: waits until everything it sent is applied and every peer knows that
-    /// this node leaves, so that no peer reports it as dead. Peers answer during any call that they
-    /// make. Later operations of peers to this node fail as closed. So use a barrier first if
-    /// processes may still need each other.
+    /// this node leaves, so that no peer reports it as dead. Peers answer in
+    /// [`progress`](Self::progress) and in calls that wait, not in calls that complete at once.
+    /// Once a peer has answered, its operations to this node fail as closed. So use a barrier first
+    /// if processes may still need each other.
     ///
     /// # Errors
     /// [`Error::Unfinished`] names what was missing when the deadline expired.
