@@ -248,7 +248,7 @@ def test_memory_of_the_device_is_a_tensor(gpu):
     node = fishplate.Node(timeout=SOON, **GPUS[gpu])
     memory = node.alloc_device(4096)
     memory.write(b"abc", 16)
-    with pytest.raises(BufferError, match="in a device"):
+    with pytest.raises(BufferError, match="on a device"):
         memoryview(memory)
     if gpu == "cuda":
         assert memory.__dlpack_device__() == memory[16:].__dlpack_device__() == (2, 0)
@@ -287,6 +287,9 @@ def test_memory_of_the_host_is_no_cuda_array(own):
     with pytest.raises(fishplate.Misuse) as refused:
         own.node.alloc_device(8)
     assert refused.value.kind == "no_device" and "gpu=" in str(refused.value)
+    with pytest.raises(fishplate.Misuse) as refused:
+        own.node.defer_device_frees(True)
+    assert refused.value.kind == "no_device"
 
 
 class Pointer:
@@ -342,6 +345,14 @@ def test_memory_that_no_driver_knows_is_refused(gpu):
         with pytest.raises(fishplate.Error) as refused:
             node.register(Pointer())
         assert refused.value.kind == "device"
+
+
+def test_frees_of_device_memory_can_be_deferred(gpu):
+    with fishplate.Node(**GPUS[gpu]) as node:
+        node.defer_device_frees(True)
+        node.alloc_device(64).free()
+        node.poll()
+        node.defer_device_frees(False)
 
 
 def test_tensors_of_other_devices_are_refused(here, cuda):
