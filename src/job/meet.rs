@@ -182,14 +182,14 @@ pub(super) fn lead(
     mut check: impl FnMut() -> io::Result<()>,
 ) -> io::Result<Vec<Conn>> {
     listener.set_nonblocking(true)?;
-    let mut seats: Vec<Option<Conn>> = (1..entry.size).map(|_| None).collect();
+    let mut places: Vec<Option<Conn>> = (1..entry.size).map(|_| None).collect();
     // Ranks that have ever connected. If a rank's own deadline expires first, it closes its
     // connection, but it is not missing.
-    let mut came = vec![false; seats.len()];
+    let mut came = vec![false; places.len()];
     let mut newcomers: Vec<Newcomer> = vec![];
     let mut told = Instant::now();
     loop {
-        let most = seats.len() + STRANGERS;
+        let most = places.len() + STRANGERS;
         while newcomers.len() < most {
             let accepted = match listener.accept() {
                 Ok((stream, _)) => Conn::new(stream),
@@ -204,18 +204,18 @@ pub(super) fn lead(
             newcomers.extend(accepted.ok().map(|conn| Newcomer { conn, welcome: false }));
         }
         // A process that died before the job formed may be restarted.
-        for seat in &mut seats {
-            seat.take_if(|conn| !conn.is_silent());
+        for place in &mut places {
+            place.take_if(|conn| !conn.is_silent());
         }
         for newcomer in std::mem::take(&mut newcomers) {
-            newcomers.extend(seat(newcomer, &mut seats, entry));
+            newcomers.extend(place(newcomer, &mut places, entry));
         }
         // This follows the reads, so a process that has already sent the cookie is not evicted.
         if newcomers.len() == most {
             evict(&mut newcomers);
         }
-        came.iter_mut().zip(&seats).for_each(|(came, seat)| *came |= seat.is_some());
-        let missing = ranks_without(seats.iter().map(Option::is_some), entry);
+        came.iter_mut().zip(&places).for_each(|(came, place)| *came |= place.is_some());
+        let missing = ranks_without(places.iter().map(Option::is_some), entry);
         if missing.count == 0 {
             break;
         }
@@ -223,18 +223,18 @@ pub(super) fn lead(
         if entry.has_expired() {
             let never = ranks_without(came.iter().copied(), entry);
             let missing = if never.count == 0 { missing } else { never };
-            seats.iter_mut().flatten().for_each(|conn| conn.mention(round::EXPIRED, &missing.encode()));
+            places.iter_mut().flatten().for_each(|conn| conn.mention(round::EXPIRED, &missing.encode()));
             return Err(round::expired(&missing, entry.timeout));
         }
         if told.elapsed() >= TELL {
             told = Instant::now();
-            seats.iter_mut().flatten().for_each(|conn| conn.mention(MISSING, &missing.encode()));
+            places.iter_mut().flatten().for_each(|conn| conn.mention(MISSING, &missing.encode()));
         }
-        let seated = seats.iter().flatten().map(|conn| (conn.raw_fd(), false));
+        let connected = places.iter().flatten().map(|conn| (conn.raw_fd(), false));
         let silent = newcomers.iter().map(|newcomer| (newcomer.conn.raw_fd(), false));
-        sleep_on(seated.chain(silent).chain([(listener.as_raw_fd(), false)]), SLICE.min(entry.left()));
+        sleep_on(connected.chain(silent).chain([(listener.as_raw_fd(), false)]), SLICE.min(entry.left()));
     }
-    let mut others: Vec<Conn> = seats.into_iter().flatten().collect();
+    let mut others: Vec<Conn> = places.into_iter().flatten().collect();
     for (rank, conn) in (1u32..).zip(&mut others) {
         conn.say(RANK, &rank.to_le_bytes());
         // If the socket is full, the first round sends the rest.
@@ -262,7 +262,7 @@ fn ranks_without(there: impl Iterator<Item = bool>, entry: &Entry) -> Ranks {
 }
 
 /// Continues the handshake of a connection. Returns it if more bytes are needed.
-fn seat(mut newcomer: Newcomer, seats: &mut [Option<Conn>], entry: &Entry) -> Option<Newcomer> {
+fn place(mut newcomer: Newcomer, places: &mut [Option<Conn>], entry: &Entry) -> Option<Newcomer> {
     if !newcomer.welcome {
         if !newcomer.conn.fill(HELLO_LEN).ok()? {
             return Some(newcomer);
@@ -290,16 +290,16 @@ fn seat(mut newcomer: Newcomer, seats: &mut [Option<Conn>], entry: &Entry) -> Op
         return refuse(newcomer, Refusal::Size);
     }
     let at = match word(4) {
-        ANY if entry.rank.is_none() => seats.iter().position(Option::is_none),
+        ANY if entry.rank.is_none() => places.iter().position(Option::is_none),
         rank if entry.rank.is_some() && rank != ANY => (rank as usize).checked_sub(1),
         _ => return refuse(newcomer, Refusal::Ranks),
     };
-    match at.and_then(|at| seats.get_mut(at)) {
+    match at.and_then(|at| places.get_mut(at)) {
         Some(free) if free.is_none() => {
             *free = Some(newcomer.conn);
-            let missing = ranks_without(seats.iter().map(Option::is_some), entry).encode();
+            let missing = ranks_without(places.iter().map(Option::is_some), entry).encode();
             // Tells the process that it has been accepted.
-            seats[at?].as_mut()?.mention(MISSING, &missing);
+            places[at?].as_mut()?.mention(MISSING, &missing);
             None
         }
         _ => refuse(newcomer, Refusal::Taken),

@@ -508,12 +508,12 @@ impl Node {
             }
             return Ok(result?);
         }
-        let seat = match &self.driver {
-            Driver::Turns(seat) => Some(seat.clone()),
+        let turns = match &self.driver {
+            Driver::Turns(turns) => Some(turns.clone()),
             _ => None,
         };
         // While `_taken` is held, this call may sleep on the wait object, and the worker does not.
-        let _taken = seat.as_ref().map(|seat| seat.take());
+        let _taken = turns.as_ref().map(|turns| turns.take());
         let deadline_ns = self.deadline_ns(timeout);
         let late_ns = self.home.host().now_ns().saturating_add(EARLY);
         let mut until = 0;

@@ -6,6 +6,14 @@
 //! the caller's buffers and strings are used unchecked. A panic makes the node unusable and becomes
 //! an error.
 //!
+//! # Example
+//!
+//! Two processes; `tests/c.sh` builds and runs it:
+//!
+//! ```c
+#![doc = include_str!("../examples/put_signal.c")]
+//! ```
+//!
 //! # Files
 //!
 //! `handle` holds the table of nodes and checks which thread may call. `status` has the return

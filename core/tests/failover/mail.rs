@@ -23,7 +23,7 @@ const TAGS: u64 = 3;
 
 /// The messages of one node.
 #[derive(Default)]
-struct Desk {
+struct Mailbox {
     /// Free places to send from, and free places to receive into.
     out: Vec<u64>,
     into: Vec<u64>,
@@ -40,7 +40,7 @@ pub struct Mail {
     contexts: u64,
     pace: u64,
     seed: u64,
-    desks: Vec<Desk>,
+    boxes: Vec<Mailbox>,
     /// Sent messages by source, target and tag, each as fill value and length.
     sent: HashMap<(usize, usize, u64), Vec<(u64, usize)>>,
     /// Number of received messages by source, target and tag.
@@ -53,15 +53,15 @@ impl Mail {
     /// Uses both regions from offset `at` on. A node sends a message in one of `pace` turns.
     pub fn new(nodes: usize, contexts: u16, at: u64, pace: u64, seed: u64) -> Mail {
         let places = || (0..PLACES).map(|place| at + place * PLACE).collect();
-        let desk = |_| Desk { out: places(), into: places(), ..Desk::default() };
-        let (desks, contexts) = ((0..nodes).map(desk).collect(), contexts.into());
-        Mail { contexts, pace, seed, desks, sent: HashMap::new(), received: HashMap::new(), dead: None }
+        let mailbox = |_| Mailbox { out: places(), into: places(), ..Mailbox::default() };
+        let (boxes, contexts) = ((0..nodes).map(mailbox).collect(), contexts.into());
+        Mail { contexts, pace, seed, boxes, sent: HashMap::new(), received: HashMap::new(), dead: None }
     }
 
     /// Records that a node has died.
     pub fn dies(&mut self, node: usize) {
         self.dead = Some(node);
-        self.desks[node].sends.clear();
+        self.boxes[node].sends.clear();
     }
 
     /// Lets a node send, and post and check receives.
@@ -77,16 +77,16 @@ impl Mail {
         }
         let from = random.below(fleet.len() as u64) as usize;
         let lo = random.below(self.contexts) << 8 | random.below(TAGS);
-        let posted = self.desks[me].posted.get(&(from, lo)).copied().unwrap_or(0);
+        let posted = self.boxes[me].posted.get(&(from, lo)).copied().unwrap_or(0);
         // In the long run there are as many receives as sends.
         if self.dead != Some(from) && posted < self.sent.get(&(from, me, lo)).map_or(0, Vec::len) {
             self.receive(fleet, me, from, lo);
         }
         while let Some(status) = fleet[me].engine.next_recv() {
-            let (desk, seed) = (&mut self.desks[me], self.seed);
-            let at = desk.receives.iter().position(|receive| receive.0 == status.request).unwrap();
-            let (_, (from, lo), n, place) = desk.receives.remove(at);
-            desk.into.push(place);
+            let (mailbox, seed) = (&mut self.boxes[me], self.seed);
+            let at = mailbox.receives.iter().position(|receive| receive.0 == status.request).unwrap();
+            let (_, (from, lo), n, place) = mailbox.receives.remove(at);
+            mailbox.into.push(place);
             if self.dead == Some(from) && status.outcome != Received::Ok {
                 continue;
             }
@@ -108,15 +108,15 @@ impl Mail {
         let (kind, fill) = (random.below(5), random.next() >> 32);
         let len = random.below(if kind < 3 { 129 } else { PLACE }) as usize;
         let bytes = pattern(fill, len);
-        let (node, desk) = (&mut fleet[me], &mut self.desks[me]);
-        let tag_done = TAG | desk.sent;
+        let (node, mailbox) = (&mut fleet[me], &mut self.boxes[me]);
+        let tag_done = TAG | mailbox.sent;
         let (cx, peer, report) = (ContextId(context as u8), node.peers[to], Notice::Report(tag_done));
         let (issued, place) = match kind {
             // The payload is a slice, which the engine copies if a block is free.
             0 => (node.engine.send(cx, peer, tag(lo), Payload::Bytes(&bytes), Notice::Silent), None),
             1 => (node.engine.send_sync(cx, peer, tag(lo), Payload::Bytes(&bytes), report), None),
             _ => {
-                let Some(place) = desk.out.pop() else { return };
+                let Some(place) = mailbox.out.pop() else { return };
                 let from = node.source.at(place);
                 write(&node.engine, from, &bytes);
                 let payload = Payload::Region(from, len);
@@ -125,53 +125,53 @@ impl Mail {
                     _ => node.engine.send(cx, peer, tag(lo), payload, report),
                 };
                 if issued == Err(OpError::Again) {
-                    desk.out.push(place);
+                    mailbox.out.push(place);
                 }
                 (issued, Some(place))
             }
         };
         match issued {
             Ok(Issued::Pending(_)) if kind != 0 => {
-                desk.sends.insert(tag_done, (to, place, len as u64));
+                mailbox.sends.insert(tag_done, (to, place, len as u64));
             }
             Ok(_) => assert!(place.is_none(), "a kept send is not over at once"),
             Err(OpError::Again) => return,
             Err(error) => panic!("seed {}: {error:?}", self.seed),
         }
-        desk.sent += 1;
+        mailbox.sent += 1;
         self.sent.entry((me, to, lo)).or_default().push((fill, len));
     }
 
     fn receive<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, me: usize, from: usize, lo: u64) {
-        let (node, desk) = (&mut fleet[me], &mut self.desks[me]);
-        let Some(place) = desk.into.pop() else { return };
+        let (node, mailbox) = (&mut fleet[me], &mut self.boxes[me]);
+        let Some(place) = mailbox.into.pop() else { return };
         let into = Some((node.target.at(place), PLACE as usize));
         match node.engine.recv(Some(node.peers[from]), tag(lo), EXACT, into, 0) {
             Ok(request) => {
-                let count = desk.posted.entry((from, lo)).or_default();
-                desk.receives.push((request, (from, lo), *count, place));
+                let count = mailbox.posted.entry((from, lo)).or_default();
+                mailbox.receives.push((request, (from, lo), *count, place));
                 *count += 1;
             }
             Err(error) => {
                 assert_eq!(error, OpError::Again);
-                desk.into.push(place);
+                mailbox.into.push(place);
             }
         }
     }
 
     pub fn completed(&mut self, me: usize, done: &Completion) {
         let seed = self.seed;
-        let (to, place, len) = self.desks[me].sends.remove(&done.tag).expect("a send completes once");
+        let (to, place, len) = self.boxes[me].sends.remove(&done.tag).expect("a send completes once");
         let lost = self.dead == Some(to);
         assert!(lost || done.outcome == Outcome::Done, "seed {seed}: node {me}: {done:?}");
         assert!(done.value == 0 || done.value == len, "seed {seed}: {} of {len}", done.value);
-        self.desks[me].out.extend(place);
+        self.boxes[me].out.extend(place);
     }
 
     pub fn is_over(&self) -> bool {
         let received = |key, sent: &Vec<_>| self.received.get(key).copied().unwrap_or(0) == sent.len();
         let lost = |key: &(usize, usize, u64)| [Some(key.0), Some(key.1)].contains(&self.dead);
-        self.desks.iter().all(|desk| desk.sends.is_empty())
+        self.boxes.iter().all(|mailbox| mailbox.sends.is_empty())
             && self.sent.iter().all(|(key, sent)| lost(key) || received(key, sent))
     }
 }

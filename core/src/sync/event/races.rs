@@ -265,7 +265,7 @@ fn a_listener_is_seen_as_its_thread_made_it() {
 }
 
 /// Models how a node's worker passes the wait object to its program. `node` is the lock of the
-/// node, which both drive. `seat` is the right to sleep on `event[1]`, which a peer notifies.
+/// node, which both drive. `bell` is the right to sleep on `event[1]`, which a peer notifies.
 /// `work[0]` is 1 while the program holds `node`, and 2 when the program has finished.
 #[test]
 fn a_program_takes_the_bell_from_its_worker_and_neither_misses_it() {
@@ -275,13 +275,13 @@ fn a_program_takes_the_bell_from_its_worker_and_neither_misses_it() {
         let worker = thread::spawn({
             let (scene, locks) = (scene.clone(), locks.clone());
             move || {
-                let [node, seat] = &*locks;
+                let [node, bell] = &*locks;
                 loop {
                     drop(node.lock().unwrap());
                     if scene.done(0) == 2 {
                         break;
                     }
-                    let _taken = seat.lock().unwrap();
+                    let _taken = bell.lock().unwrap();
                     [&scene.event[0], &scene.event[1]].park(&scene.host, FOREVER, || scene.done(0) != 0);
                 }
             }
@@ -290,10 +290,10 @@ fn a_program_takes_the_bell_from_its_worker_and_neither_misses_it() {
             let scene = scene.clone();
             move || scene.publish(1, 1)
         });
-        let [node, seat] = &*locks;
+        let [node, bell] = &*locks;
         let held = node.lock().unwrap();
         scene.publish(0, 1);
-        let taken = seat.lock().unwrap();
+        let taken = bell.lock().unwrap();
         while scene.done(1) == 0 {
             scene.event[1].park(&scene.host, FOREVER, || scene.done(1) != 0);
         }
