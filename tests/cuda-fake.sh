@@ -112,6 +112,7 @@ perf() {
     shift
     rm -f "$place/report"
     for test in put-signal "put --window 4" get tag; do
+        # shellcheck disable=SC2086 # a test may have an option
         env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$mode" FAKE_CUDA_REPORT="$place/report" \
             timeout 120 "$target/debug/fishplate" perf $test --transport gpu --device "$api:0,$api:1" "$@" \
             -s 8,5K,300K -n 40 -w 4 --region 1M --check --pin none || return
