@@ -212,6 +212,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
             inject: 0,
             order: Order::None,
             native_atomics: AmoSet::NONE,
+            depth: caps.depth.saturating_add(HELD as u32),
             ..caps
         }
     }
