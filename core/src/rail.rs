@@ -64,7 +64,7 @@ pub struct Caps {
     /// bytes of a message. Headers of tagged messages take at most 72 bytes, plus 16 bytes for each
     /// rail to the peer.
     pub max_message: usize,
-    /// Maximum length of a single write or read, in bytes.
+    /// Maximum length of a single write or read, in bytes. At least 256.
     pub max_rma: usize,
     /// Maximum length of a write whose source is copied before the post returns, in bytes. Such a
     /// write may be [`Posted::Pending`]. Sources in device memory are excepted.

@@ -13,7 +13,7 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
         let mut link = F::link(seed);
         let field = Field::new::<F>(&mut link, 8192);
         let (mut seen, mut accepted, mut pending, mut refused) = (Seen::default(), vec![], vec![], 0);
-        let to = link.to;
+        let (to, depth) = (link.to, link.caps().depth);
         for round in 0..3u64 {
             // Posts without polls in between, until a few posts are refused. Some rails never
             // refuse.
@@ -36,6 +36,11 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
                         if posted == Posted::Pending {
                             pending.push(n);
                         }
+                        let outstanding = pending.len() - seen.done.len();
+                        assert!(
+                            outstanding <= depth as usize,
+                            "seed {seed}: {outstanding} posts are outstanding, but `Caps::depth` is {depth}"
+                        );
                     }
                     Err(PostError::Again) => refused += 1,
                     Err(error) => panic!("seed {seed}: {error:?}"),
@@ -275,8 +280,8 @@ pub fn c4_a_write_without_a_word_is_not_reported<F: Fixture>() {
 pub fn c5_messages_and_injects_are_copied_before_the_post_returns<F: Fixture>() {
     for seed in SEEDS {
         let mut link = F::link(seed);
-        let field = Field::new::<F>(&mut link, 4096);
-        let inject = link.caps().inject.min(64);
+        let field = Field::new::<F>(&mut link, 40 * 1024);
+        let inject = link.caps().inject.min(1024);
         let mut seen = Seen::default();
         for n in 0..40u8 {
             let mut head = [n; 20];
@@ -291,7 +296,7 @@ pub fn c5_messages_and_injects_are_copied_before_the_post_returns<F: Fixture>() 
                     &mut link,
                     &mut seen,
                     local,
-                    field.remote(n as u64 * 64),
+                    field.remote(n as u64 * 1024),
                     Some(n as u32),
                     100 + n as u64,
                 );
@@ -311,9 +316,49 @@ pub fn c5_messages_and_injects_are_copied_before_the_post_returns<F: Fixture>() 
         for n in 0..writes {
             let inside = field.inside();
             assert!(
-                inside[n * 64..n * 64 + inject].iter().all(|&b| b == n as u8 + 1),
-                "seed {seed}: inject {n}"
+                inside[n * 1024..n * 1024 + inject].iter().all(|&b| b == n as u8 + 1),
+                "seed {seed}: inject {n} of {inject} bytes was not copied when its post returned"
             );
+        }
+    }
+}
+
+pub fn c5_touches_is_true_while_a_post_may_access_local_memory<F: Fixture>() {
+    for (seed, read) in SEEDS.flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut link = F::link(seed);
+        let field = Field::new::<F>(&mut link, 4096);
+        let (here, there) = (vec![0x22; 4096], vec![0x33; 4096]);
+        set(&field.source, 0, &here);
+        set(&field.whole, PAD, &there);
+        let (mut seen, mut pending, to) = (Seen::default(), 0, link.to);
+        for n in 0..16u64 {
+            let (local, remote) = (field.local(n as usize * 256, 256), field.remote(n * 256));
+            // SAFETY: the source is never freed. It is changed only after `touches` has returned
+            // that no post accesses it.
+            let posted = accept(&mut link, &mut seen, |rail| unsafe {
+                match read {
+                    false => rail.post_write(to, local, remote, Some(n as u32), n),
+                    true => rail.post_read(to, local, remote, n),
+                }
+            });
+            pending += (posted == Posted::Pending) as usize;
+        }
+        let over = |seen: &Seen| seen.done.len() >= pending && (read || seen.landed.len() >= 16);
+        let mut patience = Patience::new();
+        while link.origin().touches(field.local(0, 4096)) && !over(&seen) {
+            link.turn(1, &mut seen);
+            assert!(patience.lasts(), "seed {seed}: {seen:?}");
+        }
+        // From here on no post may access the source.
+        let then = look(&field.source);
+        if !read {
+            fill(&field.source, 0xee);
+        }
+        link.until(&mut seen, "posts", over);
+        let why = "`touches` returned false, and a post accessed the memory later";
+        match read {
+            false => assert!(field.inside() == here, "seed {seed}: a write: {why}"),
+            true => assert!(look(&field.source) == then, "seed {seed}: a read: {why}"),
         }
     }
 }

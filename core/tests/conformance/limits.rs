@@ -8,7 +8,9 @@ use super::*;
 
 pub fn caps_keep_their_promises<F: Fixture>() {
     let caps = F::link(1).caps();
-    assert!(caps.max_message >= 256 && caps.max_rma >= 1 && caps.depth >= 1, "{caps:?}");
+    assert!(caps.max_message >= 256, "messages of 256 bytes are needed: {caps:?}");
+    assert!(caps.max_rma >= 256, "writes and reads of 256 bytes are needed: {caps:?}");
+    assert!(caps.depth >= 1, "{caps:?}");
     assert!(matches!(caps.data_bytes, 4 | 8), "{caps:?}");
     assert_eq!(F::link(2).caps(), caps, "constant");
 }

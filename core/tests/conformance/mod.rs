@@ -117,6 +117,7 @@ macro_rules! rail_conformance {
                 c4_empty_writes_and_messages_arrive_too
                 c4_a_write_without_a_word_is_not_reported
                 c5_messages_and_injects_are_copied_before_the_post_returns
+                c5_touches_is_true_while_a_post_may_access_local_memory
                 c6_poll_reports_at_most_its_budget
                 c7_bad_keys_and_ranges_touch_nothing
                 c7_a_key_taken_back_is_dead_for_ever

@@ -111,12 +111,18 @@ pub fn c7_an_import_of_nothing_is_refused<F: Fixture>() {
     let field = Field::new::<F>(&mut link, 64);
     let to = link.to;
     let RailKey { key, base } = field.key;
-    assert!(link.origin().import(to, RailKey { key: u64::MAX, base }, 8).is_err());
+    assert!(
+        link.origin().import(to, RailKey { key: u64::MAX, base }, 8).is_err(),
+        "an import of the key u64::MAX, which no registration returns, was accepted"
+    );
     if !skipped("that an import is no longer than the region", F::IMPORTS_UNSEEN) {
         assert!(
             link.origin().import(to, RailKey { key, base }, 65).is_err(),
             "longer than what was registered"
         );
     }
-    assert!(link.origin().import(to, RailKey { key, base }, u64::MAX).is_err());
+    assert!(
+        link.origin().import(to, RailKey { key, base }, u64::MAX).is_err(),
+        "an import of u64::MAX bytes was accepted"
+    );
 }
