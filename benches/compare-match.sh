@@ -7,8 +7,8 @@
 #   ROWS=file        keeps the rows, one JSON object per line
 #
 # Installs ucx-utils, libopenmpi-dev and libmpich-dev (packages) where they are missing. UCX runs
-# inside the tool. The MPI libraries run in separate processes (match-mpi.c), because a process can
-# load only one, and only the workloads that MPI can express. Needs an idle machine.
+# inside the tool. Each MPI library runs in its own process (match-mpi.c), because a process can
+# load only one. They run only the workloads that MPI can express. Needs an idle machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh

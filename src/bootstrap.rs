@@ -40,7 +40,7 @@ pub const MESSAGE_MAX: usize = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BootstrapError {
-    /// The address is not HOST:PORT, or its host is unknown.
+    /// The address is not HOST:PORT, or its host name cannot be resolved.
     Address,
     /// A system call failed with this errno.
     System(i32),
@@ -91,7 +91,9 @@ pub enum BootstrapError {
 impl fmt::Display for BootstrapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BootstrapError::Address => f.write_str("invalid address: not HOST:PORT, or the host is unknown"),
+            BootstrapError::Address => {
+                f.write_str("invalid address: not HOST:PORT, or the host name cannot be resolved")
+            }
             BootstrapError::System(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
             BootstrapError::Deadline => f.write_str("no answer before the deadline"),
             BootstrapError::HungUp => f.write_str("the other side closed the connection"),

@@ -217,7 +217,7 @@ fn resident() -> usize {
     1024 * line.trim().trim_end_matches(" kB").parse::<usize>().unwrap()
 }
 
-/// Returns the time of the shortest of many passes of an idle rank.
+/// Measures a pass of an idle rank: the minimum of 100 means of 100 passes each.
 fn idle_pass(rank: &mut Rank) -> Duration {
     let pass = |rank: &mut Rank| {
         let begun = Instant::now();

@@ -50,7 +50,7 @@ END
     return 1
 }
 
-# slurm_down: stops the daemons. Slurm kills the processes of jobs that still run.
+# slurm_down: stops the daemons. Job steps that still run survive.
 slurm_down() {
     kill "${slurm_daemons[@]}" 2>/dev/null
     wait "${slurm_daemons[@]}" 2>/dev/null

@@ -44,7 +44,7 @@ pub enum SegmentError {
         /// The limit, in bytes.
         limit: u64,
     },
-    /// An error code of the system.
+    /// A system call failed with this errno.
     System(i32),
 }
 
@@ -113,7 +113,7 @@ pub enum HandshakeError {
     },
     /// No peer of this number is attached over a socket.
     UnknownPeer,
-    /// An error code of the system.
+    /// A system call failed with this errno.
     System(i32),
 }
 
@@ -147,10 +147,12 @@ impl Display for SegmentError {
             SegmentError::Unsealed => f.write_str("the descriptor is not sealed against changes of its size"),
             SegmentError::Pages => f.write_str("the descriptor is not memory of ordinary pages (tmpfs)"),
             SegmentError::Size { actual, expected } => {
-                write!(f, "the descriptor has {actual} bytes instead of {expected}")
+                write!(f, "the shared memory has {actual} bytes instead of {expected}")
             }
             SegmentError::Sparse => f.write_str("some pages of the segment are not allocated"),
-            SegmentError::Foreign => f.write_str("the descriptor is not the announced memory"),
+            SegmentError::Foreign => f.write_str(
+                "the memory is not the announced one: its magic number, version, size or nonce differs",
+            ),
             SegmentError::Room { asked, there } => write!(
                 f,
                 "cannot allocate {asked} bytes: the machine or a control group has only {there} bytes left"

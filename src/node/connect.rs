@@ -166,8 +166,8 @@ impl Node {
         Ok(())
     }
 
-    /// Returns why the peer failed, if it did. Also checks that peers are alive. Only this call and
-    /// waits check that: writes to a dead peer's memory succeed. Slow path.
+    /// Returns why the peer failed, if it did. Also checks that all peers are alive, as
+    /// waits do. Until such a check, writes to a dead peer's memory can succeed. Slow path.
     ///
     /// # Errors
     /// The peer is unknown or was removed; or it connected but could not be attached.

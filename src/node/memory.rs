@@ -122,9 +122,9 @@ impl Node {
         Ok(Memory { id, len })
     }
 
-    /// Returns a handle to the pages of memory from [`alloc`](Self::alloc), for bindings that lend
-    /// such memory to programs. The pages stay mapped as long as the handle lives, even if the
-    /// memory is freed or the node is dropped.
+    /// Returns the segment that contains memory from [`alloc`](Self::alloc), for bindings that lend
+    /// such memory to programs. The pages stay mapped as long as the [`Segment`] lives, even if
+    /// the memory is freed or the node is dropped.
     ///
     /// # Errors
     /// The memory was freed, or is not from `alloc`.

@@ -26,7 +26,7 @@ pub enum Anchor {
 
 impl Anchor {
     /// Returns the NUMA node that the calling thread is confined to. Returns [`Anchor::Anywhere`]
-    /// if the thread may run on several nodes, or the machine has none.
+    /// if the thread may run on several nodes, or the machine has only one.
     pub fn here() -> Anchor {
         let (mut cpu, mut node) = (0u32, 0u32);
         // SAFETY: the call writes the two numbers, and ignores its third argument.

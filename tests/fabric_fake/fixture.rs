@@ -26,7 +26,7 @@ impl Drop for Checked {
     }
 }
 
-/// Creates a rail of medium size on an interface of a network.
+/// Opens a rail with queues of 64 entries on an interface of the fake network.
 pub fn rail(fake: &Fake, persona: &str, interface: &str, seed: u64) -> FabricRail {
     let ask = Ask { interface: Some(interface), ..Ask::new(persona) };
     let offer = negotiate(fake.library(), &ask).expect("the persona is offered");

@@ -60,7 +60,7 @@ fn a_wait_for_a_signal_that_nobody_sends_says_so() {
     let error =
         node.wait(memory.at(0), Cmp::Eq, 1, Some(me), Duration::from_millis(20)).unwrap_err().to_string();
     assert!(
-        error.starts_with("deadline expired: no signal has come from peer 0")
+        error.starts_with("deadline expired: no signal arrived from peer 0")
             && error.ends_with("; check that it sends to this word"),
         "{error}"
     );

@@ -214,7 +214,8 @@ pub struct PerfArgs {
     /// Seed of payloads and of the simulated fabric.
     #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u64>, default_value = "1")]
     pub seed: u64,
-    /// With --transport sim, put-signal or tag: run this many seeds, starting with --seed.
+    /// Run put-signal or tag with this many seeds, starting with --seed (only with --transport
+    /// sim).
     #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u64>)]
     pub seeds: Option<u64>,
     /// Verify the payload of every iteration. amo, signal-rate and ring always verify.
@@ -397,7 +398,7 @@ impl PerfArgs {
             Some(0) => return Err(Failure::usage("--seeds 0: nothing would run; use at least 1")),
             Some(seeds) if self.seed.checked_add(seeds - 1).is_none() => {
                 return Err(Failure::usage(format!(
-                    "--seed {} --seeds {seeds}: seeds end at {}; use a smaller --seed, or fewer",
+                    "--seed {} --seeds {seeds}: the last seed exceeds the maximum, {}; use a smaller --seed or --seeds",
                     self.seed,
                     u64::MAX
                 )));

@@ -74,8 +74,8 @@ fn lacking(size: usize) -> ! {
 
 /// Runs the program so that limits of the process do not end it by a signal.
 pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
-    // SAFETY: ignoring a signal installs no handler. A write beyond the limit on files (ulimit -f)
-    // then fails with an error.
+    // SAFETY: ignoring a signal installs no handler. A write beyond the limit on file sizes
+    // (ulimit -f) then fails with EFBIG.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let stack = limit(libc::RLIMIT_STACK);
     if stack >= STACK as u64 && limit(libc::RLIMIT_AS) == libc::RLIM_INFINITY {

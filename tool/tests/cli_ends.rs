@@ -163,7 +163,8 @@ fn end(child: &mut Child) -> Result<Output, Output> {
     }
 }
 
-/// Waits until a process has used as much processor time as only a measurement uses, or has exited.
+/// Waits until a process has used 10 more ticks of CPU time, which only a measurement does, or has
+/// exited. Gives up after [`SOON`].
 fn until_it_measures(pid: u32) {
     let used = || -> Option<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -327,7 +327,10 @@ fn panicked(slot: &Slot) -> c_int {
 
 #[cold]
 fn broken() -> Status {
-    fail(libc::ENOTRECOVERABLE, "an internal error of the library ended this node; please report it")
+    fail(
+        libc::ENOTRECOVERABLE,
+        "internal error in the library (this is a bug; please report it); the node cannot be used any more",
+    )
 }
 
 /// Makes a call that involves no node. Converts a panic to an error.
@@ -335,7 +338,10 @@ pub(crate) fn outside(call: impl FnOnce() -> Result<c_int, Status>) -> c_int {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(done)) => done,
         Ok(Err(status)) => status.0,
-        Err(_) => broken().0,
+        Err(_) => {
+            let text = "internal error in the library (this is a bug; please report it)";
+            fail(libc::ENOTRECOVERABLE, text).0
+        }
     }
 }
 

@@ -57,7 +57,7 @@ pub extern "C" fn fp_strerror(status: c_int) -> *const c_char {
         libc::EINVAL => c"invalid argument",
         libc::ECANCELED => c"cancelled",
         libc::EIO => c"failed",
-        libc::ENOTRECOVERABLE => c"an internal error of the library ended the node",
+        libc::ENOTRECOVERABLE => c"internal error in the library (a bug; please report it)",
         _ => c"system error; see fp_last_error()",
     };
     text.as_ptr()

@@ -72,7 +72,10 @@ impl Fault {
             }
             Fault::Closed => "the node is closed".into(),
             Fault::Forked => "the node belongs to the parent of this process; open one after the fork".into(),
-            Fault::Broken => "an internal error of the library ended this node; please report it".into(),
+            Fault::Broken => {
+                "internal error in the library (this is a bug; please report it); no usable node is left"
+                    .into()
+            }
             Fault::Busy => "this thread is in a call of the node, which runs this code".into(),
             Fault::Lent => "tensors over the memory exist; drop them before it is freed".into(),
         };

@@ -134,8 +134,8 @@ impl Meeting {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Sends the waiting Hellos to a peer. Returns `false` if no rail has room, so that they stay
-    /// due, or if the peer has failed.
+    /// Sends the waiting Hellos to a peer. Returns `false` if the peer has failed, or if no rail
+    /// has room. In the latter case the rest stays queued.
     #[cold]
     pub(super) fn greet(&mut self, peer: u16) -> bool {
         let stream = self.state.stream_of(0, peer);
@@ -173,7 +173,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let in_word = |epoch| stamp(0, epoch, self.mask);
         let before = self.pairings[peer as usize].last;
         let mut epoch = self.epoch.wrapping_add(1).max(1);
-        // Skip an epoch that looks like the previous one in a word.
+        // A completion word carries only the low bits of the epoch. Skip an epoch whose low bits
+        // equal those of the previous one.
         if in_word(epoch) == in_word(before) {
             epoch = epoch.wrapping_add(1).max(1);
         }

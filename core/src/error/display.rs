@@ -81,7 +81,9 @@ impl Display for Violation {
 impl Display for AttachError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            AttachError::Full(table) => write!(f, "table full: {table}; make it larger at setup"),
+            AttachError::Full(table) => {
+                write!(f, "table full: {table}; free an entry, or enlarge the table at setup if you can set it")
+            },
             AttachError::BufferTooShort { len, least } => {
                 write!(
                     f,
@@ -193,10 +195,10 @@ impl Display for Stuck {
         f.write_str(match (self.awaits, self.peer) {
             (Awaited::Completion, Some(_)) => "outstanding at",
             (Awaited::Completion, None) => "the operation is not complete",
-            (Awaited::Signal, Some(_)) => "no signal has come from",
-            (Awaited::Signal, None) => "no signal has come",
-            (Awaited::Message, Some(_)) => "no message has come from",
-            (Awaited::Message, None) => "no message has come",
+            (Awaited::Signal, Some(_)) => "no signal arrived from",
+            (Awaited::Signal, None) => "no signal arrived",
+            (Awaited::Message, Some(_)) => "no message arrived from",
+            (Awaited::Message, None) => "no message arrived",
         })?;
         if let Some(peer) = self.peer {
             write!(f, " peer {}", peer.peer().0)?;
@@ -263,11 +265,11 @@ mod tests {
         );
         assert_eq!(
             Stuck { awaits: Awaited::Signal, hole: Some(0), ..stuck }.to_string(),
-            "no signal has come from peer 3 on rail 1, first missing number 0; check that it sends to this word"
+            "no signal arrived from peer 3 on rail 1, first missing number 0; check that it sends to this word"
         );
         assert_eq!(
             Stuck { awaits: Awaited::Message, rail: None, hole: None, ..stuck }.to_string(),
-            "no message has come from peer 3; check that it sends with this tag"
+            "no message arrived from peer 3; check that it sends with this tag"
         );
         assert_eq!(
             Stuck { unanswered: true, rail: None, hole: None, ..stuck }.to_string(),
@@ -276,8 +278,8 @@ mod tests {
         );
         let unknown = |awaits| Stuck { awaits, ..Stuck::default() }.to_string();
         assert_eq!(unknown(Awaited::Completion), "the operation is not complete; wait longer");
-        assert_eq!(unknown(Awaited::Signal), "no signal has come; check that a peer sends to this word");
-        assert_eq!(unknown(Awaited::Message), "no message has come; check that a peer sends with this tag");
+        assert_eq!(unknown(Awaited::Signal), "no signal arrived; check that a peer sends to this word");
+        assert_eq!(unknown(Awaited::Message), "no message arrived; check that a peer sends with this tag");
         let refused = OpError::Rail(RailId(2), PostError::TooLong { len: 9, max: 8 });
         assert_eq!(
             WaitError::Op(refused).to_string(),
@@ -293,7 +295,10 @@ mod tests {
     #[test]
     fn errors_of_setup_name_the_remedy() {
         for (error, text) in [
-            (AttachError::Full("memory.peers"), "table full: memory.peers; make it larger at setup"),
+            (
+                AttachError::Full("memory.peers"),
+                "table full: memory.peers; free an entry, or enlarge the table at setup if you can set it",
+            ),
             (
                 AttachError::Memory { what: "memory.streams, peers x contexts", len: 1, least: 2 },
                 "memory too short: memory.streams, peers x contexts: 1 given; lend at least 2",

@@ -124,8 +124,8 @@ impl From<Status2> for Status {
 }
 
 /// The counters of `psm2_mq_get_stats`. "User" messages arrived after their receive was posted.
-/// "Sys" messages are unexpected. "Shm" messages are sent to or received from peers that the
-/// engine's first rail reaches, which is shared memory within a node.
+/// "Sys" messages are unexpected. "Shm" messages are sent to or received from peers that
+/// rail 0 reaches. Rail 0 is shared memory, so these peers are on this host.
 #[doc(alias = "psm2_mq_stats_t")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {

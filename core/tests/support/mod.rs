@@ -189,7 +189,7 @@ pub fn done<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>,
 /// First sequence numbers to test: zero, and values just before each wrap.
 pub const STARTS: [u64; 4] = [0, (1 << 20) - 5, (1 << 32) - 5, u64::MAX - 5];
 
-/// Returns the sequence bits of a word.
+/// Returns the bits of `seq` that a completion word carries, for this window.
 pub fn sequence(seq: u64, window: u32) -> u32 {
     seq as u32 & (4 * window - 1)
 }

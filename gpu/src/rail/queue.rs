@@ -89,7 +89,7 @@ impl Stream {
 #[derive(Debug)]
 pub(super) struct Streams {
     streams: Box<[Stream]>,
-    /// The number of items of queued work whose outcome is not known.
+    /// Number of outstanding work items on all streams.
     out: u32,
     most: u32,
     first: usize,
@@ -116,7 +116,7 @@ impl Streams {
         self.most - self.out
     }
 
-    /// Returns the number of items of queued work whose outcome is not known.
+    /// Returns the number of outstanding work items on all streams.
     pub(super) fn out(&self) -> u32 {
         self.out
     }

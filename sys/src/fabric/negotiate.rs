@@ -86,7 +86,7 @@ fn mr_modes(ask: &Ask<'_>) -> i32 {
 /// A request for an offer.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
-    /// The name of a persona or provider.
+    /// The name of a [`Persona`], or of a libfabric provider without one.
     pub provider: &'a str,
     /// The name of a domain: an interface or a device.
     pub interface: Option<&'a str>,

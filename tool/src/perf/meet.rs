@@ -107,7 +107,7 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
                 format!("--listen {at}: too long for a socket; use at most 107 bytes")
             }
             BootstrapError::Address => {
-                format!("--listen {at}: the host is unknown; use one of its addresses, or 0.0.0.0 for all")
+                format!("--listen {at}: cannot resolve the host name; use an IP address, or 0.0.0.0 for all")
             }
             error => format!("--listen {at}: {error}"),
         })
@@ -199,9 +199,9 @@ fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
         BootstrapError::Address if at.contains('/') || at.starts_with('@') => {
             Failure::usage(format!("--connect {at}: too long for a socket; use at most 107 bytes"))
         }
-        BootstrapError::Address => {
-            Failure::usage(format!("--connect {at}: the host is unknown; use one of its addresses"))
-        }
+        BootstrapError::Address => Failure::usage(format!(
+            "--connect {at}: cannot resolve the host name; check it, or use an IP address"
+        )),
         BootstrapError::System(libc::ECONNREFUSED | libc::ENOENT) => Failure::run(format!(
             "--connect {at}: no process listens there; start the other side with --listen {at} first"
         )),

@@ -1,7 +1,5 @@
-//! Unexpected messages in the order of arrival, and messages that a matched probe claimed. Claimed
-//! messages are not in that order.
-//!
-//! The module `index` has the searches.
+//! Stores unexpected messages: a list in arrival order, and the messages that a matched probe has
+//! taken off that list (claimed). [`index`](super::index) searches the list.
 
 use crate::mem::Zeroable;
 

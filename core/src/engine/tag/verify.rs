@@ -12,7 +12,7 @@ fn check_list<const LIST: usize, T: Listed<LIST>>(
 ) -> Result<u32, &'static str> {
     let (mut at, mut before, mut count) = (list.head, NONE, 0);
     while at != NONE {
-        let slot = slots.get(at as usize).ok_or("a list link names no slot")?;
+        let slot = slots.get(at as usize).ok_or("a link of a list is out of range")?;
         if slot.links().prev != before || count as usize == slots.len() {
             return Err("the links of a list disagree");
         }
@@ -36,7 +36,8 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
         let mut node = *head;
         while node != NONE {
             let (leader, table) = group::Buckets::<BITS>::entry(node);
-            let links = entries.get(leader as usize).ok_or("a hash chain names no slot")?.group(table);
+            let links =
+                entries.get(leader as usize).ok_or("a link of a hash chain is out of range")?.group(table);
             if !links.leads() {
                 return Err("a hash chain holds an entry that is not the leader of its group");
             }
@@ -48,7 +49,7 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
                     return Err("a chain or a ring does not end");
                 }
                 let next = entries[at as usize].group(table).ring.next;
-                let after = entries.get(next as usize).ok_or("the ring of a group names no slot")?;
+                let after = entries.get(next as usize).ok_or("a link of a group's ring is out of range")?;
                 if after.group(table).ring.prev != at {
                     return Err("the links of a group's ring disagree");
                 }
@@ -221,7 +222,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
     ) -> Result<u32, &'static str> {
         let (mut at, mut count) = (head, 0);
         while at != NONE {
-            let slot = slots.get(at as usize).ok_or("the free list names no slot")?;
+            let slot = slots.get(at as usize).ok_or("a link of the free list is out of range")?;
             if !is_free(slot) || count as usize == slots.len() {
                 return Err("the free list holds a slot that is in use");
             }

@@ -321,7 +321,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             .regions
             .iter()
             .position(|place| place.memory.is_none())
-            .ok_or(AttachError::Full("sim: regions"))?;
+            .ok_or(AttachError::Full("sim: regions of all nodes"))?;
         let place = &mut world.regions[free];
         place.memory = Some(((self.node, self.rail), region.ptr(), region.len()));
         Ok((RailKey { key: place.key(free), base: 0 }, 0))

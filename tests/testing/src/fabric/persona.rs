@@ -229,8 +229,8 @@ impl Persona {
         }
     }
 
-    /// Shared memory: remote addresses are virtual addresses, and the program chooses the keys. The
-    /// completion of an incoming write has an arbitrary context.
+    /// The shm provider of libfabric 1: remote addresses are virtual addresses, and the program
+    /// chooses the keys. The completion of an incoming write has an arbitrary context.
     pub fn shm() -> Persona {
         Persona {
             provider: "shm",
@@ -246,7 +246,7 @@ impl Persona {
         }
     }
 
-    /// Shared memory of libfabric 2.
+    /// The shm provider of libfabric 2.
     pub fn shm2() -> Persona {
         Persona { stray_context: false, data_flag_alone: true, ..Self::shm() }
     }
