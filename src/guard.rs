@@ -212,6 +212,8 @@ unsafe impl<R: Rail> Rail for Guard<R> {
 
     const COPIES: bool = R::COPIES;
 
+    const CLOCK: Option<fn() -> u64> = R::CLOCK;
+
     fn setup(&mut self) -> GuardSetup<'_, R> {
         GuardSetup(self)
     }

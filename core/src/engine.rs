@@ -94,8 +94,8 @@ pub enum RailPolicy {
     Fixed,
     /// Round robin, from a start that differs per pair of peers.
     RoundRobin,
-    /// The rail that is expected to drain first, by its measured speed. Ties are broken round
-    /// robin.
+    /// The rail that is expected to complete the post first, by its measured speed. Ties are broken
+    /// round robin.
     LeastOutstanding,
 }
 
@@ -366,7 +366,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 closing: 0,
                 epoch: mix(config.seed) as u32,
                 hellos: 0,
-                loads: Loads::new(count),
+                loads: Loads::new(R::CLOCK),
                 max_rma,
                 inject,
                 single_max: max_rma[..count].iter().copied().fold(whole.min(wire::STREAM_POST_MAX), u64::min),
@@ -433,14 +433,15 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Returns the counters. Slow path: adds up the counters that are kept per peer.
     pub fn stats(&self) -> Stats {
         let at_once = self.state.protocol.as_ref().map_or(0, Protocol::at_once);
-        Stats { posted: self.state.stats.posted + at_once, ..self.state.stats }
+        let Stats { posted, .. } = self.state.stats;
+        Stats { posted: posted + at_once, passes: self.state.loads.passes, ..self.state.stats }
     }
 
     /// Makes one bounded pass: handles the events of the rails, then does the work that became due.
     /// Returns the number of events. Never blocks.
     #[inline]
     pub fn progress(&mut self) -> u32 {
-        self.state.stats.passes += 1;
+        self.state.loads.passes += 1;
         let batch = self.state.config.batch;
         let mut events = 0;
         for (i, rail) in self.rails.iter_mut().enumerate() {

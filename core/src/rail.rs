@@ -198,6 +198,11 @@ pub unsafe trait Rail {
     /// default, so that a wrapper forwards the value of its inner rail.
     const COPIES: bool;
 
+    /// A monotonic clock in nanoseconds, which times long posts where several rails reach a peer.
+    /// It does not block or allocate. With `None` the engine counts its passes instead, so that
+    /// simulations repeat. A wrapper forwards the clock of its inner rail.
+    const CLOCK: Option<fn() -> u64> = None;
+
     /// Returns the setup access for the engine's owner. Slow path.
     fn setup(&mut self) -> Self::Setup<'_>;
 

@@ -9,6 +9,7 @@ use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey
 use fishplate_gpu::{AnyDevice, GpuLink, GpuRail, GpuSetup, is_device};
 use fishplate_shm::{Link, ShmRail, ShmSetup};
 use fishplate_sys::LinuxHost;
+use fishplate_sys::clock::monotonic_ns;
 use fishplate_sys::fabric::FabricRail;
 
 use crate::guard::{Guard, GuardSetup};
@@ -132,6 +133,8 @@ unsafe impl Rail for NodeRail {
     type Setup<'a> = NodeSetup<'a>;
 
     const COPIES: bool = true;
+
+    const CLOCK: Option<fn() -> u64> = Some(monotonic_ns);
 
     fn setup(&mut self) -> NodeSetup<'_> {
         match self {

@@ -114,7 +114,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 written => written.map_err(|_| PeerError::Rail(COPIER))?,
             }
         }
-        self.state.device = DeviceTurn { pass: self.state.stats.passes, last: stream, next: NONE };
+        self.state.device = DeviceTurn { pass: self.state.loads.passes, last: stream, next: NONE };
         self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
         Ok(Some(old))
     }
@@ -176,7 +176,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if next != NONE && next != stream && self.streams[next as usize].due {
             return false;
         }
-        let may = pass != self.stats.passes;
+        let may = pass != self.loads.passes;
         if !may && stream != last {
             self.device.next = stream;
         }

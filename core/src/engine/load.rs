@@ -1,237 +1,260 @@
 //! Load and speed of each rail: the input of rail selection.
 //!
-//! Counting costs a few additions per post and completion, and nothing with one rail. No clock is
-//! read. Rails that are busy over the same interval work for the same time, so the bytes that each
-//! moves give their relative speeds. Every [`SAMPLE`] completions update a moving average. A rail
-//! that was idle in the interval could have moved more, so its sample counts only if it exceeds the
-//! average. Averages drift back to equal, because rails that are not the bottleneck only move what
-//! they are given. Only ratios matter, so each update rescales the averages to one mean.
+//! Counting costs a few additions per post and completion, and nothing with one rail. Posts of
+//! [`LONG`] bytes and more are also timed, by the rail's clock ([`Rail::CLOCK`]) or, without one,
+//! in passes. The bytes that a rail completes while such posts are outstanding, and the time
+//! between, give its cost per byte. Only ratios of costs matter.
+//!
+//! All rails are timed in one *busy time*, which leaves out most of each interval in which no rail
+//! completes anything. Such an interval is a pause of this process or of a peer, after which all
+//! rails complete much at once. Without it each rail would be slower by the whole pause, whatever
+//! it had outstanding. Posts that failed, and everything before the return of a rail, are not
+//! measured either.
+//!
+//! A choice takes the rail that is expected to complete the post first. A rail that has completed
+//! nothing for some time is expected to take as much time again. After a longer time its posts
+//! count as stuck, for example because their peer has stopped, and the rail is tried again. A new
+//! rail may have [`FIRST`] bytes outstanding, and more as posts complete, so a rail that turns out
+//! to be slow holds up little. A rail too slow to be chosen gets a post now and then, because it
+//! may have become faster.
+//!
+//! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
+
+mod speed;
+#[cfg(test)]
+mod tests;
 
 use core::array;
 
-/// Number of completions, of all rails together, between two samples.
-const SAMPLE: u32 = 64;
+use self::speed::{FIRST, Load};
 
-/// The cost of a byte on the fastest rail.
-const UNIT: u64 = 64;
-/// The largest ratio of the cost on a rail to the cost on the fastest.
-const SLOWEST: u64 = 64;
-/// Rails up to this cost count as equally fast, so that rails of one kind take turns.
-const NEAR: u64 = UNIT + UNIT / 8;
+/// Posts of at least this many bytes are timed.
+pub(crate) const LONG: u64 = 4096;
 
-/// The initial speed of a rail.
-const SPEED: u64 = 1 << 16;
+/// Time without a completion, in nanoseconds or passes, after which a rail is no longer limited:
+/// all its posts may be to a peer that has stopped.
+const STOPPED: [u64; 2] = [200_000_000, 10_000];
 
-/// The upper limit of a speed.
-const TOP: u64 = SPEED << 10;
+/// Time without a completion after which all posts of a rail count as stuck. It doubles each time
+/// until the next completion, at most [`TRIES`] times.
+const STUCK: [u64; 2] = [1_500_000_000, 200_000];
+const TRIES: u8 = 3;
 
-/// The weight of a sample in the average is 1 / `NEW`.
-const NEW: u64 = 4;
-/// The weight of the drift back to equal speeds is 1 / `FORGET`.
-const FORGET: u64 = 256;
+/// The most that an interval without a completion on any rail adds to the busy time: so much, in
+/// nanoseconds or passes, or so many times the expected time of the post that completes next.
+const SILENCE: [u64; 2] = [1_000_000, u64::MAX];
+const LONGER: u64 = 4;
+
+/// A rail is late if its latest bytes took more than this many times as long as on the fastest. A
+/// rail that costs so much and was late [`LATE`] times gets no short posts.
+const SLOW: u64 = 4;
+const LATE: u8 = 3;
+const LATE_MAX: u8 = 8;
+
+/// Short posts that pass over a slow rail before one time that it was late is forgotten. Doubles
+/// with each time that it was late.
+const LAPSE: u32 = 256;
+
+/// Rails that differ by less than one part in so many of the time of a post are equally fast.
+const NEAR: u64 = 8;
+
+/// A rail too slow to be chosen is probed once the others have worked for this many times the time
+/// of a probe.
+const REST: u64 = 16;
 
 /// Load and speed of every rail. Bytes outstanding stay below 2^50: a window of posts of 2 GiB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loads<const RAILS: usize> {
-    /// Posts outstanding.
-    posts: [u32; RAILS],
-    /// Bytes outstanding.
-    bytes: [u64; RAILS],
-    /// Time cost of a byte on each rail: [`UNIT`] on the fastest.
-    cost: [u64; RAILS],
-    /// Relative average speeds.
-    speed: [u64; RAILS],
-    /// Bytes completed since the last sample.
-    moved: [u64; RAILS],
-    /// Posts completed since the last sample, on all rails.
-    ends: u32,
-    /// Rails that were idle since the last sample, as a bitmask.
-    dry: u16,
-    /// Number of rails.
-    count: u8,
+    rails: [Load; RAILS],
+    clock: Option<fn() -> u64>,
+    /// Time where there is no clock.
+    pub(crate) passes: u64,
+    /// The last completion of a long post on any rail, or the first long post after all were idle.
+    last: u64,
+    /// The busy time at `last`.
+    busy: u64,
+    /// Rails that are not for short posts, as a bitmask.
+    slow: u16,
 }
 
 impl<const RAILS: usize> Loads<RAILS> {
-    /// Creates the loads of `count` rails, at most `RAILS`. Nothing is outstanding, and all are
-    /// equally fast.
-    pub(crate) fn new(count: usize) -> Self {
-        Loads {
-            posts: [0; RAILS],
-            bytes: [0; RAILS],
-            cost: [UNIT; RAILS],
-            speed: [SPEED; RAILS],
-            moved: [0; RAILS],
-            ends: 0,
-            dry: u16::MAX,
-            count: count as u8,
-        }
+    /// Creates the loads of rails with nothing outstanding.
+    pub(crate) fn new(clock: Option<fn() -> u64>) -> Self {
+        let rails = array::from_fn(|_| Load::NEW);
+        Loads { rails, clock, passes: 0, last: 0, busy: 0, slow: 0 }
+    }
+
+    /// Returns the busy time at `now` if the post that completes next takes `expected`.
+    fn busy_at(&self, now: u64, expected: u64) -> u64 {
+        let most = SILENCE[self.clock.is_none() as usize].max(LONGER.saturating_mul(expected));
+        self.busy.saturating_add(now.wrapping_sub(self.last).min(most))
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.map_or(self.passes, |clock| clock())
     }
 
     /// Records an accepted post that is pending.
     #[inline(always)]
     pub(crate) fn posted(&mut self, rail: usize, bytes: u64) {
         if RAILS > 1 {
-            self.posts[rail] += 1;
-            self.bytes[rail] += bytes;
+            let load = &mut self.rails[rail];
+            load.posts += 1;
+            load.bytes += bytes;
+            if bytes >= LONG {
+                self.long_posted(rail, bytes);
+            }
         }
     }
 
-    /// Records `count` completed posts of `each` bytes each.
+    /// Records `count` completed posts of `each` bytes, which succeeded if `good`.
     #[inline(always)]
-    pub(crate) fn ended(&mut self, rail: usize, count: u32, each: u64) {
+    pub(crate) fn ended(&mut self, rail: usize, count: u32, each: u64, good: bool) {
         if RAILS > 1 {
-            let bytes = count as u64 * each;
-            self.posts[rail] = self.posts[rail].wrapping_sub(count);
-            self.bytes[rail] = self.bytes[rail].wrapping_sub(bytes);
-            self.moved[rail] += bytes;
-            self.dry |= ((self.bytes[rail] == 0) as u16) << rail;
-            self.ends += count;
-            if self.ends >= SAMPLE {
-                self.look();
+            let load = &mut self.rails[rail];
+            debug_assert!(load.posts >= count && load.bytes >= count as u64 * each, "{load:?}");
+            load.posts = load.posts.wrapping_sub(count);
+            load.bytes = load.bytes.wrapping_sub(count as u64 * each);
+            if each >= LONG {
+                self.long_ended(rail, count as u64 * each, good);
             }
         }
     }
 
-    /// Returns the relative time until a rail has drained its outstanding bytes and `more`. The
-    /// result is meaningless with a single rail.
-    #[inline(always)]
-    pub(crate) fn time(&self, rail: usize, more: u64) -> u64 {
-        (self.bytes[rail] + more) * self.cost[rail]
-    }
-
-    /// Returns whether posts may be outstanding on a rail. The posts of a single rail are not
-    /// counted.
-    pub(crate) fn has_posts(&self, rail: usize) -> bool {
-        RAILS == 1 || self.posts[rail] != 0
-    }
-
-    /// Updates the averages with a sample.
     #[cold]
-    fn look(&mut self) {
-        let count = (self.count as usize).min(RAILS);
-        let busy = |rail: &usize| self.dry & (1 << rail) == 0;
-        // Add up the bytes that busy rails moved, scaled to avoid overflow, and the speeds of these
-        // rails.
-        let (moved, speed) = (0..count).filter(busy).fold((0u64, 0u64), |(moved, speed), rail| {
-            (moved + (self.moved[rail] >> 8), speed + self.speed[rail])
-        });
-        if moved != 0 {
-            let samples: [u64; RAILS] = array::from_fn(|rail| {
-                let now = (self.moved[rail] >> 8) as u128 * speed as u128 / moved as u128;
-                let now = now.min(TOP as u128) as u64;
-                if busy(&rail) { now } else { now.max(self.speed[rail]) }
-            });
-            let mean = samples[..count].iter().sum::<u64>() / count as u64;
-            for (speed, sample) in self.speed[..count].iter_mut().zip(samples) {
-                *speed = (*speed * (NEW - 1) + sample) / NEW;
-                *speed = (*speed * (FORGET - 1) + mean) / FORGET;
+    fn long_posted(&mut self, rail: usize, bytes: u64) {
+        if self.rails[rail].moving() == 0 {
+            let now = self.now();
+            if self.rails.iter().all(|load| load.moving() == 0) {
+                self.last = now;
             }
-            let all = self.speed[..count].iter().sum::<u64>().max(1);
-            for speed in &mut self.speed[..count] {
-                *speed = *speed * (SPEED * count as u64) / all;
-            }
-            let fastest = self.speed[..count].iter().fold(1, |most, &speed| most.max(speed));
-            for (cost, &speed) in self.cost.iter_mut().zip(&self.speed) {
-                let exact = (UNIT * fastest / speed.max(1)).min(UNIT * SLOWEST);
-                *cost = if exact <= NEAR { UNIT } else { exact };
+            let busy = self.busy_at(now, self.rails[rail].takes(bytes));
+            self.rails[rail].begin(now, busy);
+        }
+        self.rails[rail].long += bytes;
+    }
+
+    #[cold]
+    fn long_ended(&mut self, rail: usize, bytes: u64, good: bool) {
+        let now = self.now();
+        let busy = self.busy_at(now, self.rails[rail].takes(bytes));
+        let load = &mut self.rails[rail];
+        load.settle(bytes);
+        if !good {
+            return load.begin(now, busy);
+        }
+        (self.last, self.busy) = (now, busy);
+        if let Some(latest) = load.measure(bytes, now, busy) {
+            let fastest = self.fastest();
+            let late = &mut self.rails[rail].late;
+            *late = if latest > SLOW * fastest { (*late + 1).min(LATE_MAX) } else { *late / 2 };
+            self.judge(fastest);
+        }
+    }
+
+    /// Returns the least known cost, or 0.
+    fn fastest(&self) -> u64 {
+        self.rails.iter().map(|load| load.cost).filter(|&cost| cost != 0).min().unwrap_or(0)
+    }
+
+    /// Finds the rails that are too slow for short posts.
+    fn judge(&mut self, fastest: u64) {
+        let slow = |load: &Load| load.cost > SLOW * fastest && load.late >= LATE;
+        self.slow = (0..RAILS).map(|rail| u16::from(slow(&self.rails[rail])) << rail).sum();
+    }
+
+    /// Forgets the speed of a rail that returns to a peer.
+    #[cold]
+    pub(crate) fn renew(&mut self, rail: usize) {
+        let now = self.now();
+        let busy = self.busy_at(now, 0);
+        self.rails[rail].forget();
+        self.rails[rail].begin(now, busy);
+        self.judge(self.fastest());
+    }
+
+    /// Returns whether posts may be outstanding on a rail. A single rail is not counted.
+    pub(crate) fn has_posts(&self, rail: usize) -> bool {
+        RAILS == 1 || self.rails[rail].posts != 0
+    }
+
+    /// Chooses one of `rails`, which is not 0, for a post of `bytes` bytes, beginning with rail
+    /// `turn`. `None`: none of them may have more outstanding now.
+    pub(crate) fn choose(&mut self, rails: u16, turn: u8, bytes: u64) -> Option<usize> {
+        if bytes >= LONG {
+            return self.choose_long(rails, turn, bytes);
+        }
+        let mut fast = rails;
+        if rails & self.slow != 0 && rails & !self.slow != 0 {
+            fast &= !self.slow;
+            self.avoid(rails & self.slow);
+        }
+        ahead(fast, turn).min_by_key(|&rail| self.rails[rail].bytes - self.rails[rail].stuck)
+    }
+
+    /// Counts a short post that passes over slow rails. Their slowness lapses, because without long
+    /// posts nothing would show that they are fast again.
+    #[cold]
+    fn avoid(&mut self, slow: u16) {
+        for rail in ahead(slow, 0) {
+            let load = &mut self.rails[rail];
+            load.avoided += 1;
+            if load.avoided >= LAPSE << load.late {
+                (load.avoided, load.late) = (0, load.late - 1);
+                self.judge(self.fastest());
             }
         }
-        (self.ends, self.dry) = (0, 0);
-        for rail in 0..count {
-            self.moved[rail] = 0;
-            self.dry |= ((self.bytes[rail] == 0) as u16) << rail;
+    }
+
+    /// Chooses the rail that is expected to complete the post first, or one that has to be probed.
+    fn choose_long(&mut self, rails: u16, turn: u8, bytes: u64) -> Option<usize> {
+        let (now, untimed) = (self.now(), self.clock.is_none() as usize);
+        let (mut best, mut least) = (None, u64::MAX);
+        let mut probed = None;
+        for rail in ahead(rails, turn) {
+            let busy = self.busy_at(now, self.rails[rail].takes(bytes));
+            let load = &mut self.rails[rail];
+            if load.silent(now) >= STUCK[untimed] << load.tries {
+                (load.stuck, load.room) = (load.long, FIRST);
+                load.tries = (load.tries + 1).min(TRIES);
+            }
+            let expected = load.expected(bytes, busy);
+            let new = load.cost == 0 && load.moving() == 0;
+            if load.passed >= REST.saturating_mul(expected) || new {
+                probed = probed.or(Some(rail));
+            }
+            // Rails that are about as fast take turns.
+            if best.is_none() || expected.saturating_add(load.takes(bytes) / NEAR) < least {
+                (best, least) = (Some(rail), expected);
+            }
         }
+        let chosen = probed.or(best)?;
+        let load = &mut self.rails[chosen];
+        if load.is_full(bytes) && probed.is_none() {
+            if load.silent(now) < STOPPED[untimed] {
+                // The others would take longer, so wait for this one.
+                return None;
+            }
+            load.room = load.moving().saturating_add(bytes).saturating_add(FIRST);
+        }
+        let took = self.rails[chosen].takes(bytes);
+        for rail in ahead(rails, 0) {
+            self.rails[rail].passed = match rail == chosen {
+                true => 0,
+                false => self.rails[rail].passed.saturating_add(took),
+            };
+        }
+        Some(chosen)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Keeps `depth` pieces outstanding on two rails. The first rail completes `speeds.0` pieces
-    /// for each `speeds.1` of the second. Returns how many of `pieces` each rail was given.
-    fn share(loads: &mut Loads<2>, speeds: (u64, u64), depth: u32, pieces: u32) -> (u32, u32) {
-        const PIECE: u64 = 64 << 10;
-        let (mut given, mut credit) = ([0; 2], [0u64; 2]);
-        let mut posted = 0;
-        while posted < pieces {
-            while loads.posts[0] + loads.posts[1] < depth {
-                let rail = (loads.time(1, PIECE) < loads.time(0, PIECE)) as usize;
-                loads.posted(rail, PIECE);
-                given[rail] += 1;
-                posted += 1;
-            }
-            for (rail, speed) in [(0, speeds.0), (1, speeds.1)] {
-                credit[rail] = if loads.posts[rail] == 0 { 0 } else { credit[rail] + speed };
-                let ends = (credit[rail] / 100).min(loads.posts[rail] as u64);
-                credit[rail] -= ends * 100;
-                loads.ended(rail, ends as u32, PIECE);
-            }
-        }
-        (given[0], given[1])
-    }
-
-    #[test]
-    fn work_is_shared_as_rails_work_it_off() {
-        for (speeds, least, most) in
-            [((300, 100), 2.5, 3.3), ((100, 300), 0.30, 0.40), ((200, 200), 0.95, 1.05)]
-        {
-            let mut loads = Loads::<2>::new(2);
-            share(&mut loads, speeds, 128, 1000);
-            let (a, b) = share(&mut loads, speeds, 128, 4000);
-            let ratio = a as f64 / b as f64;
-            assert!(ratio > least && ratio < most, "{speeds:?}: {a} and {b}");
-        }
-    }
-
-    #[test]
-    fn a_rail_that_changes_its_speed_is_found_out_and_a_dead_slow_one_is_still_tried() {
-        let mut loads = Loads::<2>::new(2);
-        share(&mut loads, (400, 4), 128, 4000);
-        assert!(loads.cost[1] > 16 * loads.cost[0] && loads.cost[1] <= SLOWEST * UNIT, "{loads:?}");
-        let (_, slow) = share(&mut loads, (400, 4), 128, 4000);
-        assert!(slow > 0);
-        share(&mut loads, (100, 300), 128, 8000);
-        assert!(loads.cost[0] > 2 * loads.cost[1], "{loads:?}");
-    }
-
-    #[test]
-    fn rails_that_run_dry_are_not_compared() {
-        let mut loads = Loads::<2>::new(2);
-        for n in 0..10 * SAMPLE {
-            let rail = (n % 8 == 0) as usize;
-            loads.posted(rail, 8);
-            loads.ended(rail, 1, 8);
-        }
-        assert_eq!(loads.cost, [UNIT; 2]);
-    }
-
-    #[test]
-    fn speeds_stay_in_bounds_however_long_one_rail_runs_dry_beside_a_busy_one() {
-        const LEAST: u64 = 256;
-        // The busy rail posts twice the minimum, or posts of the maximum length.
-        for most in [2 * LEAST, 1 << 31] {
-            let mut loads = Loads::<2>::new(2);
-            loads.posted(0, LEAST);
-            for _ in 0..1_000_000 {
-                for (rail, bytes) in [(0, LEAST), (1, most)] {
-                    loads.posted(rail, bytes);
-                    loads.ended(rail, 1, bytes);
-                }
-            }
-            let [slow, fast] = loads.cost;
-            assert!(slow > fast && slow <= SLOWEST * UNIT && fast == UNIT, "{loads:?}");
-            loads.ended(0, 1, LEAST);
-            share(&mut loads, (200, 200), 128, 8000);
-            let (a, b) = share(&mut loads, (200, 200), 128, 4000);
-            assert!(a.abs_diff(b) < 200, "{most}: {a} and {b}");
-        }
-    }
-
-    #[test]
-    fn one_rail_is_not_counted() {
-        let mut loads = Loads::<1>::new(1);
-        loads.ended(0, 1, 100);
-        assert!(loads.has_posts(0));
-    }
+/// Returns the rails of a bitmask, beginning with rail `turn`.
+pub(crate) fn ahead(rails: u16, turn: u8) -> impl Iterator<Item = usize> {
+    let turn = u32::from(turn);
+    let mut ahead = rails.rotate_right(turn);
+    core::iter::from_fn(move || {
+        let next = ahead.trailing_zeros();
+        ahead &= ahead.wrapping_sub(1);
+        (next < 16).then_some((next + turn) as usize & 15)
+    })
 }

@@ -15,6 +15,7 @@ use crate::sync::seq::{Seq, truncate};
 
 use super::failover::Sent;
 use super::list::NONE;
+use super::load::ahead;
 use super::pending::OpKind;
 use super::stream::KEPT;
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag};
@@ -152,6 +153,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (mut unable, mut full) = (None, false);
         let (rail, len, posted) = loop {
             let Some(rail) = state.pick(peer, tried, whole) else {
+                full |= state.peers[peer as usize].rails & !tried != 0;
                 return Err(match unable {
                     Some(rail) if !full => Blocked::Refused(rail, PostError::Unsupported),
                     _ => state.no_room(),
@@ -340,36 +342,23 @@ impl<const RAILS: usize> State<'_, RAILS> {
             _ if RAILS == 1 => (rails != 0).then_some(0),
             _ if rails == 0 => None,
             0 => Some(rails.trailing_zeros() as usize),
-            _ => Some(self.pick_of(peer, rails, bytes)),
+            _ => self.pick_of(peer, rails, bytes),
         }
     }
 
     /// Chooses one of several rails. Out of line to keep callers short, and cold so that callers
-    /// keep their registers.
+    /// keep their registers. `None`: the best of them may not have more outstanding now.
     #[cold]
     #[inline(never)]
-    fn pick_of(&mut self, peer: u16, rails: u16, bytes: u64) -> usize {
+    fn pick_of(&mut self, peer: u16, rails: u16, bytes: u64) -> Option<usize> {
         let slot = &mut self.peers[peer as usize];
-        if self.config.policy == RailPolicy::Fixed {
-            return rails.trailing_zeros() as usize;
-        }
-        // Rotate the bitmask so that bit 0 is the rail whose turn is next.
-        let turn = slot.turn as u32;
-        let mut ahead = rails.rotate_right(turn);
-        let nth = |ahead: u16| (ahead.trailing_zeros() + turn) as usize & 15;
-        let mut rail = nth(ahead);
-        if self.config.policy == RailPolicy::LeastOutstanding {
-            let mut least = u64::MAX;
-            while ahead != 0 {
-                let time = self.loads.time(nth(ahead), bytes);
-                if time < least {
-                    (rail, least) = (nth(ahead), time);
-                }
-                ahead &= ahead - 1;
-            }
-        }
+        let rail = match self.config.policy {
+            RailPolicy::Fixed => return Some(rails.trailing_zeros() as usize),
+            RailPolicy::RoundRobin => ahead(rails, slot.turn).next()?,
+            RailPolicy::LeastOutstanding => self.loads.choose(rails, slot.turn, bytes)?,
+        };
         slot.turn = (rail as u8 + 1) & 15;
-        rail
+        Some(rail)
     }
 
     /// Returns the rails to a peer on which a message of this length does not fit, as a bitmask.

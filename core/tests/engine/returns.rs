@@ -1,10 +1,10 @@
-//! Rails whose fence cuts off all peers: which peers and rails fail.
+//! Rails that fail and return: which peers and rails fail, and how soon a rail is used again.
 
 use fishplate_core::engine::{Config, Notice, Signal};
 use fishplate_core::mem::{Peer, RailId};
 use fishplate_core::rail::sim::Dials;
 
-use super::support::tap::{Tap, shared};
+use super::support::tap::{Tap, Verb, shared};
 use super::support::*;
 
 /// Maximum number of polls after a cut in which traffic of the link may still land.
@@ -79,4 +79,75 @@ fn a_rail_is_fenced_once_the_peer_was_heard_over_another() {
         assert!(fences.iter().all(|fence| fence.0 == 0), "{node}: {fences:?}");
     }
     assert!(lost.iter().flatten().all(|lost| !lost), "{lost:?}");
+}
+
+/// Lets a rail become slow, cuts it off with long puts outstanding, and plugs it in again at its
+/// full speed. Returns how many puts each rail gets after its return: of 8 one at a time, and of
+/// 256 with 8 outstanding.
+fn after_return(seed: u64, closing: bool) -> [[usize; 2]; 2] {
+    const LONG: usize = 64 << 10;
+    let config = Config { seed, ..Config::DEFAULT };
+    let dials = Dials { min_delay: 4, max_delay: 12, rate: 800, ..Dials::CALM };
+    let sim = fleet::fabric(2, 2, 512, dials, seed);
+    let control = shared();
+    let mut nodes: Vec<fleet::Node<Tap<fleet::End>, 2>> = fleet::prepared(
+        sim,
+        2,
+        config,
+        LONG,
+        |node, rail, end| {
+            let end = if closing { end.with_closing_fence() } else { end };
+            Tap::new(end, rail.into(), if node == 0 { &control } else { Box::leak(Box::new(shared())) })
+        },
+        |engine| engine.attach_failover(failover(&config, 2)).unwrap(),
+    );
+    let (mut issued, mut done) = (0, 0);
+    let mut put = |nodes: &mut [fleet::Node<Tap<fleet::End>, 2>], until: u64, depth: u64| {
+        let node = &mut nodes[0];
+        let (from, to) = (node.source.at(0), node.remotes[1].at(0));
+        while issued < until.min(done + depth)
+            && node.engine.put(CX, from, LONG, to, Notice::Report(issued)).is_ok()
+        {
+            issued += 1;
+        }
+        done += std::iter::from_fn(|| node.engine.next_completion()).count() as u64;
+        done
+    };
+    for turn in 0..22_000 {
+        match turn {
+            300 => sim.set_dials(0, Dials { rate: 80, ..dials }),
+            20_000 => sim.unplug(0, 0, 0).unwrap(),
+            _ => {}
+        }
+        put(&mut nodes, u64::MAX, 8);
+        fleet::turn(&mut nodes);
+    }
+    sim.set_dials(0, dials);
+    sim.plug(0, 0).unwrap();
+    fleet::turn_until(&mut nodes, "the rail has returned", |nodes| {
+        put(nodes, 0, 0);
+        nodes.iter_mut().enumerate().all(|(at, node)| {
+            let reason = node.engine.rail_error(node.peers[1 - at], RailId(0));
+            let quiet = node.engine.is_quiet(CX, node.peers[1 - at]) == Ok(true);
+            node.engine.stats().rails_returned != 0 && reason == Ok(None) && quiet
+        })
+    });
+    [(1, 8), (8, 256)].map(|(depth, count)| {
+        control.borrow_mut().posts.clear();
+        let last = put(&mut nodes, 0, 0) + count;
+        fleet::turn_until(&mut nodes, "all puts are done", |nodes| put(nodes, last, depth) == last);
+        let posts = &control.borrow().posts;
+        let written = |rail| posts.iter().filter(move |post| post.verb == Verb::Write && post.rail == rail);
+        [0, 1].map(|rail| written(rail).count())
+    })
+}
+
+#[test]
+fn a_rail_that_returns_is_used_at_once() {
+    for seed in seeds(3) {
+        for closing in [false, true] {
+            let got @ [single, many] = after_return(seed, closing);
+            assert!(single[0] >= 1 && many[0] >= 256 / 3, "seed {seed}, {closing}: {got:?}");
+        }
+    }
 }

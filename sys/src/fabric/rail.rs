@@ -463,6 +463,8 @@ unsafe impl Rail for FabricRail {
 
     const COPIES: bool = false;
 
+    const CLOCK: Option<fn() -> u64> = Some(monotonic_ns);
+
     fn setup(&mut self) -> FabricSetup<'_> {
         FabricSetup(self)
     }

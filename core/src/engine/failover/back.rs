@@ -463,6 +463,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let pairing = &mut self.pairings[peer as usize];
         pairing.longest = pairing.longest.max(pairing.messages[rail]);
         self.open_accounts(peer);
+        self.loads.renew(rail);
         self.stats.rails_returned += 1;
         probe!("rail_up", peer, rail);
     }

@@ -1,0 +1,149 @@
+//! Load and speed of one rail.
+
+/// Bytes that may be outstanding on a new rail, and those from which on it is not limited.
+pub(super) const FIRST: u64 = 64 << 10;
+const PROVEN: u64 = 2 << 20;
+
+/// Fraction bits of a cost, and the largest cost.
+const FRACTION: u32 = 20;
+const MOST: u64 = 1 << 40;
+
+/// Bytes and busy time after which the sums of a rail are halved, and the bytes after which its
+/// cost is computed anew.
+const BYTES: u64 = 16 << 20;
+const TIME: u64 = 50_000_000;
+const FRESH: u64 = 128 << 10;
+
+/// Load and speed of one rail.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    /// Posts and bytes outstanding.
+    pub(super) posts: u32,
+    pub(super) bytes: u64,
+    /// Bytes outstanding in long posts, and those of them that are stuck.
+    pub(super) long: u64,
+    pub(super) stuck: u64,
+    /// Number of times that posts became stuck since the last completion.
+    pub(super) tries: u8,
+    /// The last completion, or the first post after the rail was idle: by the clock, and in the
+    /// busy time of all rails.
+    since: u64,
+    mark: u64,
+    /// Busy time of this rail, and the bytes completed in it.
+    time: u64,
+    moved: u64,
+    /// The parts of `time` and `moved` since the cost was computed.
+    spent: u64,
+    fresh: u64,
+    /// The busy time when the rail was last idle, and the bytes completed since.
+    began: u64,
+    period: u64,
+    /// Time per byte, with [`FRACTION`] bits. 0 before the first completion.
+    pub(super) cost: u64,
+    /// Number of times that the rail was late, halved each time that it was not.
+    pub(super) late: u8,
+    /// Short posts that passed over this rail.
+    pub(super) avoided: u32,
+    /// Bytes that may be outstanding.
+    pub(super) room: u64,
+    /// Expected time of the posts for which other rails were chosen since the last one here.
+    pub(super) passed: u64,
+}
+
+impl Load {
+    pub(super) const NEW: Load = Load {
+        posts: 0,
+        bytes: 0,
+        long: 0,
+        stuck: 0,
+        tries: 0,
+        since: 0,
+        mark: 0,
+        time: 0,
+        moved: 0,
+        spent: 0,
+        fresh: 0,
+        began: 0,
+        period: 0,
+        cost: 0,
+        late: 0,
+        avoided: 0,
+        room: FIRST,
+        passed: 0,
+    };
+
+    /// Returns the bytes of long posts that are expected to complete.
+    pub(super) fn moving(&self) -> u64 {
+        self.long - self.stuck
+    }
+
+    /// Returns the time that `bytes` take.
+    pub(super) fn takes(&self, bytes: u64) -> u64 {
+        bytes.saturating_mul(self.cost) >> FRACTION
+    }
+
+    /// Returns the expected time until `more` bytes are complete: from the cost, and, if more, from
+    /// the busy time without a completion.
+    pub(super) fn expected(&self, more: u64, busy: u64) -> u64 {
+        let cost = if self.cost == 0 { 1 << FRACTION } else { self.cost };
+        let silent = if self.moving() != 0 { busy.saturating_sub(self.mark) } else { 0 };
+        ((self.moving() + more).saturating_mul(cost) >> FRACTION).max(silent)
+    }
+
+    /// Returns the time by the clock without a completion, if one is expected.
+    pub(super) fn silent(&self, now: u64) -> u64 {
+        if self.moving() != 0 { now.wrapping_sub(self.since) } else { 0 }
+    }
+
+    pub(super) fn is_full(&self, more: u64) -> bool {
+        self.moving() != 0 && self.moving().saturating_add(more) > self.room
+    }
+
+    /// Begins a measurement at `now`, with `busy` of busy time.
+    pub(super) fn begin(&mut self, now: u64, busy: u64) {
+        (self.since, self.mark, self.began, self.period) = (now, busy, busy, 0);
+    }
+
+    /// Forgets everything but what is outstanding.
+    pub(super) fn forget(&mut self) {
+        let Load { posts, bytes, long, stuck, .. } = *self;
+        *self = Load { posts, bytes, long, stuck, ..Load::NEW };
+    }
+
+    /// Takes completed bytes off the account.
+    pub(super) fn settle(&mut self, bytes: u64) {
+        debug_assert!(self.long >= bytes, "more bytes completed than posted");
+        self.long = self.long.saturating_sub(bytes);
+        self.stuck = self.stuck.min(self.long);
+    }
+
+    /// Measures `bytes` completed at `now`, with `busy` of busy time. Returns the cost of the
+    /// latest bytes if the cost was computed anew.
+    pub(super) fn measure(&mut self, bytes: u64, now: u64, busy: u64) -> Option<u64> {
+        let time = busy.saturating_sub(self.mark);
+        (self.since, self.mark, self.tries) = (now, busy, 0);
+        (self.time, self.spent) = (self.time + time, self.spent + time);
+        (self.moved, self.fresh) = (self.moved + bytes, self.fresh + bytes);
+        self.period += bytes;
+        if self.room < PROVEN {
+            let room = self.room + bytes / 8;
+            self.room = if room < PROVEN { room } else { u64::MAX };
+        }
+        let idle = self.moving() == 0;
+        if !idle && self.fresh < FRESH {
+            return None;
+        }
+        let period = busy.saturating_sub(self.began);
+        if idle && (period << FRACTION) / self.period.max(1) < self.cost / 2 {
+            // The rail has become faster, so forget the past sooner.
+            self.time = self.time / 4 * 3;
+        }
+        let latest = (self.spent << FRACTION) / self.fresh.max(1);
+        self.cost = ((self.time << FRACTION) / self.moved.max(1)).clamp(1, MOST);
+        (self.spent, self.fresh) = (0, 0);
+        if self.moved >= BYTES || self.time >= TIME {
+            (self.time, self.moved) = (self.time / 2, self.moved / 2);
+        }
+        Some(latest)
+    }
+}
