@@ -262,6 +262,20 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     #[cold]
+    fn mute(&mut self, peer: Peer) {
+        self.rail.mute(peer);
+    }
+
+    #[cold]
+    fn fence_left(&mut self, peer: Peer) -> Fence {
+        let fence = self.rail.fence_left(peer);
+        if fence == Fence::Fenced {
+            self.watch.set_up(peer, false);
+        }
+        fence
+    }
+
+    #[cold]
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         self.watch.has_link().then(|| self.rail.reopen(peer, into)).flatten()
     }

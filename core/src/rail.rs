@@ -269,6 +269,21 @@ pub unsafe trait Rail {
         Fence::Unknown
     }
 
+    /// Stops reporting arrivals from a peer, which will be [fenced](Rail::fence). Its writes may still
+    /// land. Slow path; repeated calls change nothing. A wrapper forwards the call.
+    #[cold]
+    fn mute(&mut self, _peer: Peer) {}
+
+    /// Cuts this rail and a peer off from each other like [`fence`](Rail::fence), but costs no other
+    /// peer. The peer has closed its endpoint, and everything that counted on this rail has arrived
+    /// from it: only messages without an effect may still be in flight. Returns [`Fence::Pending`]
+    /// until all posts to the peer have completed. A rail that [fences all](Rail::fences_all) must
+    /// implement this. A wrapper forwards the call.
+    #[cold]
+    fn fence_left(&mut self, peer: Peer) -> Fence {
+        self.fence(peer)
+    }
+
     /// Opens the rail for a fenced peer again. Writes the address that the peer passes to
     /// [`rejoin`](Rail::rejoin) to `into`, and returns the length of the address in bytes. Also
     /// returns the address once the peer is attached again. Slow path; does not wait.
@@ -294,8 +309,9 @@ pub unsafe trait Rail {
     }
 
     /// Returns whether a [`fence`](Rail::fence) cuts off every peer of this rail.
-    /// [`Sink::peer_down`] then reports the other peers. If a fence would cut off another peer, the
-    /// engine fails the peer instead. The answer never changes. A wrapper forwards the call.
+    /// [`Sink::peer_down`] then reports the other peers. The engine lets them leave this rail
+    /// before. If a fence would cut off another peer for good, the engine fails the peer instead.
+    /// The answer never changes. A wrapper forwards the call.
     #[cold]
     fn fences_all(&self) -> bool {
         false

@@ -205,6 +205,16 @@ unsafe impl Rail for NodeRail {
     }
 
     #[cold]
+    fn mute(&mut self, peer: Peer) {
+        each!(self, rail => rail.mute(peer))
+    }
+
+    #[cold]
+    fn fence_left(&mut self, peer: Peer) -> Fence {
+        each!(self, rail => rail.fence_left(peer))
+    }
+
+    #[cold]
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         each!(self, rail => rail.reopen(peer, into))
     }

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
-use fishplate_core::error::AttachError;
-use fishplate_core::mem::{Peer, PeerId, RailId};
-use fishplate_core::rail::{Fence, REOPEN_MAX, Rail};
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, PeerId, RailId, Untrusted};
+use fishplate_core::rail::{Fence, Posted, REOPEN_MAX, Rail, Sink};
 use fishplate_sys::fabric::FabricRail;
 use fishplate_testing::fabric::{Fake, Persona};
 
@@ -120,4 +120,73 @@ fn a_peer_that_returns_at_our_own_address_is_refused() {
     assert_eq!(a.rejoin(Peer(0), &own), Err(AttachError::BadHandle));
     assert!(a.is_fenced(Peer(0)), "nothing has changed");
     a.rejoin(Peer(0), &theirs).unwrap();
+}
+
+#[test]
+fn a_peer_that_has_left_is_fenced_without_closing_the_endpoint() {
+    let network = network();
+    let [[mut a, _], [mut b, _], [mut c, _]] = [0, 1, 2].map(|node| rails(&network.0, node));
+    let addresses = [&a, &b, &c].map(|rail| rail.address().unwrap());
+    a.attach(Peer(1), &addresses[1]).unwrap();
+    a.attach(Peer(2), &addresses[2]).unwrap();
+    b.attach(Peer(0), &addresses[0]).unwrap();
+    b.attach(Peer(2), &addresses[2]).unwrap();
+    c.attach(Peer(1), &addresses[1]).unwrap();
+    // A message to `a` is in flight when `a` closes its endpoint.
+    let long = [7; 200];
+    assert_eq!(post(&mut b, 0, &long), Posted::Pending);
+    assert_eq!(a.fence(Peer(2)), Fence::Fenced);
+    assert_eq!(b.fence_left(Peer(0)), Fence::Pending);
+    let mut seen = Seen::default();
+    let end = Instant::now() + Duration::from_secs(20);
+    while b.fence_left(Peer(0)) != Fence::Fenced {
+        b.poll(8, &mut seen);
+        assert!(Instant::now() < end, "the post completes");
+    }
+    assert!(b.is_fenced(Peer(0)) && !b.is_fenced(Peer(2)));
+    assert_eq!(b.fence_left(Peer(0)), Fence::Fenced);
+    assert_eq!(b.address().unwrap(), addresses[1], "its endpoint is still open");
+    post(&mut b, 2, &[5]);
+    while seen.messages == 0 {
+        b.poll(8, &mut seen);
+        c.poll(8, &mut seen);
+        assert!(Instant::now() < end, "the other peer hears from it");
+    }
+    // Both attach each other again, one of them at the address of its new endpoint.
+    while b.reopen(Peer(0), &mut [0; REOPEN_MAX]).is_none() {
+        b.poll(8, &mut seen);
+        assert!(Instant::now() < end, "it opens again");
+    }
+    b.rejoin(Peer(0), &a.address().unwrap()).unwrap();
+    a.rejoin(Peer(1), &addresses[1]).unwrap();
+    post(&mut b, 0, &[6]);
+    while seen.messages == 1 {
+        b.poll(8, &mut seen);
+        a.poll(8, &mut seen);
+        assert!(Instant::now() < end, "the peer hears from it again");
+    }
+}
+
+/// Posts a message once the rail has room.
+fn post(rail: &mut FabricRail, peer: u16, bytes: &[u8]) -> Posted {
+    loop {
+        match rail.post_message(Peer(peer), bytes, Untrusted::from_slice(&[]), 1) {
+            Err(PostError::Again) => {}
+            posted => return posted.unwrap(),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Seen {
+    messages: u32,
+}
+
+impl Sink for Seen {
+    fn done(&mut self, _: u64, _: Result<(), CompleteError>) {}
+    fn landed(&mut self, _: Peer, _: u32) {}
+    fn message(&mut self, _: Peer, _: Untrusted<'_>) {
+        self.messages += 1;
+    }
+    fn peer_down(&mut self, _: Peer, _: PeerError) {}
 }

@@ -59,7 +59,8 @@ impl Plan {
     }
 }
 
-fn run<const RAILS: usize>(seed: u64) -> (u64, u64) {
+/// Runs the given plan for four nodes, or a random plan for two or three.
+fn run<const RAILS: usize>(seed: u64, given: Option<Plan>) -> (u64, u64) {
     let interfaces = ["eth0", "eth1", "eth2", "eth3"];
     let persona = Persona { interfaces: interfaces[..RAILS].to_vec(), ..Persona::tcp() };
     let fake = Fake::new(persona.clone(), seed);
@@ -71,10 +72,10 @@ fn run<const RAILS: usize>(seed: u64) -> (u64, u64) {
         })
     };
     let mut choices = Random(seed.wrapping_mul(0x9e37_79b9));
-    let nodes = 2 + (seed % 2) as usize;
+    let nodes = if given.is_some() { 4 } else { 2 + (seed % 2) as usize };
     let config = oracle::config(&mut choices, seed);
     let mut fleet = make(nodes as u16, config, Streams::size(nodes, &config));
-    let plan = Plan::new(nodes, RAILS, inject, &mut random);
+    let plan = given.unwrap_or_else(|| Plan::new(nodes, RAILS, inject, &mut random));
     let mut streams = Streams::new(&fleet, &config, 2);
     let issue_until = 60 + choices.below(60);
     for now in 0.. {
@@ -111,9 +112,9 @@ fn streams_over_tcp_are_what_the_model_says_while_cables_are_pulled() {
     let (mut strays, mut late) = (0, 0);
     for &seed in &seeds {
         let (left, landed) = match seed % 3 {
-            0 => run::<2>(seed),
-            1 => run::<3>(seed),
-            _ => run::<4>(seed),
+            0 => run::<2>(seed, None),
+            1 => run::<3>(seed, None),
+            _ => run::<4>(seed, None),
         };
         (strays, late) = (strays + left, late + landed);
     }
@@ -126,5 +127,14 @@ fn streams_over_tcp_are_what_the_model_says_while_cables_are_pulled() {
 /// lost. The ends must repeat them.
 #[test]
 fn two_ends_that_lose_two_rails_at_once_tell_each_other_until_they_are_heard() {
-    run::<4>(4642);
+    run::<4>(4642, None);
+}
+
+/// A fence closes an endpoint, so all peers of it must leave it first.
+#[test]
+fn two_pairs_that_lose_different_rails_at_once_stay_connected() {
+    for seed in seeds(20) {
+        let plan = Plan { cuts: vec![], disables: vec![(20, 0, 1, 0), (20, 2, 3, 1)] };
+        run::<2>(seed, Some(plan));
+    }
 }

@@ -76,6 +76,12 @@ unsafe impl Rail for Recorder {
     fn fence(&mut self, _: Peer) -> Fence {
         self.note("fence", Fence::Pending)
     }
+    fn mute(&mut self, _: Peer) {
+        self.note("mute", ());
+    }
+    fn fence_left(&mut self, _: Peer) -> Fence {
+        self.note("fence_left", Fence::Fenced)
+    }
     fn reopen(&mut self, _: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         into[0] = 7;
         self.note("reopen", Some(1))
@@ -216,6 +222,8 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
     told.push(format!("{:?}", rail.touches(local)));
     rail.release(peer, KEY);
     told.push(format!("{:?}", rail.fence(peer)));
+    rail.mute(peer);
+    told.push(format!("{:?}", rail.fence_left(peer)));
     told.push(format!("{:?}", rail.fences_all()));
     let mut address = [0; REOPEN_MAX];
     told.push(format!("{:?} {}", rail.reopen(peer, &mut address), address[0]));
@@ -250,7 +258,7 @@ fn every_call_and_every_report_is_forwarded() {
         (told, log.take())
     };
     let bare = run(&everything);
-    assert_eq!(bare.1.len(), 26, "as many calls as a rail has: {:?}", bare.1);
+    assert_eq!(bare.1.len(), 28, "as many calls as a rail has: {:?}", bare.1);
     assert_eq!(run(&|rail| everything(Guard::new(rail, RailId(0), None))), bare);
 }
 

@@ -46,7 +46,7 @@ use crate::probe::probe;
 use crate::rail::Rail;
 
 use super::close::Bye;
-use super::failover::{Asks, Rejoin, Told};
+use super::failover::{Asks, Leave, Rejoin, Told};
 use super::post::Blocked;
 use super::table::PeerState;
 use super::wire::{Bond, Hello, stamp};
@@ -251,7 +251,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
                         Some(asks) => asks.and_then(|asks| self.asked_again(peer, &asks)),
                         None => match Rejoin::decode(bytes) {
                             Some(rejoin) => rejoin.and_then(|rejoin| self.rejoin_arrived(peer, &rejoin)),
-                            None => Err(violation),
+                            None => match Leave::decode(bytes) {
+                                Some(leave) => leave.and_then(|leave| self.leave_arrived(peer, &leave)),
+                                None => Err(violation),
+                            },
                         },
                     },
                 },

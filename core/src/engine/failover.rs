@@ -56,12 +56,14 @@
 //! attach failover, or neither.
 
 mod back;
+mod leave;
 mod rejoin;
 mod resume;
 mod sent;
 mod tell;
 mod told;
 
+pub(super) use leave::{Leave, Stage as LeaveStage};
 pub(super) use rejoin::Rejoin;
 pub use sent::SentSlot;
 pub(super) use sent::{COPY, Sent};
@@ -77,11 +79,12 @@ use crate::rail::Sink;
 use crate::sync::seq::Seq;
 
 use back::Back;
+use leave::Closing;
 
 use super::joint::RAILS_MAX;
 use super::stream::KEPT;
 use super::table::{PeerState, lent};
-use super::{Engine, State};
+use super::{Engine, State, mix};
 
 /// The memory of failover, borrowed by the engine, for `P` peers, `C` contexts and a window of `W`.
 pub struct FailoverMemory<'m> {
@@ -111,6 +114,14 @@ pub struct FailoverPeer {
     fenced: u16,
     /// Rails that the user has disabled.
     disabled: u16,
+    /// Rails that the peer may leave, and those of them that it has left.
+    allowed: u16,
+    left: u16,
+    /// Rails that this side may leave. A fenced one of them was drained before.
+    leaving: u16,
+    /// The answers to the peer's last messages about rails to leave: to a request of the peer, and
+    /// to its answer to our own request.
+    answers: [Option<Leave>; 2],
     /// The context and the number at which the next report starts, if one is due.
     telling: Option<(u16, Option<Seq>)>,
     /// Rails about which the peer has confirmed our reports.
@@ -143,6 +154,10 @@ impl FailoverPeer {
         fencing: 0,
         fenced: 0,
         disabled: 0,
+        allowed: 0,
+        left: 0,
+        leaving: 0,
+        answers: [None; 2],
         telling: None,
         confirmed: 0,
         told: 0,
@@ -176,11 +191,24 @@ impl FailoverStream {
         FailoverStream { heard: Seq(0), told: 0, lost: false, answers: false, reads: false };
 }
 
+/// Returns the rail with this number in a bitmask, counted around and around. Returns `None` if the
+/// bitmask is empty.
+fn nth(rails: u16, n: u32) -> Option<usize> {
+    let skipped = n.checked_rem(rails.count_ones())?;
+    let rest = (0..skipped).fold(rails, |rails, _| rails & (rails - 1));
+    Some(rest.trailing_zeros() as usize)
+}
+
 pub(crate) struct Failover<'m> {
     pub(super) peers: &'m mut [FailoverPeer],
     pub(super) streams: &'m mut [FailoverStream],
     sent: &'m mut [SentSlot],
     window: u32,
+    /// The endpoints that are to be closed, by rail.
+    closing: [Closing; RAILS_MAX],
+    /// The upper half of the newest ticket known, and the lower half of this side's tickets.
+    clock: u64,
+    salt: u64,
 }
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
@@ -220,7 +248,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         peers.fill(FailoverPeer::EMPTY);
         streams.fill(FailoverStream::EMPTY);
         sent.fill(SentSlot::EMPTY);
-        self.state.failover = Some(Failover { peers, streams, sent, window });
+        let (closing, salt) = ([Closing::NONE; RAILS_MAX], mix(self.state.config.seed) >> 32);
+        self.state.failover = Some(Failover { peers, streams, sent, window, closing, clock: 0, salt });
         Ok(())
     }
 
@@ -358,15 +387,26 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
+    /// Returns whether a rail to a peer is out of use.
+    fn has_failed(&self, peer: u16, rail: u16) -> bool {
+        let in_use = self.peers[peer as usize].rails & rail != 0;
+        !in_use
+            && self
+                .kept_peer(peer)
+                .is_some_and(|kept| kept.joined & rail != 0 && !kept.back.is_attached(rail))
+    }
+
     /// Handles the failure of a rail to a peer. If no other rail can take over, the peer fails with
     /// `cost`.
     #[cold]
     pub(super) fn rail_failed(&mut self, peer: u16, rail: usize, why: Fault, cost: PeerError) {
         let Some(slot) = self.peers.get(peer as usize) else { return };
         let (rails, bit) = (slot.rails, 1u16 << rail);
-        let back = self.kept_peer(peer).is_some_and(|kept| kept.back.is_attached(bit));
-        if !back && self.kept_peer(peer).is_some_and(|kept| kept.joined & !rails & bit != 0) {
-            // The rail has failed before.
+        if self.has_failed(peer, bit) {
+            // What was sent on a rail that is left may never arrive, so it cannot be drained.
+            if let Some(kept) = self.kept_peer_mut(peer) {
+                kept.leaving &= kept.fenced | !bit;
+            }
             return;
         }
         let left = rails & !bit;

@@ -2,7 +2,7 @@
 //! input for it. Not part of the public interface; the tests in `tests/fuzz` use it.
 
 use super::close::Bye;
-use super::failover::{Asks, Rejoin, Told};
+use super::failover::{Asks, Leave, LeaveStage, Rejoin, Told};
 use super::joint::Pairing;
 use super::protocol::head::{self, Head, Offer};
 use super::table::{Access, HANDLE_MAX, Handle};
@@ -32,6 +32,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "told", sample: sample_told, read: read_told },
     Target { name: "asks", sample: sample_asks, read: read_asks },
     Target { name: "rejoin", sample: sample_rejoin, read: read_rejoin },
+    Target { name: "leave", sample: sample_leave, read: read_leave },
     Target { name: "tagged", sample: sample_tagged, read: read_tagged },
     Target { name: "request", sample: sample_request::<2>, read: read_request::<2> },
     Target { name: "request-of-16-rails", sample: sample_request::<16>, read: read_request::<16> },
@@ -138,6 +139,7 @@ fn sample_told(seed: u64, into: &mut [u8]) -> usize {
         rails: (a >> 40) as u16,
         heard: (c >> 24) as u16,
         failed: (c >> 40) as u16,
+        left: (c >> 8) as u16,
         epochs: core::array::from_fn(|at| number(seed, 20 + at as u64) as u16),
         words: core::array::from_fn(|at| number(seed, 4 + at as u64)),
     };
@@ -167,6 +169,20 @@ fn sample_rejoin(seed: u64, into: &mut [u8]) -> usize {
 fn read_rejoin(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let rejoin = Rejoin::decode(Untrusted::from_slice(input))?.ok()?;
     Some(put(again, &rejoin.encode()))
+}
+
+fn sample_leave(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b] = [1, 2].map(|n| number(seed, n));
+    let stage = [LeaveStage::Asks, LeaveStage::Answers, LeaveStage::Confirms][(a >> 48) as usize % 3];
+    let (rail, apart) = ((a >> 60) as u8, 1 + (a >> 52) as u8 % 15);
+    let (over, word, epoch) = ((rail + apart) % 16, a as u32, (a >> 32) as u16);
+    let leave = Leave { rail, over, stage, word, epoch, ticket: b };
+    put(into, &leave.encode())
+}
+
+fn read_leave(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let leave = Leave::decode(Untrusted::from_slice(input))?.ok()?;
+    Some(put(again, &leave.encode()))
 }
 
 fn head(seed: u64) -> Head {

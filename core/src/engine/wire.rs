@@ -59,6 +59,7 @@ pub(super) const KIND_BYE: u8 = 8;
 pub(super) const KIND_TOLD: u8 = 9;
 pub(super) const KIND_ASKS: u8 = 10;
 pub(super) const KIND_REJOIN: u8 = 11;
+pub(super) const KIND_LEAVE: u8 = 12;
 
 /// Returns the mask of a word's sequence bits, for a window of `window` numbers.
 pub(crate) const fn sequence_mask(window: u32) -> u32 {
@@ -257,7 +258,7 @@ pub(crate) struct Hello {
 }
 
 /// The version of the layout of words and messages.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {

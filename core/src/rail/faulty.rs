@@ -260,6 +260,17 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     }
 
     #[cold]
+    fn mute(&mut self, peer: Peer) {
+        self.inner.mute(peer);
+    }
+
+    #[cold]
+    fn fence_left(&mut self, peer: Peer) -> Fence {
+        self.drop_held(peer);
+        self.inner.fence_left(peer)
+    }
+
+    #[cold]
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         let over = |held: &Held| held.peer == peer && matches!(held.post, Post::Over(_));
         if self.held.iter().flatten().any(over) {

@@ -80,6 +80,15 @@ fn told(rails: u16, failed: u16, epoch: u16) -> Vec<u8> {
     bytes
 }
 
+/// Returns the peer's request to leave a rail.
+fn leave(rail: u8, over: u8, epoch: u16) -> Vec<u8> {
+    let mut bytes = vec![12, rail, over, 0, 0, 0, 0, 0];
+    bytes.extend(epoch.to_le_bytes());
+    bytes.extend([0; 6]);
+    bytes.extend(u64::MAX.to_le_bytes());
+    bytes
+}
+
 #[test]
 fn what_cannot_be_said_of_a_rail_fails_the_peer() {
     let cases = [
@@ -91,6 +100,9 @@ fn what_cannot_be_said_of_a_rail_fails_the_peer() {
         ("a stage that does not exist", rejoin(1, 4, 0, 1, &[]), Violation::Kind),
         ("an epoch that has not begun, of a failure", told(0, 0b10, 1), Violation::Sequence),
         ("an epoch that has not begun, of a fence", told(0b10, 0, 1), Violation::Sequence),
+        ("an epoch that has not begun, of a rail to leave", leave(1, 0, 1), Violation::Sequence),
+        ("a rail to leave that does not lead there", leave(2, 0, 0), Violation::Kind),
+        ("a request over a rail that does not lead there", leave(1, 2, 0), Violation::Kind),
     ];
     for (what, bytes, why) in cases {
         let mut bench = Bench::new(true);
@@ -98,7 +110,7 @@ fn what_cannot_be_said_of_a_rail_fails_the_peer() {
         assert_eq!(bench.error(), Some(PeerError::Protocol(why)), "{what}");
         assert_eq!(bench.own.engine.stats().rails_failed, 0, "{what}");
     }
-    for bytes in [rejoin(1, OFFER, 1, 1, &[]), told(0b10, 0, 0)] {
+    for bytes in [rejoin(1, OFFER, 1, 1, &[]), told(0b10, 0, 0), leave(1, 0, 0)] {
         let mut bench = Bench::new(false);
         bench.hear(bytes);
         assert_eq!(bench.error(), Some(PeerError::Protocol(Violation::Kind)), "without failover");
@@ -112,6 +124,7 @@ fn what_belongs_to_an_earlier_epoch_is_dropped_and_counted() {
         rejoin(1, OFFER, 0x8001, 1, &[]),
         told(0b10, 0, u16::MAX),
         told(0, 0b11, 0x8001),
+        leave(1, 0, u16::MAX),
     ] {
         let mut bench = Bench::new(true);
         bench.hear(bytes);

@@ -10,6 +10,7 @@ mod rig;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod closing;
 mod exhaustive;
 mod mail;
 mod reads;

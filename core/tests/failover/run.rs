@@ -8,7 +8,7 @@ use fishplate_core::rail::sim::Dials;
 use super::mail::{self, Mail};
 use super::reads::{self, Reads};
 use super::rig::{SMALL, match_memory};
-use super::schedule::{Fleet, Schedule};
+use super::schedule::{Fleet, Link, Schedule};
 use super::support::oracle::{self, Streams};
 use super::support::scope::Scope;
 use super::support::*;
@@ -54,12 +54,30 @@ impl Drop for Told {
     }
 }
 
+/// A fleet whose fences close endpoints, and links that are cut at once.
+#[derive(Clone, Debug)]
+pub struct Closing {
+    pub nodes: u16,
+    pub rails: u16,
+    pub cuts: Vec<Link>,
+}
+
+/// The turn in which the links of a [`Closing`] are cut.
+const CUT_AT: u64 = 5;
+
 pub fn run(seed: u64, totals: &mut Totals) {
+    run_in(seed, None, totals);
+}
+
+/// Runs a schedule in the given fleet, or in one drawn from the seed.
+pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
     let _scope = Scope::new();
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9));
     let nodes = [2, 2, 2, 3, 3, 4][random.below(6) as usize];
     let count = 2 + random.below(RAILS as u64 - 1) as u16;
     let closes = random.below(4) == 0;
+    let (nodes, count, closes) =
+        given.map_or((nodes, count, closes), |given| (given.nodes, given.rails, true));
     let config = oracle::config(&mut random, seed);
     let matching = MatchConfig { credits: 1 + random.below(6) as u32, ..SMALL };
     let calm = if random.below(8) == 0 { Dials::CALM } else { Dials::WILD };
@@ -97,7 +115,13 @@ pub fn run(seed: u64, totals: &mut Totals) {
             mail.dies(node as usize);
             reads.dies(node as usize);
         }
-        if turn < busy {
+        if let Some(given) = given
+            && turn <= CUT_AT
+        {
+            if turn == CUT_AT {
+                schedule.cut(turn, &given.cuts);
+            }
+        } else if turn < busy {
             schedule.turn(turn, &mut fleet);
         } else if turn == busy && heals {
             schedule.heal_all(turn, &mut fleet);

@@ -50,8 +50,8 @@ pub struct Schedule {
     random: Random,
     nodes: u16,
     rails: u16,
-    /// Whether a fence cuts off all peers of an endpoint. If so, only one rail is out of use at a
-    /// time: with two, a fence may fail a peer.
+    /// Whether a fence cuts off all peers of an endpoint. If so, nodes that are joined by one rail
+    /// alone need no fence of that rail: it would separate them.
     closes: bool,
     /// Rate of turns in which something happens, per 1000.
     often: u64,
@@ -107,7 +107,8 @@ impl Schedule {
     pub fn kill(&mut self, node: u16, turn: u64) {
         self.sim.kill(node);
         self.dead = Some(node);
-        self.down.retain(|down| down.link.a != node && down.link.b != node);
+        // The other nodes may still close endpoints because of links to the dead one.
+        self.down.retain(|down| self.closes || down.link.a != node && down.link.b != node);
         self.log.push((turn, Event::Dies(node)));
     }
 
@@ -137,13 +138,55 @@ impl Schedule {
         pairs.flat_map(move |(a, b)| (0..rails).map(move |rail| Link { a, b, rail }))
     }
 
-    /// Returns whether a link may fail, because another link between its nodes stays in use.
-    fn may_fail<const RAILS: usize>(&self, fleet: &Fleet<RAILS>, link: Link) -> bool {
-        let Link { a, b, rail } = link;
-        if self.closes {
-            return self.links().filter(|other| other.rail != rail).all(|other| self.is_used(fleet, other));
+    /// Returns whether links of a rail may fail at once, because other links between their nodes
+    /// stay in use.
+    fn may_fail<const RAILS: usize>(&self, fleet: &Fleet<RAILS>, links: &[Link]) -> bool {
+        let stays = |&Link { a, b, rail }: &Link| {
+            let mut others = (0..self.rails).filter(|&other| other != rail);
+            others.any(|rail| {
+                let other = Link { a, b, rail };
+                self.is_used(fleet, other) && (!self.closes || !self.closes_end_of(other, links))
+            })
+        };
+        links.iter().all(stays) && (!self.closes || self.may_close(links))
+    }
+
+    /// Returns the given links and all failed ones.
+    fn all_down(&self, links: &[Link]) -> impl Iterator<Item = Link> {
+        links.iter().copied().chain(self.down.iter().map(|down| down.link))
+    }
+
+    /// Returns whether an end of a link is closed because of these and all failed links.
+    fn closes_end_of(&self, link: Link, links: &[Link]) -> bool {
+        let ends = [link.a, link.b];
+        self.all_down(links)
+            .any(|down| down.rail == link.rail && (ends.contains(&down.a) || ends.contains(&down.b)))
+    }
+
+    /// Returns whether fences of these and all failed links leave a rail between each two nodes.
+    fn may_close(&self, links: &[Link]) -> bool {
+        self.links().all(|Link { a, b, .. }| {
+            let all = (0..self.rails).map(|rail| Link { a, b, rail });
+            let mut good = all.filter(|&link| self.all_down(links).all(|down| down != link));
+            match (good.next(), good.next()) {
+                (None, _) => false,
+                (Some(last), None) => !self.closes_end_of(last, links),
+                _ => true,
+            }
+        })
+    }
+
+    /// Cuts links in both directions at once.
+    pub fn cut(&mut self, turn: u64, links: &[Link]) {
+        assert!(self.may_close(links), "{links:?}");
+        for &link in links {
+            let Link { a, b, rail } = link;
+            let why = Why::Cut { there: true, back: true };
+            self.sim.cut(a, b, rail, 0).unwrap();
+            self.sim.cut(b, a, rail, 0).unwrap();
+            self.down.push(Down { link, why, seen: false, healed: false });
+            self.log.push((turn, Event::Fails(vec![link], why, 0)));
         }
-        (0..self.rails).any(|other| other != rail && self.is_used(fleet, Link { a, b, rail: other }))
     }
 
     /// Executes the events of a turn.
@@ -164,7 +207,11 @@ impl Schedule {
                 self.stalled = Some((node, turn + until));
                 self.log.push((turn, Event::Stalls(node, until)));
             }
-            1..=4 => self.fail(turn, fleet),
+            1..=4 => {
+                // Several fences at a time disturb each other only if they close endpoints.
+                let count = if self.closes { 1 + self.random.below(3) } else { 1 };
+                (0..count).for_each(|_| self.fail(turn, fleet));
+            }
             5 => self.heal_all(turn, fleet),
             _ => {
                 let broken: Vec<_> = (0..self.down.len()).filter(|&at| !self.down[at].healed).collect();
@@ -192,7 +239,7 @@ impl Schedule {
             .filter(|link| link.rail == rail && chosen(link))
             .filter(|link| !self.down.iter().any(|down| down.link == *link))
             .collect();
-        if links.is_empty() || !links.iter().all(|&link| self.may_fail(fleet, link)) {
+        if links.is_empty() || !self.may_fail(fleet, &links) {
             return;
         }
         let late = [0, 300, 5000][self.random.below(3) as usize];

@@ -234,6 +234,15 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         self.control.borrow().fence.unwrap_or(fence)
     }
 
+    fn mute(&mut self, peer: Peer) {
+        self.inner.mute(peer);
+    }
+
+    fn fence_left(&mut self, peer: Peer) -> Fence {
+        self.hush(peer);
+        self.inner.fence_left(peer)
+    }
+
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         if self.backlog.iter().any(|event| matches!(event, Event::Done(..))) {
             return None;

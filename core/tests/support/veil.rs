@@ -125,6 +125,14 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         self.inner.fence(peer)
     }
 
+    fn mute(&mut self, peer: Peer) {
+        self.inner.mute(peer);
+    }
+
+    fn fence_left(&mut self, peer: Peer) -> Fence {
+        self.inner.fence_left(peer)
+    }
+
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         self.inner.reopen(peer, into)
     }

@@ -556,6 +556,18 @@ unsafe impl Rail for FabricRail {
     }
 
     #[cold]
+    fn mute(&mut self, peer: Peer) {
+        if self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
+            self.peers.take_down(peer.0);
+        }
+    }
+
+    #[cold]
+    fn fence_left(&mut self, peer: Peer) -> Fence {
+        self.part(peer)
+    }
+
+    #[cold]
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         self.offer_again(peer, into)
     }

@@ -351,6 +351,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(kept) = self.kept_peer_mut(peer) else { return };
         kept.fenced &= !bit;
         kept.confirmed &= !bit;
+        kept.allowed &= !bit;
+        kept.left &= !bit;
+        kept.leaving &= !bit;
         kept.back.stop(bit);
         kept.back.turns[rail].epoch = kept.back.turns[rail].epoch.wrapping_add(1);
         for context in 0..self.config.contexts {

@@ -264,7 +264,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let (Some(kept), Some(failover)) = (self.kept_peer(s.peer), &self.failover) else { return false };
         let FailoverStream { lost, answers, reads, .. } = failover.streams[stream as usize];
         let telling = kept.telling.is_some() || kept.is_unconfirmed();
-        let peer = s.context == 0 && (telling || self.is_returning(s.peer));
+        let leaving = self.is_asked(s.peer) || kept.answers != [None; 2];
+        let peer = s.context == 0 && (telling || leaving || self.is_returning(s.peer));
         s.live && (peer || lost || answers || reads)
     }
 

@@ -14,7 +14,7 @@ use super::super::wire::{Body, NO_TOKEN, Owner, PostTag};
 use super::super::{Engine, State};
 use super::sent::{Carried, Sent};
 use super::told::WORDS;
-use super::{AGAIN, Failover, FailoverPeer, RARELY, Told};
+use super::{AGAIN, Failover, FailoverPeer, RARELY, Told, nth};
 
 /// Number of passes that a fence waits for the rails of other peers before it counts as impossible.
 /// Waits check the peers every 10 ms, and each check counts as [`LOOK`] passes.
@@ -43,32 +43,21 @@ impl FailoverPeer {
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Fences the failed rails of a peer.
     pub(super) fn fence_rails(&mut self, peer: u16) {
+        self.answer_leave(peer);
+        self.ask_on(peer);
         let Some(kept) = self.state.kept_peer(peer) else { return };
         let mut fencing = kept.fencing;
         while fencing != 0 {
             let rail = fencing.trailing_zeros() as usize;
             fencing &= fencing - 1;
-            // Fencing a fenced peer again does not affect the other peers.
-            let all = self.rails[rail].fences_all() && !self.rails[rail].is_fenced(Peer(peer));
-            let cost = if all { self.state.cost_of_fence(peer, rail) } else { Cost::Nothing };
+            let fence = self.fence_rail(peer, rail);
             let Some(kept) = self.state.kept_peer_mut(peer) else { return };
-            let fence = match cost {
-                Cost::Nothing => self.rails[rail].fence(Peer(peer)),
-                Cost::Wait if kept.patience < PATIENCE => {
-                    kept.patience += 1;
-                    Fence::Pending
-                }
-                Cost::Wait | Cost::Peer => Fence::Unknown,
-            };
             match fence {
                 Fence::Fenced => {
                     kept.fencing &= !(1 << rail);
                     kept.fenced |= 1 << rail;
                     kept.patience = 0;
                     kept.tell_anew();
-                    if all {
-                        self.state.all_fenced(peer, rail);
-                    }
                 }
                 Fence::Pending => {}
                 Fence::Unknown => {
@@ -79,9 +68,53 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
+    /// Fences a peer on a rail. If that closes the endpoint, lets the other peers leave it first.
+    fn fence_rail(&mut self, peer: u16, rail: usize) -> Fence {
+        let bit = 1 << rail;
+        let id = Peer(peer);
+        // A peer that is already fenced costs the other peers nothing more.
+        let all = self.rails[rail].fences_all() && !self.rails[rail].is_fenced(id);
+        let needed = self.state.needs_fence(peer, rail);
+        let Some(kept) = self.state.kept_peer_mut(peer) else { return Fence::Pending };
+        if all && kept.allowed & bit != 0 {
+            if kept.patience < PATIENCE {
+                kept.patience += u32::from(needed);
+                let left = kept.left & bit != 0;
+                return if left { self.rails[rail].fence_left(id) } else { Fence::Pending };
+            }
+            (kept.allowed, kept.patience) = (kept.allowed & !bit, 0);
+        }
+        if all && kept.leaving & bit == 0 {
+            // The fence may have to wait. What arrives late must not be taken for something new.
+            self.rails[rail].mute(id);
+        }
+        // A peer that has left the rail waits for as long as it takes.
+        let patient = kept.leaving & bit != 0 || kept.patience < PATIENCE;
+        match if all { self.state.cost_of_fence(peer, rail) } else { Cost::Nothing } {
+            Cost::Nothing if !all => return self.rails[rail].fence(id),
+            Cost::Nothing if !self.may_close(peer, rail) => return Fence::Pending,
+            Cost::Nothing => {}
+            Cost::Wait if patient => {
+                self.state.closing_waits(rail);
+                if let Some(kept) = self.state.kept_peer_mut(peer) {
+                    kept.patience = kept.patience.saturating_add(1);
+                }
+                return Fence::Pending;
+            }
+            Cost::Wait | Cost::Peer => return Fence::Unknown,
+        }
+        let fence = self.rails[rail].fence(id);
+        if fence == Fence::Fenced {
+            self.state.closed(rail);
+            self.state.all_fenced(peer, rail);
+        }
+        fence
+    }
+
     /// Adds to the waiting time of fences, each time that the rails have checked which peers are
     /// alive.
     pub(in super::super) fn fences_looked(&mut self) {
+        self.state.closings_looked();
         for peer in 0..self.state.peers.len() as u16 {
             if let Some(kept) = self.state.kept_peer_mut(peer)
                 && kept.patience != 0
@@ -135,7 +168,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Posts a message on this rail. Returns `false` if the caller should try another rail.
-    fn post_on(
+    pub(super) fn post_on(
         &mut self,
         rail: usize,
         stream: u32,
@@ -195,9 +228,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let freed = self.returned(stream);
         let s = &self.streams[stream as usize];
         let (context, word, peer) = (s.context, s.stamp, s.peer);
-        let (mut rails, mut failed, mut asks, mut epochs) = (0, 0, false, [0; RAILS_MAX]);
+        let (mut rails, mut failed, mut left, mut asks, mut epochs) = (0, 0, 0, false, [0; RAILS_MAX]);
         if let Some(kept) = self.kept_peer(peer) {
             (rails, failed) = (kept.fenced, kept.suspect | kept.fencing);
+            left = rails & kept.leaving | failed & kept.allowed;
             (asks, epochs) = (kept.fenced & !kept.confirmed != 0, kept.back.epochs());
         }
         let heard = self.heard(peer);
@@ -217,7 +251,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let last = 64 * count >= rest;
         let ack = truncate::<32>(expected.0);
-        let told = Told { context, last, asks, word, ack, freed, from, rails, heard, failed, epochs, words };
+        let told =
+            Told { context, last, asks, word, ack, freed, from, rails, heard, failed, left, epochs, words };
         (told, (!last).then(|| from.plus(64 * count)))
     }
 
@@ -249,10 +284,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// use any rail.
     fn turn_to_tell(&self, peer: u16) -> Option<usize> {
         let kept = self.kept_peer(peer).filter(|kept| kept.told != 0)?;
-        let rails = self.peers[peer as usize].rails;
-        let skipped = u32::from(kept.told).checked_rem(rails.count_ones())?;
-        let rest = (0..skipped).fold(rails, |rails, _| rails & (rails - 1));
-        Some(rest.trailing_zeros() as usize)
+        nth(self.peers[peer as usize].rails, kept.told.into())
     }
 
     /// Translates a bitmask of the peer's rails into ours. Drops the rails whose epoch in the
@@ -289,7 +321,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn peer_fences(&mut self, peer: u16, rail: usize) {
         let (id, bit) = (RailId(rail as u8), 1 << rail);
         let why = Fault::Rail(id, CompleteError::PeerDown);
-        self.rail_failed(peer, rail, why, PeerError::Rail(id));
+        if !self.has_failed(peer, bit) {
+            self.rail_failed(peer, rail, why, PeerError::Rail(id));
+        }
         let Some(kept) = self.kept_peer_mut(peer) else { return };
         // The peer is alive, so fence the rail now.
         kept.fencing |= kept.suspect & bit;
@@ -310,12 +344,18 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let failed = self.of_this_epoch(peer.0, told, told.rails | told.failed)?;
         let pairing = &self.pairings[peer.0 as usize];
         let (ours, asked) = (pairing.as_ours(told.rails) & failed, pairing.as_ours(told.failed) & failed);
+        let left = pairing.as_ours(told.left) & failed;
+        let leaving = left & asked & self.peers[peer.0 as usize].rails;
         for rail in (0..RAILS).filter(|rail| failed >> rail & 1 != 0) {
             self.peer_fences(peer.0, rail);
         }
         let confirmed = self.of_this_epoch(peer.0, told, told.heard)?;
         if let Some(kept) = self.kept_peer_mut(peer.0) {
             kept.confirmed |= confirmed & kept.fenced;
+            // If the peer has closed its endpoint first, what it sent on the rail may arrive late.
+            kept.leaving = kept.leaving & (kept.fenced | !ours | left) | leaving;
+            kept.left |= left & ours;
+            kept.allowed = kept.allowed & !ours | left & ours;
             let asked = kept.fenced & asked != 0 || told.asks && kept.fenced != 0;
             if asked && kept.telling.is_none() {
                 kept.telling = Some((0, None));

@@ -74,8 +74,8 @@ impl World<'_> {
         self.now >= self.cuts.fenced_at[at]
     }
 
-    /// Fences a node at an endpoint.
-    pub(super) fn cut_off(&mut self, own: u16, node: u16) {
+    /// Fences a node at an endpoint. Posts to the node may land within `late` polls.
+    pub(super) fn cut_off(&mut self, own: u16, node: u16, late: u32) {
         let at = own as usize;
         self.cuts.fenced[at] |= 1 << node;
         let there = node * self.rails + own % self.rails;
@@ -89,11 +89,39 @@ impl World<'_> {
         let is_read = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
         let reads = self.take(own, |packet| packet.from == own && packet.to_node == node && is_read(packet));
         self.end_each(reads, 0);
-        let late = self.cuts.late[at];
+        let late = self.cuts.late[at].max(late);
         let sent = self.take(there, |packet| {
             packet.from == own && packet.to_node == node && !packet.late && !is_done(packet)
         });
         self.end_each(sent, late.max(1));
+    }
+
+    /// Fences a node whose endpoint is closed. Drops its messages, but its writes still land,
+    /// unreported. Returns `false` while posts to the node are in flight.
+    pub(super) fn part(&mut self, own: u16, node: u16) -> bool {
+        let reads = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
+        let late_read = |packet: &Packet| reads(packet) && packet.from == own && packet.to_node == node;
+        if self.has_posts(own, node) || self.packets.iter().any(late_read) {
+            return false;
+        }
+        self.cuts.fenced[own as usize] |= 1 << node;
+        let there = node * self.rails + own % self.rails;
+        let mut link = self.heads[own as usize];
+        while link != NONE {
+            let packet = &mut self.packets[link as usize];
+            if packet.from == there
+                && let PacketKind::Write { data, .. } = &mut packet.kind
+            {
+                *data = None;
+            }
+            link = packet.next;
+        }
+        let is_message = |packet: &Packet| matches!(packet.kind, PacketKind::Message { .. });
+        let here = own / self.rails;
+        let messages =
+            self.take(own, |packet| packet.from == there && packet.to_node == here && is_message(packet));
+        self.end_each(messages, 0);
+        true
     }
 
     /// Returns whether completions of posts from an endpoint to a node are not yet reported.

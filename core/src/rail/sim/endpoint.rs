@@ -19,6 +19,9 @@ const INJECT: usize = 64;
 /// Number of polls between two reports that a fenced peer may be attached again.
 const UP: u64 = 300;
 
+/// Number of polls in which posts of a closed endpoint may still land.
+const LINGER: u32 = 400;
+
 /// Maximum length of a single write or read, in bytes.
 const RMA: usize = 1 << 16;
 
@@ -173,7 +176,12 @@ impl SimRail<'_, '_> {
         self.sim.world.borrow_mut().release(index);
     }
 
+    /// Returns the peer to which an arrival from a node is attributed.
     fn peer_at(&self, node: u16) -> Option<Peer> {
+        let world = self.sim.world.borrow();
+        if world.cuts.muted[(self.node * world.rails + self.rail) as usize] & 1 << node != 0 {
+            return None;
+        }
         self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
     }
 
@@ -407,18 +415,39 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         if !world.is_fence_due(own, node) {
             return Fence::Pending;
         }
-        world.cut_off(own, node);
+        world.cut_off(own, node, 0);
         if self.closes {
             let address = &mut world.addresses[own as usize];
             *address = address.wrapping_add(1);
             for (i, &other) in self.peers.iter().enumerate() {
                 if other != NONE && !world.cuts.is_fenced(own, other) {
-                    world.cut_off(own, other);
+                    world.cut_off(own, other, LINGER);
                     self.lost |= 1 << i;
                 }
             }
         }
         Fence::Fenced
+    }
+
+    #[cold]
+    fn mute(&mut self, peer: Peer) {
+        let Ok(node) = self.node_of(peer) else { return };
+        let world = &mut *self.sim.world.borrow_mut();
+        world.cuts.muted[(self.node * world.rails + self.rail) as usize] |= 1 << node;
+    }
+
+    #[cold]
+    fn fence_left(&mut self, peer: Peer) -> Fence {
+        let Ok(node) = self.node_of(peer) else { return Fence::Fenced };
+        if !self.closes {
+            return self.fence(peer);
+        }
+        let world = &mut *self.sim.world.borrow_mut();
+        let own = self.node * world.rails + self.rail;
+        match world.cuts.is_fenced(own, node) || world.part(own, node) {
+            true => Fence::Fenced,
+            false => Fence::Pending,
+        }
     }
 
     fn fences_all(&self) -> bool {

@@ -13,6 +13,8 @@ pub(super) struct Cuts {
     pub(super) late: [u32; ENDPOINTS],
     /// Time at which the cut is reported.
     pub(super) told_at: [u64; ENDPOINTS],
+    /// Whether arrivals from the node are not reported.
+    pub(super) muted: [u64; ENDPOINTS],
     /// `fenced`: the node is fenced at this endpoint. `fencing`: it will be fenced at time
     /// `fenced_at`.
     pub(super) fenced: [u64; ENDPOINTS],
@@ -26,6 +28,7 @@ impl Cuts {
         broken: [0; ENDPOINTS],
         late: [0; ENDPOINTS],
         told_at: [0; ENDPOINTS],
+        muted: [0; ENDPOINTS],
         fenced: [0; ENDPOINTS],
         fencing: [0; ENDPOINTS],
         fenced_at: [0; ENDPOINTS],
@@ -38,6 +41,7 @@ impl Cuts {
 
     /// Clears the state of an endpoint towards a node, when it is attached again.
     pub(super) fn open(&mut self, endpoint: usize, node: u16) {
+        self.muted[endpoint] &= !(1 << node);
         self.fenced[endpoint] &= !(1 << node);
         self.fencing[endpoint] &= !(1 << node);
         self.broken[endpoint] &= self.cut[endpoint] | !(1 << node);

@@ -7,6 +7,9 @@
 //! reported as lost and stay fenced until they are attached again. If the interface has lost its
 //! address, no new endpoint can be opened; the rail retries when it attaches a peer again.
 //!
+//! A peer that has closed its own endpoint needs no such fence: its connections are gone. It is
+//! marked as fenced once the provider has completed all posts to it.
+//!
 //! Some milliseconds after the fence the rail reports the peer as up. The pause doubles if the peer
 //! is fenced again soon after its return. The report is repeated at growing intervals.
 
@@ -87,6 +90,23 @@ impl FabricRail {
         self.owed.clear();
         self.open_again();
         self.hurry();
+        Fence::Fenced
+    }
+
+    /// Implements [`Rail::fence_left`](fishplate_core::rail::Rail::fence_left).
+    pub(super) fn part(&mut self, peer: Peer) -> Fence {
+        match self.peers.slots.get(peer.0 as usize) {
+            Some(slot) if slot.fenced => return Fence::Fenced,
+            Some(slot) if slot.attached && !self.broken => {}
+            _ => return Fence::Unknown,
+        }
+        // The caller reports the loss of this peer, so no event is queued for it.
+        self.peers.take_down(peer.0);
+        if !self.close_batch() || self.pool.has_posts_to(peer.0) {
+            return Fence::Pending;
+        }
+        self.owed.retain(|(other, _)| *other != peer.0);
+        self.shut_out(peer, monotonic_ns());
         Fence::Fenced
     }
 

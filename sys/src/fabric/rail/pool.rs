@@ -135,6 +135,18 @@ impl Pool {
         })
     }
 
+    /// Returns whether the provider still holds the context of a post to a peer. Slow path: scans all
+    /// contexts.
+    pub fn has_posts_to(&self, peer: u16) -> bool {
+        (0..self.len).any(|index| {
+            let slot = self.at(index);
+            // SAFETY: the index is in range. The provider writes only the scratch part, and only
+            // this thread writes the fields behind it.
+            let (kind, to) = unsafe { ((*slot).kind, (*slot).peer) };
+            to == peer && !matches!(kind, ContextKind::Free | ContextKind::Receive)
+        })
+    }
+
     /// Returns the context at an index below [`len`](Self::len).
     #[inline(always)]
     pub fn at(&self, index: usize) -> *mut Slot {

@@ -1,0 +1,433 @@
+//! Lets peers leave an endpoint before a fence closes it.
+//!
+//! A rail may fence a peer by closing its endpoint, which cuts off its other peers too
+//! ([`Rail::fences_all`]). If both ends of each pair closed their endpoints in turn, one cut link
+//! would interrupt its rail everywhere, and two of them could separate peers that a good rail joins.
+//! So a side that must close an endpoint does this first:
+//!
+//! 1. It asks each other peer of the rail to *leave*, and repeats that until the peer agrees.
+//! 2. A peer agrees if another rail in use joins both, and works in both directions. Its link may be
+//!    cut, unnoticed by both. So the request travels over that rail, the peer answers over it, and
+//!    the side repeats the request over it. Then the peer stops using the rail that it leaves, and
+//!    says so in a report. The next request tests another rail.
+//! 3. The side stops using the rail too. It *drains* the rail: it waits until the peers have
+//!    acknowledged everything that it has sent on the rail.
+//! 4. It closes the endpoint, and reports to each drained peer that it has left.
+//! 5. The peer fences the rail without closing its own endpoint ([`Rail::fence_left`]), because
+//!    nothing from this side can land late. The rail returns as after any fence.
+//!
+//! Two sides that ask each other to leave their last two rails must not both agree. So each request
+//! has a ticket, and all sides agree on the order of tickets. A side refuses by silence while an
+//! older request of its own is about the rail that would remain. A side makes one request at a time.
+//! The salt of [`Config::seed`](crate::engine::Config::seed) makes the tickets of different sides
+//! differ.
+//!
+//! After [`PATIENCE`] passes the side closes its endpoint anyway. A peer that has not agreed, or was
+//! not drained, then fences the rail as hard as after a failure.
+//!
+//! ```text
+//! 24 bytes: kind u8 | rail u8 | over u8 | stage u8 | word u32 | epoch u16 | 0 u16 | 0 u32
+//!           | ticket u64
+//! ```
+//!
+//! `rail` is the rail to leave, in the `epoch` of that rail. `over` is the rail that carries the
+//! message. Both are the sender's numbers.
+
+use crate::bytes::{Put, Reader, Writer};
+use crate::error::{CompleteError, PeerError, Violation};
+use crate::mem::{Peer, RailId, Untrusted};
+use crate::op::Fault;
+use crate::rail::Rail;
+
+use super::super::joint::RAILS_MAX;
+use super::super::table::PeerSlot;
+use super::super::wire::KIND_LEAVE;
+use super::super::{Engine, State};
+use super::sent::Carried;
+use super::{AGAIN, Failover, nth};
+
+/// Length of a [`Leave`] message, in bytes.
+const LEAVE: usize = 24;
+
+/// Maximum of the upper half of a ticket. A peer may send any ticket, so the clock stops there.
+const CLOCK_MAX: u64 = u32::MAX as u64;
+
+/// Number of passes until an endpoint is closed although peers have not left it. Waits check the
+/// peers every 10 ms, and each check counts as [`LOOK`] passes.
+const PATIENCE: u32 = 1 << 18;
+const LOOK: u32 = PATIENCE / 8;
+
+/// The interval between two requests doubles this many times, so that a peer that makes no passes
+/// gets few of them.
+const DOUBLINGS: u32 = 6;
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Stage {
+    /// The sender asks the receiver to leave a rail.
+    Asks,
+    /// The sender can leave that rail.
+    Answers,
+    /// The sender has the answer, so the receiver may rely on the rail that carries the message.
+    Confirms,
+}
+
+/// A message about a rail to leave, decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Leave {
+    pub(in super::super) rail: u8,
+    pub(in super::super) over: u8,
+    pub(in super::super) stage: Stage,
+    pub(in super::super) word: u32,
+    pub(in super::super) epoch: u16,
+    pub(in super::super) ticket: u64,
+}
+
+impl Leave {
+    pub(in super::super) fn encode(&self) -> [u8; LEAVE] {
+        let mut bytes = [0; LEAVE];
+        let mut out = Writer::new(&mut bytes);
+        out.put(&[KIND_LEAVE, self.rail, self.over, self.stage as u8]).put_u32(self.word);
+        out.put_u16(self.epoch).put_u16(0).put_u32(0).put_u64(self.ticket);
+        bytes
+    }
+
+    /// Copies a message out of untrusted memory and checks its form. Returns `None` for another
+    /// kind of message.
+    pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Leave, Violation>> {
+        let mut raw = [0; LEAVE];
+        bytes.copy_out(&mut raw);
+        (raw[0] == KIND_LEAVE).then(|| Self::read(&raw, bytes.len()))
+    }
+
+    fn read(raw: &[u8; LEAVE], len: usize) -> Result<Leave, Violation> {
+        if len != LEAVE {
+            return Err(Violation::Length);
+        }
+        let [_, rail, over, stage, ..] = *raw;
+        let stage = match stage {
+            0 => Stage::Asks,
+            1 => Stage::Answers,
+            2 => Stage::Confirms,
+            _ => return Err(Violation::Kind),
+        };
+        let mut fields = Reader::new(&raw[4..]);
+        let (word, epoch) = (fields.u32()?, fields.u16()?);
+        let (zero, rest, ticket) = (fields.u16()?, fields.u32()?, fields.u64()?);
+        if zero != 0 || rest != 0 || rail == over || rail.max(over) as usize >= RAILS_MAX {
+            return Err(Violation::Kind);
+        }
+        Ok(Leave { rail, over, stage, word, epoch, ticket })
+    }
+}
+
+/// The state of an endpoint that is to be closed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Closing {
+    /// Orders the requests of all sides. 0 if the endpoint is not to be closed.
+    ticket: u64,
+    /// Number of passes so far, and the pass in which the peers are next asked.
+    passes: u32,
+    ask_at: u32,
+    /// Number of times that the peers were asked. Selects the rail that carries the request.
+    asked: u32,
+    /// Whether it waits for another rail to return to a peer.
+    waits: bool,
+}
+
+impl Closing {
+    pub(super) const NONE: Closing = Closing { ticket: 0, passes: 0, ask_at: 0, asked: 0, waits: false };
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Returns whether the endpoint of a rail may be closed to fence a peer. Until then, asks the
+    /// other peers to leave it.
+    pub(super) fn may_close(&mut self, peer: u16, rail: usize) -> bool {
+        let first = self.state.asks(rail) == Some(peer);
+        let Some(closing) = self.state.closing(rail) else { return true };
+        closing.waits = false;
+        if closing.passes >= PATIENCE {
+            return true;
+        }
+        let Closing { ticket, passes, ask_at, asked, .. } = *closing;
+        if !first || self.state.has_older_request(rail, ticket) {
+            return false;
+        }
+        let due = passes >= ask_at;
+        if let Some(closing) = self.state.closing(rail) {
+            closing.passes += 1;
+            if due {
+                closing.ask_at = passes + (AGAIN << asked.min(DOUBLINGS));
+                closing.asked = asked.wrapping_add(1);
+            }
+        }
+        let mut left = true;
+        for other in 0..self.state.peers.len() as u16 {
+            if self.state.may_leave(other, rail) {
+                left = false;
+                if due {
+                    self.ask_to_leave(other, rail, ticket, asked);
+                }
+            } else if self.state.is_undrained(other, rail) {
+                left = false;
+            }
+        }
+        left
+    }
+
+    /// Repeats requests after the peer that was to be fenced has failed. Another peer may have
+    /// agreed already, so they must not be dropped.
+    pub(super) fn ask_on(&mut self, peer: u16) {
+        for rail in 0..RAILS {
+            let asks = self.state.wants_to_close(rail).is_none() && self.state.asks(rail) == Some(peer);
+            if asks
+                && self.may_close(peer, rail)
+                && let Some(closing) = self.state.closing(rail)
+            {
+                *closing = Closing::NONE;
+            }
+        }
+    }
+
+    /// Asks a peer to leave a rail. The caller repeats the request, so it may be lost.
+    fn ask_to_leave(&mut self, peer: u16, rail: usize, ticket: u64, turn: u32) {
+        let rest = self.state.peers[peer as usize].rails & !(1 << rail);
+        let Some(over) = nth(rest, turn) else { return };
+        let epoch = self.state.kept_peer(peer).map_or(0, |kept| kept.back.epoch(rail));
+        let (rail, over) = (rail as u8, over as u8);
+        self.post_leave(peer, Leave { rail, over, stage: Stage::Asks, word: 0, epoch, ticket });
+    }
+
+    /// Posts the answers to a peer's messages. They may be lost, because requests are repeated.
+    pub(super) fn answer_leave(&mut self, peer: u16) {
+        let Some(kept) = self.state.kept_peer_mut(peer) else { return };
+        for answer in core::mem::take(&mut kept.answers).into_iter().flatten() {
+            self.post_leave(peer, answer);
+        }
+    }
+
+    /// Posts a message on the rail that it names, if that rail is in use.
+    fn post_leave(&mut self, peer: u16, message: Leave) {
+        if self.state.peers[peer as usize].rails >> message.over & 1 == 0 {
+            return;
+        }
+        let stream = self.state.stream_of(0, peer);
+        let s = &self.state.streams[stream as usize];
+        let (word, cursor) = (s.stamp, s.ack_sent);
+        let (bytes, owner) = (Leave { word, ..message }.encode(), self.state.control(peer));
+        _ = self.post_on(message.over as usize, stream, peer, &bytes, owner, cursor);
+        self.state.ask(stream);
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    fn closing(&mut self, rail: usize) -> Option<&mut Closing> {
+        let failover = self.failover.as_mut()?;
+        let closing = &mut failover.closing[rail];
+        if closing.ticket == 0 {
+            failover.clock = (failover.clock + 1).min(CLOCK_MAX);
+            *closing = Closing { ticket: failover.clock << 32 | failover.salt, ..Closing::NONE };
+        }
+        Some(closing)
+    }
+
+    /// Starts the patience with a closing endpoint again, because another rail of a peer must
+    /// return first.
+    pub(super) fn closing_waits(&mut self, rail: usize) {
+        if let Some(closing) = self.closing(rail) {
+            *closing = Closing { ticket: closing.ticket, waits: true, ..Closing::NONE };
+        }
+    }
+
+    /// Advances the patience with closing endpoints, after a wait.
+    pub(super) fn closings_looked(&mut self) {
+        let Some(failover) = &mut self.failover else { return };
+        for closing in failover.closing.iter_mut().filter(|closing| closing.passes != 0) {
+            closing.passes = closing.passes.saturating_add(LOOK);
+        }
+    }
+
+    /// Returns the first peer for which the endpoint of a rail must be closed.
+    fn wants_to_close(&self, rail: usize) -> Option<u16> {
+        let wants = |&peer: &u16| {
+            self.peers[peer as usize].state.is_up()
+                && self.kept_peer(peer).is_some_and(|kept| (kept.fencing & !kept.allowed) >> rail & 1 != 0)
+        };
+        (0..self.peers.len() as u16).find(wants)
+    }
+
+    /// Returns the peer whose passes repeat the request to leave a rail, if there is one.
+    fn asks(&self, rail: usize) -> Option<u16> {
+        let asked = self.failover.as_ref()?.closing[rail].ticket != 0;
+        let all = 0..if asked { self.peers.len() as u16 } else { 0 };
+        self.wants_to_close(rail).or_else(|| all.clone().find(|&peer| self.may_leave(peer, rail)))
+    }
+
+    /// Returns whether a peer was asked to leave a rail, and may still do so.
+    pub(super) fn is_asked(&self, peer: u16) -> bool {
+        self.failover.as_ref().is_some_and(|failover| {
+            let mut rails = failover.closing.iter().enumerate();
+            rails.any(|(rail, closing)| closing.ticket != 0 && self.may_leave(peer, rail))
+        })
+    }
+
+    /// Returns the ticket of the request to leave a rail, if there is one.
+    fn request(&self, rail: usize) -> Option<u64> {
+        let ticket = self.failover.as_ref()?.closing[rail].ticket;
+        (ticket != 0 && self.asks(rail).is_some()).then_some(ticket)
+    }
+
+    /// Returns whether another request of this side comes before the one about this rail.
+    fn has_older_request(&self, rail: usize, ticket: u64) -> bool {
+        let waits = |rail: usize| self.failover.as_ref().is_some_and(|failover| failover.closing[rail].waits);
+        // Requests have equal tickets once the clock is at its maximum.
+        let older = |other: usize| self.request(other).is_some_and(|its| (its, other) < (ticket, rail));
+        (0..RAILS).any(|other| older(other) && !waits(other))
+    }
+
+    /// Returns whether a peer uses a rail, and is joined by another one.
+    fn may_leave(&self, peer: u16, rail: usize) -> bool {
+        let PeerSlot { state, rails, .. } = self.peers[peer as usize];
+        let up = state.is_up() && !self.is_meeting(peer) && self.kept_peer(peer).is_some();
+        up && rails >> rail & 1 != 0 && rails.count_ones() > 1
+    }
+
+    /// Returns whether a peer that has agreed to leave a rail may miss something that was sent on
+    /// it.
+    fn is_undrained(&self, peer: u16, rail: usize) -> bool {
+        let leaving = self.kept_peer(peer).is_some_and(|kept| (kept.leaving & !kept.fenced) >> rail & 1 != 0);
+        leaving && self.carries(peer, rail)
+    }
+
+    /// Returns whether a number in flight to a peer is on this rail.
+    fn carries(&self, peer: u16, rail: usize) -> bool {
+        let Some(failover) = &self.failover else { return false };
+        (0..self.config.contexts).any(|context| {
+            let stream = self.stream_of(context as u8, peer) as usize;
+            let s = &self.streams[stream];
+            let count = if s.live { s.in_flight() } else { 0 };
+            (0..count).map(|n| s.acked.plus(n)).any(|seq| {
+                let at = seq.0 as usize & (failover.window as usize - 1);
+                let sent = &failover.sent[stream * failover.window as usize + at];
+                !seq.is_before(failover.streams[stream].heard) && sent.carried == Carried::By(rail as u8)
+            })
+        })
+    }
+
+    /// Returns whether something waits for the fence of a rail that a peer may leave.
+    pub(super) fn needs_fence(&self, peer: u16, rail: usize) -> bool {
+        let reads = |failover: &Failover<'_>| {
+            (0..self.config.contexts)
+                .any(|context| failover.streams[self.stream_of(context as u8, peer) as usize].reads)
+        };
+        let left = self.kept_peer(peer).is_some_and(|kept| kept.left >> rail & 1 != 0);
+        left || self.carries(peer, rail) || self.failover.as_ref().is_some_and(reads)
+    }
+
+    /// Records that the endpoint of a rail was closed, which has fenced all peers. What was sent to
+    /// undrained ones may still land there, so they must fence the rail as after a failure.
+    pub(super) fn closed(&mut self, rail: usize) {
+        let (bit, id) = (1 << rail, RailId(rail as u8));
+        for peer in 0..self.peers.len() as u16 {
+            if self.kept_peer(peer).is_some_and(|kept| kept.back.is_attached(bit)) {
+                // Nothing was sent yet on a rail that is about to return.
+                self.rail_failed(peer, rail, Fault::Rail(id, CompleteError::PeerDown), PeerError::Rail(id));
+                if let Some(kept) = self.kept_peer_mut(peer) {
+                    kept.leaving |= bit;
+                }
+            }
+            let undrained = self.is_undrained(peer, rail);
+            let Some(kept) = self.kept_peer_mut(peer) else { continue };
+            if kept.leaving & !kept.fenced & bit == 0 {
+                continue;
+            }
+            if undrained {
+                kept.leaving &= !bit;
+                continue;
+            }
+            (kept.suspect, kept.fencing) = (kept.suspect & !bit, kept.fencing & !bit);
+            kept.fenced |= bit;
+            kept.tell_anew();
+            self.ask(self.stream_of(0, peer));
+        }
+        if let Some(failover) = &mut self.failover {
+            failover.closing[rail] = Closing::NONE;
+        }
+    }
+
+    /// Handles a peer's message about a rail to leave.
+    #[cold]
+    pub(in super::super) fn leave_arrived(&mut self, peer: Peer, leave: &Leave) -> Result<(), Violation> {
+        if self.arrival_stream(peer, 0, leave.word)?.is_none() {
+            return Ok(());
+        }
+        let (pairing, joined) = (&self.pairings[peer.0 as usize], self.joined_rails(peer.0));
+        let [ours, via] = [leave.rail, leave.over].map(|rail| pairing.as_ours(1 << rail) & joined);
+        let (rail, over) = (ours.trailing_zeros() as usize, via.trailing_zeros() as usize);
+        let Some(kept) = self.kept_peer(peer.0).filter(|_| ours != 0 && via != 0) else {
+            return Err(Violation::Kind);
+        };
+        match leave.epoch.wrapping_sub(kept.back.epoch(rail)).cast_signed() {
+            0 => {}
+            1.. => return Err(Violation::Sequence),
+            _ => {
+                self.stats.stale += 1;
+                return Ok(());
+            }
+        }
+        if let Some(failover) = &mut self.failover {
+            failover.clock = failover.clock.max(leave.ticket >> 32);
+        }
+        let in_use = self.peers[peer.0 as usize].rails & via != 0;
+        let stays = in_use && self.request(over).is_none_or(|ticket| ticket > leave.ticket);
+        let answer = match leave.stage {
+            Stage::Asks if stays && self.may_leave(peer.0, rail) => Stage::Answers,
+            Stage::Answers if in_use && self.request(rail) == Some(leave.ticket) => Stage::Confirms,
+            Stage::Confirms if stays && self.may_leave(peer.0, rail) => {
+                if let Some(kept) = self.kept_peer_mut(peer.0) {
+                    kept.allowed |= ours;
+                }
+                let id = RailId(rail as u8);
+                let why = Fault::Rail(id, CompleteError::PeerDown);
+                self.rail_failed(peer.0, rail, why, PeerError::Rail(id));
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        if let Some(kept) = self.kept_peer_mut(peer.0) {
+            let message = Leave { rail: rail as u8, over: over as u8, stage: answer, ..*leave };
+            kept.answers[usize::from(answer == Stage::Confirms)] = Some(message);
+        }
+        self.ask(self.stream_of(0, peer.0));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_the_bytes_of_its_description_and_comes_back() {
+        let (word, epoch, ticket) = (0x0403_0201, 0x0605, 0x1817_1615_1413_1211);
+        let decode = |bytes: &[u8]| Leave::decode(Untrusted::from_slice(bytes));
+        for (n, stage) in (0..).zip([Stage::Asks, Stage::Answers, Stage::Confirms]) {
+            let leave = Leave { rail: 9, over: 15, stage, word, epoch, ticket };
+            let bytes = leave.encode();
+            assert_eq!(bytes[..16], [KIND_LEAVE, 9, 15, n, 1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(bytes[16..], ticket.to_le_bytes());
+            assert_eq!(decode(&bytes), Some(Ok(leave)));
+        }
+        let bytes = Leave { rail: 9, over: 15, stage: Stage::Asks, word, epoch, ticket }.encode();
+        assert_eq!(decode(&[9; LEAVE]), None);
+        for cut in 1..LEAVE {
+            assert_eq!(decode(&bytes[..cut]), Some(Err(Violation::Length)), "{cut} bytes");
+        }
+        // Byte 1 becomes the number of the rail that carries the message.
+        for (at, value) in [(1, 15), (1, 16), (2, 16), (3, 3), (10, 1), (11, 1), (12, 1), (15, 1)] {
+            let mut bad = bytes;
+            bad[at] = value;
+            assert_eq!(decode(&bad), Some(Err(Violation::Kind)), "byte {at}");
+        }
+    }
+}

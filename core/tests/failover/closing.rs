@@ -1,0 +1,183 @@
+//! Several links fail at once on rails whose fence closes an endpoint. Two nodes stay connected if
+//! two rails between them work, or one that neither must close.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use fishplate_core::engine::{Config, Engine, Notice};
+use fishplate_core::mem::{Peer, RailId};
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::sim::{Dials, Sim};
+
+use super::run::{Closing, Totals, run_in};
+use super::schedule::{Fleet, Link};
+use super::support::fleet::{End, Node};
+use super::support::scope::Scope;
+use super::support::tap::{Event, Tap, shared};
+use super::support::{CX, Random, failover, fleet, read, seeds, write};
+
+/// The kind of a message about a rail to leave.
+const LEAVE: u8 = 12;
+
+fn link(a: u16, b: u16, rail: u16) -> Link {
+    Link { a, b, rail }
+}
+
+fn two_pairs() -> Closing {
+    Closing { nodes: 4, rails: 2, cuts: vec![link(0, 1, 0), link(2, 3, 1)] }
+}
+
+fn three_pairs() -> Closing {
+    Closing { nodes: 4, rails: 3, cuts: vec![link(0, 1, 0), link(2, 3, 1), link(1, 2, 0)] }
+}
+
+/// Returns a fleet of a size drawn from the seed. Its links fail and return at random.
+fn drawn(seed: u64) -> Closing {
+    let mut random = Random(!seed);
+    Closing { nodes: 2 + random.below(3) as u16, rails: 2 + random.below(3) as u16, cuts: vec![] }
+}
+
+fn run_all(count: u64, closing: impl Fn(u64) -> Closing) {
+    let mut totals = Totals::default();
+    seeds(count).into_iter().for_each(|seed| run_in(seed, Some(&closing(seed)), &mut totals));
+    println!("{totals:?}");
+}
+
+#[test]
+fn two_pairs_that_lose_different_rails_at_once_stay_connected() {
+    run_all(100, |_| two_pairs());
+}
+
+#[test]
+fn three_pairs_that_lose_rails_at_once_stay_connected() {
+    run_all(100, |_| three_pairs());
+}
+
+#[test]
+fn schedules_with_several_cuts_at_once() {
+    run_all(400, drawn);
+}
+
+/// In these runs a node asks its peer to leave a rail while another rail between both is cut and
+/// neither has noticed. In the first run, a third rail is in use at one of them only.
+#[test]
+fn no_rail_is_left_for_one_that_does_not_work() {
+    run_in(2408, Some(&drawn(2408)), &mut Totals::default());
+    run_in(2693, Some(&three_pairs()), &mut Totals::default());
+}
+
+/// Returns three nodes on two rails, with the given rails around their endpoints.
+fn three<R: Rail>(wrap: impl FnMut(u16, u16, End) -> R) -> (&'static Sim<'static>, Vec<Node<R, 2>>) {
+    let sim = fleet::fabric(3, 2, 256, Dials::CALM, 1);
+    let keep = |engine: &mut Engine<'static, R, 2>| {
+        engine.attach_failover(failover(&Config::DEFAULT, 3)).unwrap();
+    };
+    (sim, fleet::prepared(sim, 3, Config::DEFAULT, 4096, wrap, keep))
+}
+
+/// Cuts the link from node 0 to node 1 on rail 0 while puts are in flight, and completes the puts.
+/// Only the first `awake` nodes make passes.
+fn cut<R: Rail>(sim: &Sim<'_>, fleet: &mut [Node<R, 2>], awake: usize) {
+    for n in 0..8 {
+        let node = &mut fleet[0];
+        let (from, to) = (node.source.at(0), node.remotes[1].at(512 * n));
+        node.engine.put(CX, from, 512, to, Notice::Silent).unwrap();
+    }
+    fleet[0].engine.progress();
+    sim.cut(0, 1, 0, 0).unwrap();
+    sim.cut(1, 0, 0, 0).unwrap();
+    for _ in 0..1 << 20 {
+        fleet[..awake].iter_mut().for_each(|node| _ = node.engine.progress());
+        let to = fleet[0].peers[1];
+        if fleet[0].engine.is_quiet(CX, to) == Ok(true) {
+            assert_ne!(fleet[0].engine.stats().reposted, 0);
+            return;
+        }
+    }
+    panic!("the puts do not complete; {:?}", fleet[0].engine.stats());
+}
+
+/// Heals the link. All rails return.
+fn heal<R: Rail>(sim: &Sim<'_>, fleet: &mut [Node<R, 2>]) {
+    sim.heal(0, 1, 0).unwrap();
+    sim.heal(1, 0, 0).unwrap();
+    fleet::turn_until(fleet, "all rails are back", |fleet| {
+        fleet.iter().all(|node| {
+            node.peers.iter().all(|&peer| {
+                [0, 1].iter().all(|&rail| node.engine.rail_error(peer, RailId(rail)) == Ok(None))
+            })
+        })
+    });
+}
+
+#[test]
+fn a_node_that_others_leave_keeps_its_endpoint() {
+    let _scope = Scope::new();
+    let (sim, mut fleet) = three(|_, _, end| end.with_closing_fence());
+    cut(sim, &mut fleet, 3);
+    heal(sim, &mut fleet);
+    // A closed endpoint would have cut off node 2 from itself too.
+    assert_eq!([0, 1, 2].map(|node: usize| fleet[node].engine.stats().rails_failed), [3, 3, 2]);
+}
+
+#[test]
+fn an_endpoint_is_closed_although_a_peer_does_not_answer() {
+    let _scope = Scope::new();
+    let (sim, mut fleet) = three(|_, _, end| end.with_closing_fence());
+    cut(sim, &mut fleet, 2);
+    heal(sim, &mut fleet);
+}
+
+#[test]
+fn the_highest_ticket_does_not_stop_later_requests() {
+    let _scope = Scope::new();
+    let controls = [shared(), shared(), shared()];
+    let (sim, mut fleet) =
+        three(|node, rail, end| Tap::new(end.with_closing_fence(), rail.into(), &controls[node as usize]));
+    // Node 0 receives the first request of another node with the highest ticket.
+    let forged = Rc::new(Cell::new(false));
+    let seen = forged.clone();
+    controls[0].borrow_mut().edit = Some(Box::new(move |_, event| match event {
+        Event::Message(peer, mut bytes) if bytes[0] == LEAVE && peer != Peer(0) && !seen.replace(true) => {
+            bytes[16..].fill(0xff);
+            vec![Event::Message(peer, bytes)]
+        }
+        event => vec![event],
+    }));
+    let to = fleet[1].peers[2];
+    fleet[1].engine.disable_rail(to, RailId(1)).unwrap();
+    fleet::turn_until(&mut fleet, "the request arrives", |_| forged.get());
+    fleet[1].engine.enable_rail(to, RailId(1)).unwrap();
+    heal(sim, &mut fleet);
+    cut(sim, &mut fleet, 3);
+    heal(sim, &mut fleet);
+}
+
+#[test]
+fn what_was_sent_on_a_rail_that_is_left_does_not_land_late() {
+    for seed in 1..=20 {
+        let _scope = Scope::new();
+        let sim = fleet::fabric(3, 2, 256, Dials::CALM, seed);
+        let mut fleet: Fleet<2> = fleet::lasting(sim, 3, 2, true, Config::DEFAULT, 4096, |_| ());
+        sim.set_dials(0, Dials { min_delay: 300, max_delay: 300, ..Dials::CALM });
+        let to = fleet[0].peers[2];
+        for value in [1, 2] {
+            let node = &mut fleet[0];
+            write(&node.engine, node.source.at(0), &[value; 1024]);
+            for n in 0..8 {
+                let (from, to) = (node.source.at(128 * n), node.remotes[2].at(128 * n));
+                node.engine.put(CX, from, 128, to, Notice::Silent).unwrap();
+            }
+            node.engine.progress();
+            if value == 1 {
+                node.engine.disable_rail(node.peers[1], RailId(0)).unwrap();
+            }
+            fleet::turn_until(&mut fleet, "the puts complete", |fleet| {
+                fleet[0].engine.is_quiet(CX, to) == Ok(true)
+            });
+        }
+        (0..500).for_each(|_| fleet::turn(&mut fleet));
+        assert_ne!(fleet[2].engine.stats().rails_failed, 0);
+        assert_eq!(read(&fleet[2].engine, fleet[2].target.at(0), 1024), [2; 1024], "seed {seed}");
+    }
+}
