@@ -66,6 +66,13 @@ fn no_rail_is_left_for_one_that_does_not_work() {
     run_in(2693, Some(&three_pairs()), &mut Totals::default());
 }
 
+/// In this run both ends of a rail close their endpoints, one before the other. What the first one
+/// has sent arrives at the other one twice, the second time very late.
+#[test]
+fn late_arrivals_from_a_closed_endpoint_are_dropped() {
+    run_in(1357, Some(&drawn(1357)), &mut Totals::default());
+}
+
 /// Returns three nodes on two rails, with the given rails around their endpoints.
 fn three<R: Rail>(wrap: impl FnMut(u16, u16, End) -> R) -> (&'static Sim<'static>, Vec<Node<R, 2>>) {
     let sim = fleet::fabric(3, 2, 256, Dials::CALM, 1);
