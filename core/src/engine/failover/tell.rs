@@ -375,13 +375,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         for n in 0..count {
             let seq = acked.plus(n);
             let slot = failover.at(stream, seq);
-            if let Carried::By(rail) = slot.carried
-                && ours >> rail & 1 != 0
-            {
+            if let Carried::By(rail) = slot.carried {
                 match told.says(seq, cursor) {
+                    // A rail that is left is drained once all its numbers have arrived, even if the
+                    // peer's cursor waits for the fence of another rail.
                     Some(true) => slot.carried = Carried::Arrived,
-                    Some(false) => slot.carried = Carried::Lost,
-                    None => {}
+                    Some(false) if ours >> rail & 1 != 0 => slot.carried = Carried::Lost,
+                    _ => {}
                 }
             }
             // The reply may have been on that rail, whichever rail carried the atomic.
