@@ -462,7 +462,7 @@ mod tests {
         }
         let hello =
             Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other, keeps: true, again: true };
-        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 5, 0, 0, 0]);
+        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 6, 0, 0, 0]);
     }
 
     #[test]
