@@ -269,16 +269,16 @@ pub unsafe trait Rail {
         Fence::Unknown
     }
 
-    /// Stops reporting arrivals from a peer, which will be [fenced](Rail::fence). Its writes may still
-    /// land. Slow path; repeated calls change nothing. A wrapper forwards the call.
+    /// Stops reporting arrivals from a peer, which will be [fenced](Rail::fence). Its writes may
+    /// still land. Slow path; repeated calls change nothing. A wrapper forwards the call.
     #[cold]
     fn mute(&mut self, _peer: Peer) {}
 
-    /// Cuts this rail and a peer off from each other like [`fence`](Rail::fence), but costs no other
-    /// peer. The peer has closed its endpoint, and everything that counted on this rail has arrived
-    /// from it: only messages without an effect may still be in flight. Returns [`Fence::Pending`]
-    /// until all posts to the peer have completed. A rail that [fences all](Rail::fences_all) must
-    /// implement this. A wrapper forwards the call.
+    /// Cuts this rail and a peer off from each other like [`fence`](Rail::fence), but costs no
+    /// other peer. The peer has closed its endpoint, and everything that counted on this rail has
+    /// arrived from it: only messages without an effect may still be in flight. Returns
+    /// [`Fence::Pending`] until all posts to the peer have completed. A rail that
+    /// [fences all](Rail::fences_all) must implement this. A wrapper forwards the call.
     #[cold]
     fn fence_left(&mut self, peer: Peer) -> Fence {
         self.fence(peer)

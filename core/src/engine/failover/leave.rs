@@ -2,28 +2,28 @@
 //!
 //! A rail may fence a peer by closing its endpoint, which cuts off its other peers too
 //! ([`Rail::fences_all`]). If both ends of each pair closed their endpoints in turn, one cut link
-//! would interrupt its rail everywhere, and two of them could separate peers that a good rail joins.
-//! So a side that must close an endpoint does this first:
+//! would interrupt its rail everywhere, and two of them could separate peers that a good rail
+//! joins. So a side that must close an endpoint does this first:
 //!
 //! 1. It asks each other peer of the rail to *leave*, and repeats that until the peer agrees.
-//! 2. A peer agrees if another rail in use joins both, and works in both directions. Its link may be
-//!    cut, unnoticed by both. So the request travels over that rail, the peer answers over it, and
-//!    the side repeats the request over it. Then the peer stops using the rail that it leaves, and
-//!    says so in a report. The next request tests another rail.
+//! 2. A peer agrees if another rail in use joins both, and works in both directions. Its link may
+//!    be cut, unnoticed by both. So the request travels over that rail, the peer answers over it,
+//!    and the side repeats the request over it. Then the peer stops using the rail that it leaves,
+//!    and says so in a report. The next request tests another rail.
 //! 3. The side stops using the rail too. It *drains* the rail: it waits until the peers have
-//!    acknowledged everything that it has sent on the rail.
+//!    reported the arrival of everything that it has sent on the rail.
 //! 4. It closes the endpoint, and reports to each drained peer that it has left.
 //! 5. The peer fences the rail without closing its own endpoint ([`Rail::fence_left`]), because
 //!    nothing from this side can land late. The rail returns as after any fence.
 //!
 //! Two sides that ask each other to leave their last two rails must not both agree. So each request
 //! has a ticket, and all sides agree on the order of tickets. A side refuses by silence while an
-//! older request of its own is about the rail that would remain. A side makes one request at a time.
-//! The salt of [`Config::seed`](crate::engine::Config::seed) makes the tickets of different sides
-//! differ.
+//! older request of its own is about the rail that would remain. A side makes one request at a
+//! time. The lower half of a ticket comes from [`Config::seed`](crate::engine::Config::seed), so
+//! the tickets of different sides differ.
 //!
-//! After [`PATIENCE`] passes the side closes its endpoint anyway. A peer that has not agreed, or was
-//! not drained, then fences the rail as hard as after a failure.
+//! After [`PATIENCE`] passes the side closes its endpoint anyway. A peer that has not agreed, or
+//! was not drained, then fences the rail as hard as after a failure.
 //!
 //! ```text
 //! 24 bytes: kind u8 | rail u8 | over u8 | stage u8 | word u32 | epoch u16 | 0 u16 | 0 u32

@@ -135,8 +135,8 @@ impl Pool {
         })
     }
 
-    /// Returns whether the provider still holds the context of a post to a peer. Slow path: scans all
-    /// contexts.
+    /// Returns whether the provider still holds the context of a post to a peer. Slow path: scans
+    /// all contexts.
     pub fn has_posts_to(&self, peer: u16) -> bool {
         (0..self.len).any(|index| {
             let slot = self.at(index);
