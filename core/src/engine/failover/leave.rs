@@ -247,13 +247,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the first peer for which the endpoint of a rail must be closed.
+    /// Returns the first peer for which the endpoint of a rail must be closed. Peers that have left
+    /// the rail come last, because they follow the peer for which they were asked to.
     fn wants_to_close(&self, rail: usize) -> Option<u16> {
-        let wants = |&peer: &u16| {
-            self.peers[peer as usize].state.is_up()
-                && self.kept_peer(peer).is_some_and(|kept| (kept.fencing & !kept.allowed) >> rail & 1 != 0)
+        let wants = |peer: u16| {
+            let kept = self.kept_peer(peer).filter(|_| self.peers[peer as usize].state.is_up())?;
+            let wants = (kept.fencing & !kept.allowed) >> rail & 1 != 0;
+            wants.then_some((kept.leaving >> rail & 1, peer))
         };
-        (0..self.peers.len() as u16).find(wants)
+        (0..self.peers.len() as u16).filter_map(wants).min().map(|(_, peer)| peer)
     }
 
     /// Returns the peer whose passes repeat the request to leave a rail, if there is one.
