@@ -198,8 +198,8 @@ pub unsafe trait Rail {
     /// default, so that a wrapper forwards the value of its inner rail.
     const COPIES: bool;
 
-    /// A monotonic clock in nanoseconds, which times long posts where several rails reach a peer.
-    /// It does not block or allocate. With `None` the engine counts its passes instead, so that
+    /// A monotonic clock in nanoseconds, which times long posts in engines of several rails. It does
+    /// not block or allocate. With `None` the engine counts its passes instead, so that
     /// simulations repeat. A wrapper forwards the clock of its inner rail.
     const CLOCK: Option<fn() -> u64> = None;
 
@@ -278,10 +278,11 @@ pub unsafe trait Rail {
     /// other peer. The peer has closed its endpoint, and everything that counted on this rail has
     /// arrived from it: only messages without an effect may still be in flight. Returns
     /// [`Fence::Pending`] until all posts to the peer have completed. A rail that
-    /// [fences all](Rail::fences_all) must implement this. A wrapper forwards the call.
+    /// [fences all](Rail::fences_all) should implement this: by default, the engine waits, and then
+    /// closes the endpoint. A wrapper forwards the call.
     #[cold]
     fn fence_left(&mut self, peer: Peer) -> Fence {
-        self.fence(peer)
+        if self.fences_all() { Fence::Pending } else { self.fence(peer) }
     }
 
     /// Opens the rail for a fenced peer again. Writes the address that the peer passes to

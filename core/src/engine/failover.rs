@@ -217,7 +217,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// both sides of a connection take part. If a failed rail cannot [fence](Rail::fence) a peer,
     /// the peer still fails. If all rails to a peer keep attachments apart
     /// ([`Caps::fresh`](crate::rail::Caps)), the sides do not exchange this, so both must attach
-    /// failover, or neither. Slow path; allocates nothing.
+    /// failover, or neither. Engines that connect to each other should have different
+    /// [seeds](super::Config::seed): with equal ones, several rails that fail at once may cost a
+    /// peer. Slow path; allocates nothing.
     ///
     /// Every operation to such a peer takes a slot, even a silent one. A tagged message that is
     /// sent from a slice takes an entry of

@@ -73,13 +73,16 @@ fn late_arrivals_from_a_closed_endpoint_are_dropped() {
     run_in(1357, Some(&drawn(1357)), &mut Totals::default());
 }
 
-/// Returns three nodes on two rails, with the given rails around their endpoints.
-fn three<R: Rail>(wrap: impl FnMut(u16, u16, End) -> R) -> (&'static Sim<'static>, Vec<Node<R, 2>>) {
-    let sim = fleet::fabric(3, 2, 256, Dials::CALM, 1);
+/// Returns nodes on two rails, with the given rails around their endpoints.
+fn nodes<R: Rail>(
+    count: u16,
+    wrap: impl FnMut(u16, u16, End) -> R,
+) -> (&'static Sim<'static>, Vec<Node<R, 2>>) {
+    let sim = fleet::fabric(count, 2, 256, Dials::CALM, 1);
     let keep = |engine: &mut Engine<'static, R, 2>| {
-        engine.attach_failover(failover(&Config::DEFAULT, 3)).unwrap();
+        engine.attach_failover(failover(&Config::DEFAULT, count.into())).unwrap();
     };
-    (sim, fleet::prepared(sim, 3, Config::DEFAULT, 4096, wrap, keep))
+    (sim, fleet::prepared(sim, count, Config::DEFAULT, 4096, wrap, keep))
 }
 
 /// Cuts the link from node 0 to node 1 on rail 0 while puts are in flight, and completes the puts.
@@ -91,8 +94,7 @@ fn cut<R: Rail>(sim: &Sim<'_>, fleet: &mut [Node<R, 2>], awake: usize) {
         node.engine.put(CX, from, 512, to, Notice::Silent).unwrap();
     }
     fleet[0].engine.progress();
-    sim.cut(0, 1, 0, 0).unwrap();
-    sim.cut(1, 0, 0, 0).unwrap();
+    cut_link(sim, 0, 1, 0);
     for _ in 0..1 << 20 {
         fleet[..awake].iter_mut().for_each(|node| _ = node.engine.progress());
         let to = fleet[0].peers[1];
@@ -120,7 +122,7 @@ fn heal<R: Rail>(sim: &Sim<'_>, fleet: &mut [Node<R, 2>]) {
 #[test]
 fn a_node_that_others_leave_keeps_its_endpoint() {
     let _scope = Scope::new();
-    let (sim, mut fleet) = three(|_, _, end| end.with_closing_fence());
+    let (sim, mut fleet) = nodes(3, |_, _, end| end.with_closing_fence());
     cut(sim, &mut fleet, 3);
     heal(sim, &mut fleet);
     // A closed endpoint would have cut off node 2 from itself too.
@@ -130,9 +132,77 @@ fn a_node_that_others_leave_keeps_its_endpoint() {
 #[test]
 fn an_endpoint_is_closed_although_a_peer_does_not_answer() {
     let _scope = Scope::new();
-    let (sim, mut fleet) = three(|_, _, end| end.with_closing_fence());
+    let (sim, mut fleet) = nodes(3, |_, _, end| end.with_closing_fence());
     cut(sim, &mut fleet, 2);
     heal(sim, &mut fleet);
+}
+
+/// Makes passes of the first `awake` nodes.
+fn passes<R: Rail>(fleet: &mut [Node<R, 2>], awake: usize, count: usize) {
+    for _ in 0..count {
+        fleet[..awake].iter_mut().for_each(|node| _ = node.engine.progress());
+    }
+}
+
+fn cut_link(sim: &Sim<'_>, a: u16, b: u16, rail: u16) {
+    sim.cut(a, b, rail, 0).unwrap();
+    sim.cut(b, a, rail, 0).unwrap();
+}
+
+#[test]
+fn a_peer_that_has_left_a_rail_stays_connected_while_the_endpoint_cannot_be_closed() {
+    let _scope = Scope::new();
+    let (sim, mut fleet) = nodes(4, |_, _, end| end.with_closing_fence());
+    // Node 3 makes no passes, so it does not leave rail 0.
+    cut_link(sim, 0, 1, 0);
+    let [_, _, two, three] = fleet[0].peers[..] else { panic!("four peers") };
+    let one = fleet[0].peers[1];
+    fleet[0].engine.disable_rail(one, RailId(0)).unwrap();
+    for _ in 0..10_000 {
+        passes(&mut fleet, 3, 1);
+        if fleet[0].engine.rail_error(two, RailId(0)) != Ok(None) {
+            break;
+        }
+    }
+    assert_ne!(fleet[0].engine.rail_error(two, RailId(0)), Ok(None), "node 2 has not left rail 0");
+    // Now rail 0 is the last one to node 3.
+    fleet[0].engine.disable_rail(three, RailId(1)).unwrap();
+    passes(&mut fleet, 3, 20_000);
+    assert_eq!(fleet[0].engine.peer_error(two), Ok(None));
+    assert_eq!(fleet[2].engine.peer_error(fleet[2].peers[0]), Ok(None));
+}
+
+#[test]
+fn no_peer_leaves_a_rail_for_a_fence_that_is_no_longer_needed() {
+    let _scope = Scope::new();
+    let (sim, mut fleet) = nodes(4, |_, _, end| end.with_closing_fence());
+    let peers = fleet[0].peers.clone();
+    // Rail 0 becomes the last rail to node 3, so it cannot be closed for node 1.
+    cut_link(sim, 0, 3, 1);
+    fleet[0].engine.disable_rail(peers[3], RailId(1)).unwrap();
+    fleet[0].engine.enable_rail(peers[3], RailId(1)).unwrap();
+    passes(&mut fleet, 4, 5000);
+    let errors = |fleet: &[Node<_, 2>], peer: usize| {
+        [0, 1].map(|rail| fleet[0].engine.rail_error(peers[peer], RailId(rail)).unwrap().is_some())
+    };
+    assert_eq!([2, 3].map(|peer| errors(&fleet, peer)), [[false; 2], [false, true]]);
+    cut_link(sim, 0, 1, 0);
+    fleet[0].engine.disable_rail(peers[1], RailId(0)).unwrap();
+    passes(&mut fleet, 4, 1000);
+    for _ in 0..200 {
+        fleet[0].engine.check_peers();
+        passes(&mut fleet, 4, 10);
+    }
+    assert!(fleet[0].engine.peer_error(peers[1]).unwrap().is_some(), "node 1 is still awaited");
+    for to in [0, 2, 0, 2] {
+        let node = &mut fleet[0];
+        node.engine.put(CX, node.source.at(0), 512, node.remotes[to].at(0), Notice::Silent).unwrap();
+        fleet::turn_until(&mut fleet, "the put completes", |fleet| {
+            fleet[0].engine.is_quiet(CX, peers[to]) == Ok(true)
+        });
+        passes(&mut fleet, 4, 1000);
+    }
+    assert_eq!(errors(&fleet, 2), [false; 2], "node 2 has left a rail");
 }
 
 #[test]
@@ -140,7 +210,7 @@ fn the_highest_ticket_does_not_stop_later_requests() {
     let _scope = Scope::new();
     let controls = [shared(), shared(), shared()];
     let (sim, mut fleet) =
-        three(|node, rail, end| Tap::new(end.with_closing_fence(), rail.into(), &controls[node as usize]));
+        nodes(3, |node, rail, end| Tap::new(end.with_closing_fence(), rail.into(), &controls[node as usize]));
     // Node 0 receives the first request of another node with the highest ticket.
     let forged = Rc::new(Cell::new(false));
     let seen = forged.clone();

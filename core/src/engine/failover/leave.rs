@@ -176,9 +176,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Repeats requests after the peer that was to be fenced has failed. Another peer may have
-    /// agreed already, so they must not be dropped.
+    /// agreed already, so requests that were made must not be dropped.
     pub(super) fn ask_on(&mut self, peer: u16) {
         for rail in 0..RAILS {
+            if !self.state.is_closing(rail) {
+                continue;
+            }
             let asks = self.state.wants_to_close(rail).is_none() && self.state.asks(rail) == Some(peer);
             if asks
                 && self.may_close(peer, rail)
@@ -221,6 +224,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
+    /// Returns whether the endpoint of a rail is to be closed.
+    fn is_closing(&self, rail: usize) -> bool {
+        self.failover.as_ref().is_some_and(|failover| failover.closing[rail].ticket != 0)
+    }
+
     fn closing(&mut self, rail: usize) -> Option<&mut Closing> {
         let failover = self.failover.as_mut()?;
         let closing = &mut failover.closing[rail];
@@ -235,15 +243,26 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// return first.
     pub(super) fn closing_waits(&mut self, rail: usize) {
         if let Some(closing) = self.closing(rail) {
-            *closing = Closing { ticket: closing.ticket, waits: true, ..Closing::NONE };
+            let Closing { ticket, asked, .. } = *closing;
+            *closing = Closing { ticket, asked, waits: true, ..Closing::NONE };
         }
     }
 
-    /// Advances the patience with closing endpoints, after a wait.
+    /// Advances the patience with closing endpoints, after a wait. Forgets the endpoints that
+    /// nothing needs to close any more.
     pub(super) fn closings_looked(&mut self) {
-        let Some(failover) = &mut self.failover else { return };
-        for closing in failover.closing.iter_mut().filter(|closing| closing.passes != 0) {
-            closing.passes = closing.passes.saturating_add(LOOK);
+        for rail in 0..RAILS {
+            if !self.is_closing(rail) {
+                continue;
+            }
+            let idle = self.asks(rail).is_none();
+            let Some(failover) = &mut self.failover else { return };
+            let closing = &mut failover.closing[rail];
+            if idle {
+                *closing = Closing::NONE;
+            } else if closing.passes != 0 {
+                closing.passes = closing.passes.saturating_add(LOOK);
+            }
         }
     }
 
@@ -258,10 +277,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..self.peers.len() as u16).filter_map(wants).min().map(|(_, peer)| peer)
     }
 
-    /// Returns the peer whose passes repeat the request to leave a rail, if there is one.
+    /// Returns the peer whose passes repeat the request to leave a rail, if there is one. Without a
+    /// peer to fence, a request goes on only if peers were asked.
     fn asks(&self, rail: usize) -> Option<u16> {
-        let asked = self.failover.as_ref()?.closing[rail].ticket != 0;
-        let all = 0..if asked { self.peers.len() as u16 } else { 0 };
+        let Closing { ticket, asked, .. } = self.failover.as_ref()?.closing[rail];
+        let all = 0..if ticket != 0 && asked != 0 { self.peers.len() as u16 } else { 0 };
         self.wants_to_close(rail).or_else(|| all.clone().find(|&peer| self.may_leave(peer, rail)))
     }
 
@@ -269,7 +289,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn is_asked(&self, peer: u16) -> bool {
         self.failover.as_ref().is_some_and(|failover| {
             let mut rails = failover.closing.iter().enumerate();
-            rails.any(|(rail, closing)| closing.ticket != 0 && self.may_leave(peer, rail))
+            rails.any(|(rail, closing)| closing.asked != 0 && self.may_leave(peer, rail))
         })
     }
 

@@ -88,12 +88,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             // The fence may have to wait. What arrives late must not be taken for something new.
             self.rails[rail].mute(id);
         }
-        // A peer that has left the rail waits for as long as it takes.
-        let patient = kept.leaving & bit != 0 || kept.patience < PATIENCE;
+        let (leaving, patient) = (kept.leaving & bit != 0, kept.patience < PATIENCE);
         match if all { self.state.cost_of_fence(peer, rail) } else { Cost::Nothing } {
             Cost::Nothing if !all => return self.rails[rail].fence(id),
             Cost::Nothing if !self.may_close(peer, rail) => return Fence::Pending,
             Cost::Nothing => {}
+            Cost::Wait | Cost::Peer if leaving => {
+                // Nothing to this peer is lost, so it waits for as long as it takes.
+                self.state.closing_waits(rail);
+                return Fence::Pending;
+            }
             Cost::Wait if patient => {
                 self.state.closing_waits(rail);
                 if let Some(kept) = self.state.kept_peer_mut(peer) {
