@@ -1,9 +1,9 @@
 //! Load and speed of each rail: the input of rail selection.
 //!
-//! Counting costs a few additions per post and completion, and nothing with one rail. Posts of
-//! [`LONG`] bytes and more are also timed, by the rail's clock ([`Rail::CLOCK`]) or, without one,
-//! in passes. The bytes that a rail completes while such posts are outstanding, and the time
-//! between, give its cost per byte. Only ratios of costs matter.
+//! Counting costs a few additions per post and completion, and nothing in an engine of one rail.
+//! Posts of [`LONG`] bytes and more are also timed, by the rail's clock ([`Rail::CLOCK`]) or,
+//! without one, in passes. The bytes that a rail completes while such posts are outstanding, and
+//! the time between, give its cost per byte.
 //!
 //! All rails are timed in one *busy time*, which leaves out most of each interval in which no rail
 //! completes anything. Such an interval is a pause of this process or of a peer, after which all
@@ -75,13 +75,15 @@ pub(crate) struct Loads<const RAILS: usize> {
     busy: u64,
     /// Rails that are not for short posts, as a bitmask.
     slow: u16,
+    /// Rails that reach a peer together with another rail, as a bitmask. Only they are compared.
+    shared: u16,
 }
 
 impl<const RAILS: usize> Loads<RAILS> {
     /// Creates the loads of rails with nothing outstanding.
     pub(crate) fn new(clock: Option<fn() -> u64>) -> Self {
         let rails = array::from_fn(|_| Load::NEW);
-        Loads { rails, clock, passes: 0, last: 0, busy: 0, slow: 0 }
+        Loads { rails, clock, passes: 0, last: 0, busy: 0, slow: 0, shared: 0 }
     }
 
     /// Returns the busy time at `now` if the post that completes next takes `expected`.
@@ -147,19 +149,20 @@ impl<const RAILS: usize> Loads<RAILS> {
         if let Some(latest) = load.measure(bytes, now, busy) {
             let fastest = self.fastest();
             let late = &mut self.rails[rail].late;
-            *late = if latest > SLOW * fastest { (*late + 1).min(LATE_MAX) } else { *late / 2 };
+            *late = if latest > SLOW.saturating_mul(fastest) { (*late + 1).min(LATE_MAX) } else { *late / 2 };
             self.judge(fastest);
         }
     }
 
-    /// Returns the least known cost, or 0.
+    /// Returns the least known cost of the rails that are compared, or `u64::MAX`.
     fn fastest(&self) -> u64 {
-        self.rails.iter().map(|load| load.cost).filter(|&cost| cost != 0).min().unwrap_or(0)
+        let known = ahead(self.shared, 0).map(|rail| self.rails[rail].cost).filter(|&cost| cost != 0);
+        known.min().unwrap_or(u64::MAX)
     }
 
     /// Finds the rails that are too slow for short posts.
     fn judge(&mut self, fastest: u64) {
-        let slow = |load: &Load| load.cost > SLOW * fastest && load.late >= LATE;
+        let slow = |load: &Load| load.cost > SLOW.saturating_mul(fastest) && load.late >= LATE;
         self.slow = (0..RAILS).map(|rail| u16::from(slow(&self.rails[rail])) << rail).sum();
     }
 
@@ -181,6 +184,7 @@ impl<const RAILS: usize> Loads<RAILS> {
     /// Chooses one of `rails`, which is not 0, for a post of `bytes` bytes, beginning with rail
     /// `turn`. `None`: none of them may have more outstanding now.
     pub(crate) fn choose(&mut self, rails: u16, turn: u8, bytes: u64) -> Option<usize> {
+        self.shared |= rails;
         if bytes >= LONG {
             return self.choose_long(rails, turn, bytes);
         }
@@ -237,7 +241,8 @@ impl<const RAILS: usize> Loads<RAILS> {
             }
             load.room = load.moving().saturating_add(bytes).saturating_add(FIRST);
         }
-        let took = self.rails[chosen].takes(bytes);
+        // Not 0, even if a pass completes several posts of a rail without a clock.
+        let took = self.rails[chosen].takes(bytes).max(1);
         for rail in ahead(rails, 0) {
             self.rails[rail].passed = match rail == chosen {
                 true => 0,

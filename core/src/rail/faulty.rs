@@ -201,6 +201,8 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
 
     const COPIES: bool = false;
 
+    const CLOCK: Option<fn() -> u64> = R::CLOCK;
+
     fn setup(&mut self) -> FaultySetup<'_, R, HELD> {
         FaultySetup(self)
     }

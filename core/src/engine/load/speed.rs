@@ -125,10 +125,8 @@ impl Load {
         (self.time, self.spent) = (self.time + time, self.spent + time);
         (self.moved, self.fresh) = (self.moved + bytes, self.fresh + bytes);
         self.period += bytes;
-        if self.room < PROVEN {
-            let room = self.room + bytes / 8;
-            self.room = if room < PROVEN { room } else { u64::MAX };
-        }
+        let room = self.room.saturating_add(bytes / 8);
+        self.room = if room < PROVEN { room } else { u64::MAX };
         let idle = self.moving() == 0;
         if !idle && self.fresh < FRESH {
             return None;

@@ -185,6 +185,42 @@ fn new_rails_wait_for_their_first_completion_unless_a_peer_has_stopped() {
 }
 
 #[test]
+fn a_rail_that_many_posts_waited_for_is_not_limited_once_they_complete() {
+    let mut loads = Loads::<2>::new(None);
+    for rail in [0, 1] {
+        loads.posted(rail, PIECE);
+    }
+    // The peer has stopped, so the rails get more than new rails may have outstanding.
+    loads.passes = STOPPED[1];
+    for turn in 0..80 {
+        let rail = loads.choose(0b11, turn & 1, PIECE).expect("the rails have stopped");
+        loads.posted(rail, PIECE);
+    }
+    for rail in [0, 1] {
+        let posts = loads.rails[rail].posts;
+        assert!(posts > 32, "{loads:?}");
+        loads.passes += 1;
+        loads.ended(rail, posts, PIECE, true);
+        assert_eq!(loads.rails[rail].room, u64::MAX, "{loads:?}");
+    }
+}
+
+#[test]
+fn rails_that_do_not_reach_a_peer_are_not_compared_with_those_that_do() {
+    let mut loads = Loads::<3>::new(None);
+    for turn in 0..100 {
+        // Rails 1 and 2 lead to one peer. Rail 0 leads to others, and is far faster.
+        let short = loads.choose(0b110, turn, 8);
+        assert!(turn < 10 || short == Some(1), "{turn}: {short:?} {loads:?}");
+        (0..3).for_each(|rail| loads.posted(rail, PIECE));
+        for (rail, passes) in [(0, 1), (1, 9), (2, 90)] {
+            loads.passes += passes;
+            loads.ended(rail, 1, PIECE, true);
+        }
+    }
+}
+
+#[test]
 fn isolated_posts_take_the_fast_rail() {
     let mut rig = Rig::new([10, 1000], 128);
     rig.run(100_000, 1, 0);
