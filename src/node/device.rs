@@ -229,10 +229,15 @@ impl Node {
     }
 
     /// Asks peers to close all device memory of this node. Without a deadline, waits until they
-    /// have.
+    /// have. Frees and closes what was deferred, because two peers that close may wait for each
+    /// other.
     pub(super) fn revoke_device(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         let deadline = deadline.unwrap_or(Instant::now() + Duration::from_secs(1 << 32));
-        match self.gpu().map(|mut gpu| gpu.revoke_all(deadline)) {
+        let revoked = self.gpu().map(|mut gpu| {
+            gpu.defer_frees(false);
+            gpu.revoke_all(deadline)
+        });
+        match revoked {
             Ok(Err(RevokeError::Deadline { peers, .. })) => Err(Error::StillOpen(peers)),
             _ => Ok(()),
         }

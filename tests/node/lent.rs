@@ -114,6 +114,24 @@ fn a_node_closes_beside_a_peer_that_only_makes_progress() {
 }
 
 #[test]
+fn two_nodes_that_defer_frees_close_beside_each_other() {
+    let mut two = Two::new();
+    for _ in 0..2 {
+        let memory = two.nodes[0].alloc_device(LEN).unwrap();
+        two.import(&[memory]);
+        two.nodes[0].defer_device_frees(true).unwrap();
+        two.nodes.swap(0, 1);
+        two.peers.swap(0, 1);
+    }
+    let Two { nodes: [a, b], .. } = two;
+    let closed = std::thread::scope(|scope| {
+        let closes = scope.spawn(|| a.close(SOON));
+        [b.close(SOON), closes.join().unwrap()]
+    });
+    assert_eq!(closed, [Ok(()), Ok(())]);
+}
+
+#[test]
 fn freed_memory_returns_to_the_device_by_progress_alone() {
     for imports in [false, true] {
         let mut two = Two::new();

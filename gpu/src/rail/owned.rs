@@ -159,9 +159,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(())
     }
 
-    /// Answers peers that revoke their memory, until no peer's memory is open here. Returns false
-    /// if the deadline expired. Slow path.
+    /// Answers peers that revoke their memory, until no peer's memory is open here, and ends
+    /// deferral. Returns false if the deadline expired. Slow path.
     pub fn close_revoked(&mut self, deadline: Instant) -> bool {
+        self.defer_frees(false);
         while self.sharing.imports().mapped().0 > 0 {
             self.turn();
             if !self.sharing.sleep(&mut self.inner, deadline) {
