@@ -198,8 +198,8 @@ pub unsafe trait Rail {
     /// default, so that a wrapper forwards the value of its inner rail.
     const COPIES: bool;
 
-    /// A monotonic clock in nanoseconds, which times long posts in engines of several rails. It does
-    /// not block or allocate. With `None` the engine counts its passes instead, so that
+    /// A monotonic clock in nanoseconds, which times long posts in engines of several rails. It
+    /// does not block or allocate. With `None` the engine counts its passes instead, so that
     /// simulations repeat. A wrapper forwards the clock of its inner rail.
     const CLOCK: Option<fn() -> u64> = None;
 
