@@ -75,6 +75,14 @@ failing_rails() {
     return $status
 }
 
+closing_rails() {
+    FISHPLATE_SEEDS=$((schedules / 10)) timeout 3000 cargo test --release --locked --quiet --package fishplate-core --test failover -- \
+        with_several_cuts --nocapture >"$log" 2>&1
+    local status=$?
+    grep -E 'seed|Totals|test result|panicked' "$log" | sed 's/^ */   /'
+    return $status
+}
+
 # Uses the debug build, which has more checks and exists already.
 memory_oracle() {
     FISHPLATE_PROGRAMS=$programs timeout 3000 cargo test --locked --quiet --test oracle -- memory_is --nocapture >"$log" 2>&1
@@ -177,6 +185,7 @@ tag_matching() {
 proof "put-signal over shared memory, every payload verified: $iters" put_signal_checked
 proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
 proof "rails that fail and return in the simulator, every operation once and in order: $schedules schedules" failing_rails
+proof "several links that fail at once on rails that close endpoints: $((schedules / 10)) schedules" closing_rails
 proof "random programs over each rail, and the memory that they leave: $programs each" memory_oracle
 proof "tagged messages over shared memory, every payload verified" tagged_checked
 proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" tagged_seeds

@@ -45,17 +45,17 @@ fn run_all(count: u64, closing: impl Fn(u64) -> Closing) {
 
 #[test]
 fn two_pairs_that_lose_different_rails_at_once_stay_connected() {
-    run_all(100, |_| two_pairs());
+    run_all(50, |_| two_pairs());
 }
 
 #[test]
 fn three_pairs_that_lose_rails_at_once_stay_connected() {
-    run_all(100, |_| three_pairs());
+    run_all(50, |_| three_pairs());
 }
 
 #[test]
 fn schedules_with_several_cuts_at_once() {
-    run_all(400, drawn);
+    run_all(200, drawn);
 }
 
 /// In these runs a node asks its peer to leave a rail while another rail between both is cut and
