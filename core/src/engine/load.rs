@@ -24,8 +24,6 @@ mod speed;
 #[cfg(test)]
 mod tests;
 
-use core::array;
-
 use self::speed::{FIRST, Load};
 
 /// Posts of at least this many bytes are timed.
@@ -82,8 +80,7 @@ pub(crate) struct Loads<const RAILS: usize> {
 impl<const RAILS: usize> Loads<RAILS> {
     /// Creates the loads of rails with nothing outstanding.
     pub(crate) fn new(clock: Option<fn() -> u64>) -> Self {
-        let rails = array::from_fn(|_| Load::NEW);
-        Loads { rails, clock, passes: 0, last: 0, busy: 0, slow: 0, shared: 0 }
+        Loads { rails: [Load::NEW; RAILS], clock, passes: 0, last: 0, busy: 0, slow: 0, shared: 0 }
     }
 
     /// Returns the busy time at `now` if the post that completes next takes `expected`.
