@@ -28,7 +28,7 @@ const SIZE: usize = 64 << 10;
 const PAYLOAD: u64 = 64;
 
 struct End {
-    node: Node,
+    node: Box<Node>,
     memory: Memory,
     /// The other node as a peer, and its imported memory.
     peer: PeerId,
@@ -48,7 +48,8 @@ struct Life {
 
 /// An end before it has connected.
 struct Alone {
-    node: Node,
+    /// Boxed, because unoptimized code makes several copies of it on the stack.
+    node: Box<Node>,
     memory: Memory,
 }
 
@@ -61,7 +62,7 @@ impl Life {
         };
         // Two nodes with devices exchange more when they connect.
         let builder = if self.random.below(2) == 0 { builder } else { builder.gpu(Gpu::StandIn) };
-        let mut node = builder.limits(limits).patience(Duration::ZERO).open().unwrap();
+        let mut node = Box::new(builder.limits(limits).patience(Duration::ZERO).open().unwrap());
         if self.random.below(2) == 0 {
             _ = node.connect(self.silent.address());
         }
