@@ -15,8 +15,8 @@
 //! nothing for some time is expected to take as much time again. After a longer time its posts
 //! count as stuck, for example because their peer has stopped, and the rail is tried again. A new
 //! rail may have [`FIRST`] bytes outstanding, and more as posts complete, so a rail that turns out
-//! to be slow holds up little. A rail too slow to be chosen gets a post now and then, because it
-//! may have become faster.
+//! to be slow holds up little. These limits do not apply while all other rails to a peer refuse
+//! posts. A rail too slow to be chosen gets a post now and then, because it may have become faster.
 //!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
 
