@@ -78,6 +78,8 @@ impl Extension for LinkRecord {
     /// Allows one segment, for the [`pair`](super::pair).
     const SEGMENTS: u16 = 1;
 
+    const DESCRIPTORS: usize = MAX_SEGMENTS;
+
     fn new(home: bool) -> Self {
         LinkRecord { home, ..LinkRecord::default() }
     }
@@ -140,11 +142,6 @@ impl Extension for LinkRecord {
             }
         }
         Ok(())
-    }
-
-    /// Drops all handle requests, so that they are sent again when needed.
-    fn lost(&mut self) {
-        self.asked.retain(|(asked, _)| !matches!(asked, Ask::Alloc(_)));
     }
 }
 

@@ -20,7 +20,7 @@ use crate::error::{HandshakeError, SegmentError};
 use crate::foreign::{self, Batch, Foreign};
 use crate::packet::{MAX_BLOB, MAX_PACKET, Nonce, PacketKind, Reader, Writer};
 use crate::segment::{self, Access, Mapping, Segment};
-use crate::socket::{Packet, Socket};
+use crate::socket::{Packet, Senders, Socket};
 use crate::watch::Watch;
 use extension::Extensions;
 
@@ -200,7 +200,7 @@ impl Control {
     }
 
     /// Receives a bounded number of packets and sends queued notices, without blocking. Returns
-    /// whether the socket is drained.
+    /// whether the socket is drained. If this process has no free descriptors, also returns `true`.
     pub(crate) fn pump(&mut self) -> bool {
         self.send_notices();
         self.take_in()
@@ -212,9 +212,12 @@ impl Control {
             if self.ended.is_some() {
                 return true;
             }
-            match self.socket.try_recv(&mut buffer) {
+            let room = |packet: &[u8]| room(&self.extensions, packet);
+            match self.socket.try_recv(&mut buffer, Senders::Unnamed, room) {
                 Ok(Some(Packet { len, fds, .. })) => self.file(&buffer[..len], fds),
-                Ok(None) => return true,
+                // Without free descriptors the packet stays in the socket. That is not the peer's
+                // fault, so the link continues.
+                Ok(None) | Err(HandshakeError::System(libc::EMFILE)) => return true,
                 Err(error) => self.end(error),
             }
         }
@@ -241,24 +244,18 @@ impl Control {
             return Err(HandshakeError::Deadline);
         }
         let mut buffer = packet_buffer();
-        match self.socket.recv(&mut buffer, deadline) {
+        match self.socket.recv(&mut buffer, |packet| room(&self.extensions, packet), deadline) {
             Ok(Packet { len, fds, .. }) => self.file(&buffer[..len], fds),
-            Err(HandshakeError::Deadline) => return Err(HandshakeError::Deadline),
-            Err(error) => {
-                self.end(error);
-                if error == HandshakeError::System(libc::EMFILE) {
-                    return Err(error);
-                }
+            Err(error @ (HandshakeError::Deadline | HandshakeError::System(libc::EMFILE))) => {
+                return Err(error);
             }
+            Err(error) => self.end(error),
         }
         Ok(())
     }
 
     fn end(&mut self, error: HandshakeError) {
         self.end_as(match error {
-            // This process has no free descriptors. That is not the peer's fault, so the link
-            // continues.
-            HandshakeError::System(libc::EMFILE) => return self.extensions.lost(),
             HandshakeError::BadPacket | HandshakeError::Version { .. } => {
                 PeerError::Protocol(Violation::Kind)
             }
@@ -395,6 +392,15 @@ impl Control {
             }
         }
         self.drop_withdrawn();
+    }
+}
+
+/// Returns the maximum number of descriptors that a packet may carry.
+fn room(extensions: &Extensions, packet: &[u8]) -> usize {
+    match Reader::open(packet) {
+        Ok((PacketKind::Announce, _)) => 1,
+        Ok((PacketKind::Extension(kind), _)) => extensions.room(kind),
+        _ => 0,
     }
 }
 

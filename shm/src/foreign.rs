@@ -9,17 +9,21 @@
 //!
 //! In two cases the kernel itself closes descriptors, in the calling thread. First, a packet is
 //! received without room for its descriptors. Second, a socket is closed while descriptors are in
-//! its queue. So [`Socket`](crate::socket::Socket) always offers room for the maximum number of
-//! descriptors, and drains its queue before it closes. One case remains: if the process has no free
-//! descriptors, the kernel closes them and may block.
+//! its queue. So [`Socket`](crate::socket::Socket) leaves a packet in its queue unless there is
+//! room for all its descriptors, and is set aside itself if some are in its queue.
+//!
+//! A stranger can thus leave one descriptor here per connection, and the few of an Offer. Beyond
+//! [`most`] resources a [`Listener`](crate::Listener) accepts no connections.
 
 mod list;
 
+use std::collections::VecDeque;
 use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
-use fishplate_core::sync::primitive::{self, AtomicPtr, Ordering};
+use fishplate_core::sync::primitive::{self, AtomicPtr, AtomicU32, Ordering};
 
 use list::List;
 
@@ -87,8 +91,7 @@ fn close_quickly(fd: OwnedFd) -> Option<OwnedFd> {
     }
 }
 
-/// The descriptors of one packet. Dropping a batch sets the remaining descriptors aside together,
-/// with one call of the closer.
+/// The descriptors of one packet.
 #[derive(Debug)]
 pub struct Batch(std::vec::IntoIter<Foreign>);
 
@@ -113,15 +116,6 @@ impl Iterator for Batch {
     }
 }
 
-impl Drop for Batch {
-    fn drop(&mut self) {
-        let slow: Vec<_> = self.0.by_ref().map(Foreign::into_any).filter_map(close_quickly).collect();
-        if !slow.is_empty() {
-            put_aside(slow);
-        }
-    }
-}
-
 /// Unmaps a peer's memory. If there is a closer, large memory is set aside instead.
 pub fn unmap(mapping: Mapping) {
     if mapping.len() > UNMAPPED && closer().is_some() {
@@ -132,6 +126,16 @@ pub fn unmap(mapping: Mapping) {
 /// The resources set aside for the closer.
 static ASIDE: List<Box<dyn Send>> = List(AtomicPtr::new(ptr::null_mut()));
 
+/// The resources that a call of [`close_aside`] has taken from [`ASIDE`] and not begun to close.
+/// Another call closes them while the first one blocks.
+static WAITING: Mutex<VecDeque<Box<dyn Send>>> = Mutex::new(VecDeque::new());
+
+/// The number of resources set aside and not yet closed.
+static HELD: AtomicU32 = AtomicU32::new(0);
+
+/// Maximum of [`most`].
+const MOST: u64 = 512;
+
 /// The closer, a `fn()` as a pointer, or null if none is set.
 static CLOSER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
@@ -140,9 +144,8 @@ static CLOSER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 ///
 /// Without a closer, the progress path unmaps and frees a peer's large memory, which takes 0.15 ms
 /// per MiB. Descriptors that a peer should not have sent stay open until [`close_aside`] is called.
-/// An attached peer can leave at most 253 open, those of one packet. A stranger can leave 253 open
-/// each time it connects to a [`Listener`](crate::Listener), up to the descriptor limit of this
-/// process.
+/// If they are half of the process's limit or 512, a [`Listener`](crate::Listener) accepts no
+/// connections until some are closed.
 pub fn set_closer(closer: fn()) {
     // Relaxed: the address of a function publishes no other data.
     CLOSER.store(closer as *mut (), Ordering::Relaxed);
@@ -155,19 +158,46 @@ fn closer() -> Option<fn()> {
 }
 
 /// Closes and unmaps all resources that are set aside. May block without limit, for example on the
-/// server of a FUSE file.
+/// server of a FUSE file. Threads may call it at once, and share the work.
 pub fn close_aside() {
-    ASIDE.take().for_each(drop);
+    while let Some(thing) = next_aside() {
+        drop(thing);
+        // Relaxed: `is_full` may be late.
+        HELD.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn next_aside() -> Option<Box<dyn Send>> {
+    let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+    waiting.extend(ASIDE.take());
+    waiting.pop_front()
 }
 
 /// Returns whether any resources are set aside for [`close_aside`]. May be stale on return.
 pub fn has_aside() -> bool {
-    !ASIDE.is_empty()
+    !ASIDE.is_empty() || !WAITING.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+}
+
+/// Returns whether so many resources are set aside that strangers may add no more. May be stale on
+/// return.
+pub(crate) fn is_full() -> bool {
+    u64::from(HELD.load(Ordering::Relaxed)) >= most()
+}
+
+/// Maximum number of resources set aside while a listener accepts connections: half of the
+/// descriptors that this process may open, at most [`MOST`].
+fn most() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call fills the local structure. If it fails, the structure stays 0.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    MOST.min(limit.rlim_cur / 2)
 }
 
 /// Sets aside a value that may take long to drop.
 #[cold]
 pub(crate) fn put_aside<T: Send + 'static>(thing: T) {
+    // Relaxed: `is_full` may be late.
+    HELD.fetch_add(1, Ordering::Relaxed);
     ASIDE.add(Box::new(thing));
     if let Some(closer) = closer() {
         closer();

@@ -23,6 +23,9 @@ pub const MOST: usize = 64;
 /// Maximum number of connections accepted in one pass.
 const PASS: usize = 16;
 
+/// Pause between two attempts to accept while connections have to wait.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Number of refusals kept for the user. Older ones are dropped.
 const REFUSALS: usize = 8;
 
@@ -36,6 +39,10 @@ pub trait HalfOpen: Sized {
     /// The error for a peer that took too long.
     const LATE: Self::Error;
 
+    /// Returns whether connections may be accepted now. Otherwise they wait in the backlog.
+    fn may_accept() -> bool {
+        true
+    }
     /// Converts the code of a failed system call into an error.
     fn system(code: i32) -> Self::Error;
     /// Sends and receives as much as possible without waiting.
@@ -121,6 +128,9 @@ impl<H: HalfOpen> Meetings<H> {
                 self.refuse(late);
             }
             for _ in 0..PASS {
+                if !H::may_accept() {
+                    break;
+                }
                 let Some(socket) = self.accept(listener)? else { break };
                 if let Some(met) = self.admit(socket, now, &mut begin) {
                     return Ok(Some(met));
@@ -248,13 +258,18 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Waits until a connection arrives, an open handshake is ready, or `until` has passed. Returns
-    /// which open handshakes are ready.
+    /// Waits until a connection arrives, an open handshake is ready, or `until` has passed, or a
+    /// [`PAUSE`] if connections have to wait. Returns which open handshakes are ready.
     fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
         let entry = |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
         let mut polls: Vec<_> =
             self.open.iter().map(|e| entry(e.handshake.socket(), e.handshake.events())).collect();
-        polls.push(entry(listener, libc::POLLIN));
+        let until = if H::may_accept() {
+            polls.push(entry(listener, libc::POLLIN));
+            until
+        } else {
+            until.min(Instant::now() + PAUSE)
+        };
         poll(&mut polls, until).map_err(H::system)?;
         Ok(polls.iter().map(|poll| poll.revents != 0).collect())
     }

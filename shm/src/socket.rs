@@ -18,8 +18,7 @@ use crate::segment::errno;
 
 pub(crate) type Result<T> = std::result::Result<T, HandshakeError>;
 
-/// Maximum number of descriptors in one packet, a limit of the kernel. Every receive has room for
-/// this many, so that none is lost if a peer sends more than the protocol allows.
+/// Maximum number of descriptors in one packet, a limit of the kernel.
 pub const MAX_FDS: usize = 253;
 
 /// Pause between two attempts to connect while there is no listener.
@@ -64,6 +63,13 @@ impl Sender {
     fn is_named(&self) -> bool {
         self.uid != u32::MAX
     }
+}
+
+/// Whether the kernel reports senders, as requested by [`name_senders`](Socket::name_senders).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Senders {
+    Named,
+    Unnamed,
 }
 
 #[derive(Debug)]
@@ -201,24 +207,82 @@ impl Socket {
         wait(self.fd(), events, deadline)
     }
 
-    /// Receives one packet, if one has arrived. `EMFILE` means that a packet was lost, because this
-    /// process has no free descriptors.
-    pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<Packet>> {
-        let Some((packet, flags)) = self.recv_now(into)? else { return Ok(None) };
+    /// Receives one packet, if one has arrived. `room` returns the maximum number of descriptors
+    /// that a packet of these bytes may carry.
+    ///
+    /// The kernel would close descriptors for which there is no room, in this thread. So this call
+    /// first looks whether the packet has descriptors. It then receives them while the packet stays
+    /// in the queue, and removes the packet only once it has them all.
+    ///
+    /// # Errors
+    /// The packet that caused the error stays in the queue.
+    /// - [`HandshakeError::BadPacket`]: it is too long, or carries too many descriptors.
+    /// - `EMFILE`: this process has too few free descriptors. Try again later.
+    /// - [`HandshakeError::HungUp`]: there is none, because the peer closed the connection.
+    pub(crate) fn try_recv(
+        &self,
+        into: &mut [u8],
+        senders: Senders,
+        room: impl FnOnce(&[u8]) -> usize,
+    ) -> Result<Option<Packet>> {
+        // The kernel stores a pidfd after the descriptors. Without a pidfd, no room is left over
+        // into which it could store descriptors.
+        self.name_pidfds(senders, false);
+        let named = if senders == Senders::Named { CREDENTIALS } else { 0 };
+        let peeked = self.peek(into, named);
+        self.name_pidfds(senders, true);
+        let Some((mut packet, mut flags)) = peeked? else { return Ok(None) };
         if flags & libc::MSG_TRUNC != 0 {
             return Err(HandshakeError::BadPacket);
         }
-        // The buffer has room for the maximum number of descriptors. So the process is out of
-        // descriptors.
-        if flags & libc::MSG_CTRUNC != 0 {
+        // Packets are never empty, so a length of 0 means that the peer closed the connection.
+        if packet.len == 0 {
+            return Err(HandshakeError::HungUp);
+        }
+        let mut fds = 0;
+        if has_fds(flags) {
+            fds = room(&into[..packet.len]).min(MAX_FDS);
+            if fds == 0 {
+                return Err(HandshakeError::BadPacket);
+            }
+        }
+        if fds > 0 || named > 0 {
+            let rights = if fds > 0 { HEADER + fds * size_of::<i32>() } else { 0 };
+            // More descriptors than allowed may arrive in the room of the pidfd.
+            let pidfd = if named > 0 { rights % 8 + PIDFD } else { 0 };
+            let Some(again) = self.peek(into, named + rights + pidfd)? else { return Ok(None) };
+            (packet, flags) = again;
+        }
+        let there = packet.fds.len();
+        if there > fds || (there == fds && has_fds(flags)) {
+            return Err(HandshakeError::BadPacket);
+        }
+        if has_fds(flags) {
             return Err(HandshakeError::System(libc::EMFILE));
         }
-        // Packets are never empty, so a length of 0 means that the peer closed the connection.
-        if packet.len == 0 { Err(HandshakeError::HungUp) } else { Ok(Some(packet)) }
+        self.skip();
+        Ok(Some(packet))
     }
 
-    /// Receives one packet and the kernel's flags for it.
-    fn recv_now(&self, into: &mut [u8]) -> Result<Option<(Packet, i32)>> {
+    /// Asks the kernel to add pidfds to the reports about senders, or to stop that. Does nothing
+    /// before Linux 6.5.
+    fn name_pidfds(&self, senders: Senders, on: bool) {
+        if senders == Senders::Named {
+            let _ = self.switch(SO_PASSPIDFD, on);
+        }
+    }
+
+    /// Removes the next packet from the queue. The kernel closes its descriptors in this thread, so
+    /// the caller must have received them all, or know that there are none.
+    fn skip(&self) {
+        let none = ptr::null_mut();
+        // SAFETY: the call writes nothing, because the length is 0.
+        unsafe { libc::recv(self.fd.as_raw_fd(), none, 0, libc::MSG_DONTWAIT) };
+    }
+
+    /// Receives the next packet and the kernel's flags for it, but leaves it in the queue. `room`
+    /// is the size of the buffer for control messages.
+    fn peek(&self, into: &mut [u8], room: usize) -> Result<Option<(Packet, i32)>> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
@@ -226,8 +290,8 @@ impl Socket {
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
         message.msg_control = control.bytes.as_mut_ptr().cast();
-        message.msg_controllen = size_of::<Control>();
-        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        message.msg_controllen = room;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK;
         let n = loop {
             // SAFETY: `message` points only to local variables and to `into`, which outlive the
             // call.
@@ -248,10 +312,15 @@ impl Socket {
         Ok(Some((Packet { len: n as usize, fds: fds.into(), sender }, message.msg_flags)))
     }
 
-    /// Receives one packet. Waits for it until the deadline.
-    pub(crate) fn recv(&self, into: &mut [u8], deadline: Instant) -> Result<Packet> {
+    /// Receives one packet like [`try_recv`](Self::try_recv). Waits for it until the deadline.
+    pub(crate) fn recv(
+        &self,
+        into: &mut [u8],
+        room: impl Fn(&[u8]) -> usize,
+        deadline: Instant,
+    ) -> Result<Packet> {
         loop {
-            if let Some(packet) = self.try_recv(into)? {
+            if let Some(packet) = self.try_recv(into, Senders::Unnamed, &room)? {
                 return Ok(packet);
             }
             wait(self.fd(), libc::POLLIN, deadline)?;
@@ -259,22 +328,29 @@ impl Socket {
     }
 }
 
-/// Maximum number of packets that `drop` receives before it sets the socket aside. The kernel
+/// Returns whether a packet has descriptors that were not received. `flags` are the kernel's.
+fn has_fds(flags: i32) -> bool {
+    flags & libc::MSG_CTRUNC != 0
+}
+
+/// Maximum number of packets that `drop` removes before it sets the socket aside. The kernel
 /// usually queues fewer.
 const LAST: usize = 64;
 
 impl Drop for Socket {
-    /// Drains the socket before it is closed. Otherwise the kernel would close queued descriptors
-    /// in this thread, which may block.
+    /// Removes packets without descriptors, then closes the socket. If a packet has descriptors,
+    /// sets the socket aside, because the kernel closes them together and may block.
     fn drop(&mut self) {
         // SAFETY: the call takes only numbers, and the descriptor is ours. No packet arrives after
         // it.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
         // The end of the connection looks like an empty packet, but names no sender.
         let named = self.name_senders(true).is_ok();
+        self.name_pidfds(Senders::Named, false);
         for _ in 0..LAST {
-            match self.recv_now(&mut [0; 1]) {
-                Ok(Some((packet, _))) if packet.len > 0 || packet.sender.is_named() => {}
+            match self.peek(&mut [0; 1], CREDENTIALS) {
+                Ok(Some((_, flags))) if has_fds(flags) => break,
+                Ok(Some((packet, _))) if packet.len > 0 || packet.sender.is_named() => self.skip(),
                 Ok(_) if named => {
                     // SAFETY: `drop` returns right after this, so nothing uses `fd` again.
                     unsafe { ManuallyDrop::drop(&mut self.fd) };
@@ -295,9 +371,16 @@ struct Control {
     bytes: [u8; CONTROL],
 }
 
-/// Each control message has a header of 16 bytes. The contents are 12 bytes for the sender, 4 for
-/// the pidfd, and 4 per descriptor, padded to 8.
-const CONTROL: usize = (16 + 16) + (16 + 8) + (16 + MAX_FDS.next_multiple_of(2) * 4);
+/// Size of the header of a control message.
+const HEADER: usize = 16;
+
+/// Sizes of the control messages that name a sender: 12 bytes of credentials, and a pidfd of 4
+/// bytes, each padded to 8.
+const CREDENTIALS: usize = HEADER + 16;
+const PIDFD: usize = HEADER + 8;
+
+/// Each descriptor takes 4 bytes, and the contents are padded to 8.
+const CONTROL: usize = CREDENTIALS + (HEADER + MAX_FDS.next_multiple_of(2) * 4) + PIDFD;
 
 impl Control {
     fn new() -> Self {

@@ -8,7 +8,7 @@
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, ContextId, Engine, Notice};
 use fishplate_core::error::PeerError;
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind};
-use fishplate_shm::{HandshakeError, Listener, Profile, ShmConfig, connect};
+use fishplate_shm::{HandshakeError, Link, Listener, Profile, ShmConfig, connect};
 
 #[path = "hostile_time/meter.rs"]
 mod meter;
@@ -103,10 +103,33 @@ fn child() {
     if let Some((_, play)) = handshakes().into_iter().find(|(name, _)| *name == role) {
         return play(Raw::new(connect_raw(&address), &config()));
     }
+    if role == STRANGERS.0 {
+        return strangers(&address);
+    }
     let (_, _, play) = TRICKS.iter().find(|(name, ..)| *name == role).unwrap();
     let mut raw = Raw::new(connect_raw(&address), &config());
     raw.meet();
     play(&mut raw);
+    played();
+    wait_for_the_end();
+}
+
+/// The name of the hostile process that plays many strangers, and their number.
+const STRANGERS: (&str, usize) = ("strangers", 20);
+
+/// Connects again and again. Each connection leaves 16 descriptors whose close blocks.
+fn strangers(address: &OsStr) {
+    // The victim's own low limit was inherited.
+    std::mem::forget(Limited::to(2048));
+    for n in 0..STRANGERS.1 {
+        let all: [OwnedFd; 16] = std::array::from_fn(|_| tricks::lingering());
+        let raw = Raw::new(connect_raw(address), &config());
+        assert!(raw.send(&raw::packet(raw::BLOB, &[]), &all.each_ref()));
+        // Half of the strangers stay connected.
+        if n % 2 == 0 {
+            std::mem::forget(raw);
+        }
+    }
     played();
     wait_for_the_end();
 }
@@ -471,4 +494,114 @@ fn unaccepted_descriptors_do_not_delay_a_hang_up() {
     let began = Instant::now();
     drop(listener);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+/// Lowers the number of descriptors that this process may open, while it exists.
+struct Limited(libc::rlimit);
+
+impl Limited {
+    fn to(most: u64) -> Self {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the call fills a local structure.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
+        Self::set(&libc::rlimit { rlim_cur: most, ..limit });
+        Limited(limit)
+    }
+
+    fn set(limit: &libc::rlimit) {
+        // SAFETY: the call reads a structure that outlives it.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) }, 0);
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        Self::set(&self.0);
+    }
+}
+
+impl Victim {
+    /// Works and accepts until `done`, which gets the accepted links. Returns those.
+    fn accepts(&mut self, mut done: impl FnMut(&[Link]) -> bool) -> Vec<Link> {
+        let (mut links, end) = (Vec::new(), soon());
+        while !done(&links) {
+            assert!(Instant::now() < end, "{} accepted, {:?} held", links.len(), held());
+            self.turn();
+            let Victim { listener, profile, meter, .. } = self;
+            match meter.call("accept", || listener.accept(profile, Instant::now())) {
+                Ok(link) => links.push(link),
+                Err(error) => assert_eq!(error, HandshakeError::Deadline),
+            }
+        }
+        links
+    }
+}
+
+#[test]
+fn strangers_leave_few_descriptors_and_do_not_delay_progress() {
+    let _alone = alone();
+    // Closes nothing, like a closer whose threads are all blocked.
+    fishplate_shm::set_closer(|| {});
+    let (mut victim, _honest) = Victim::new(config());
+    let limited = Limited::to(64);
+    let before = held().0;
+    victim.meter = Meter::new();
+    let first = begin(STRANGERS.0, &victim.address);
+    victim.accepts(|_| held().0 == before + 1 + STRANGERS.1);
+    let honest = begin("honest", &victim.address);
+    victim.accepts(|links| links.len() == 1);
+    drop(honest);
+
+    // Half of the 64 descriptors: more strangers wait in the backlog.
+    let mut second = begin(STRANGERS.0, &victim.address);
+    while !second.has_played() {
+        std::thread::yield_now();
+    }
+    let mut calls = 0;
+    victim.accepts(|_| {
+        calls += 1;
+        calls > 1000
+    });
+    assert_eq!(held().0, before + 2 + 32);
+    drop((first, second));
+    fishplate_shm::close_aside();
+    let honest = begin("honest", &victim.address);
+    victim.accepts(|links| links.len() == 1);
+    drop((honest, limited));
+    fishplate_shm::close_aside();
+    assert_eq!(held().0, before);
+    assert!(victim.meter.longest.0 <= LIMIT, "{:?}", victim.meter.longest);
+}
+
+#[test]
+fn without_free_descriptors_progress_does_not_wait() {
+    let _alone = alone_with_a_closer();
+    let (mut victim, _honest) = Victim::new(config());
+    let mut hostile = begin("a socket that lingers as a segment", &victim.address);
+    let link = victim.listener.accept(&victim.profile, soon()).unwrap();
+    let peer = victim.engine.reserve_peer().unwrap();
+    victim.engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), link).unwrap();
+    victim.engine.connect_peer(peer, 1).unwrap();
+    while !hostile.has_played() {
+        std::thread::yield_now();
+    }
+    victim.meter = Meter::new();
+    // All numbers below the lowest free one are in use.
+    let lowest = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let limited = Limited::to(lowest.as_raw_fd() as u64);
+    drop(lowest);
+    let rounds = victim.rounds + ROUNDS;
+    while victim.rounds < rounds {
+        victim.turn();
+    }
+    assert_eq!(victim.engine.peer_error(peer), Ok(None), "its packet is still in the socket");
+    drop(limited);
+    let end = soon();
+    while victim.engine.peer_error(peer) == Ok(None) {
+        assert!(Instant::now() < end);
+        victim.turn();
+    }
+    let Victim { engine, meter, .. } = &mut victim;
+    meter.call("remove_peer", || engine.remove_peer(peer)).unwrap();
+    assert!(victim.meter.longest.0 <= LIMIT, "{:?}", victim.meter.longest);
 }

@@ -40,6 +40,9 @@ pub trait Extension: Any + Debug + Send {
     /// Maximum number of segments that this extension announces, in addition to the rail's.
     const SEGMENTS: u16;
 
+    /// Maximum number of descriptors in one packet.
+    const DESCRIPTORS: usize;
+
     /// Creates the state when the extension is registered. `home`: whether the peer is this same
     /// process.
     fn new(home: bool) -> Self;
@@ -50,30 +53,30 @@ pub trait Extension: Any + Debug + Send {
     /// # Errors
     /// An error ends the link.
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
-
-    /// Records that a packet was lost because this process has no free descriptors.
-    fn lost(&mut self);
 }
 
 /// An [`Extension`] whose concrete type is erased.
 trait Handler: Any + Debug + Send {
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
-    fn lost(&mut self);
 }
 
 impl<E: Extension> Handler for E {
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError> {
         Extension::take(self, kind, body, fds)
     }
-
-    fn lost(&mut self) {
-        Extension::lost(self);
-    }
 }
 
 /// The extensions of one link, one per type.
 #[derive(Debug, Default)]
-pub(super) struct Extensions(Vec<(RangeInclusive<u16>, Box<dyn Handler>)>);
+pub(super) struct Extensions(Vec<Registered>);
+
+/// A registered extension and its constants.
+#[derive(Debug)]
+struct Registered {
+    kinds: RangeInclusive<u16>,
+    descriptors: usize,
+    handler: Box<dyn Handler>,
+}
 
 impl Extensions {
     pub(super) fn take(
@@ -82,16 +85,17 @@ impl Extensions {
         body: Reader<'_>,
         fds: &mut Batch,
     ) -> Result<(), HandshakeError> {
-        let owner = self.0.iter_mut().find(|(kinds, _)| kinds.contains(&kind));
-        owner.ok_or(HandshakeError::BadPacket)?.1.take(kind, body, fds)
+        let owner = self.0.iter_mut().find(|extension| extension.kinds.contains(&kind));
+        owner.ok_or(HandshakeError::BadPacket)?.handler.take(kind, body, fds)
     }
 
-    pub(super) fn lost(&mut self) {
-        self.0.iter_mut().for_each(|(_, extension)| extension.lost());
+    /// Returns the maximum number of descriptors in a packet of this kind.
+    pub(super) fn room(&self, kind: u16) -> usize {
+        self.0.iter().find(|extension| extension.kinds.contains(&kind)).map_or(0, |it| it.descriptors)
     }
 
     fn find<E: Extension>(&self) -> Option<usize> {
-        self.0.iter().position(|(_, extension)| (&**extension as &dyn Any).is::<E>())
+        self.0.iter().position(|extension| (&*extension.handler as &dyn Any).is::<E>())
     }
 }
 
@@ -124,11 +128,14 @@ impl<'a> Line<'a> {
         let control = &mut *self.control;
         let at = control.extensions.find::<E>().unwrap_or_else(|| {
             control.max_segments += usize::from(E::SEGMENTS);
-            control.extensions.0.push((E::KINDS, Box::new(E::new(control.home))));
+            control.extensions.0.push(Registered {
+                kinds: E::KINDS,
+                descriptors: E::DESCRIPTORS,
+                handler: Box::new(E::new(control.home)),
+            });
             control.extensions.0.len() - 1
         });
-        let (_, extension) = &mut control.extensions.0[at];
-        match (&mut **extension as &mut dyn Any).downcast_mut() {
+        match (&mut *control.extensions.0[at].handler as &mut dyn Any).downcast_mut() {
             Some(extension) => extension,
             None => unreachable!("found by its type, or just created"),
         }

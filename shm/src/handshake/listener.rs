@@ -1,12 +1,14 @@
 //! The listening socket. Slow path, but nothing here waits.
 
 use std::ffi::OsStr;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::Shake;
+use crate::foreign::put_aside;
 use crate::meeting::{Meetings, accept_now};
 use crate::socket::{Address, Result, Socket, stream, system};
 
@@ -22,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Accept in the process that called `bind`, because connecting peers watch that process.
 #[derive(Debug)]
 pub struct Listener {
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
     file: Option<(PathBuf, (u64, u64))>,
     meetings: Mutex<Meetings<Shake>>,
 }
@@ -38,6 +40,7 @@ impl Listener {
         let fd = stream()?;
         address.bind(fd.as_fd())?;
         let file = address.path.and_then(|path| identity(&path).map(|id| (path, id)));
+        let fd = ManuallyDrop::new(fd);
         let listener = Listener { fd, file, meetings: Mutex::new(Meetings::new(PATIENCE)) };
         // SAFETY: the call takes only numbers, and the descriptor is ours.
         if unsafe { libc::listen(listener.fd.as_raw_fd(), BACKLOG) } != 0 {
@@ -62,8 +65,18 @@ impl Drop for Listener {
         // refused afterwards, so the loop below terminates.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
         // Pending connections may carry descriptors, which `Socket` closes without blocking.
-        while let Ok(socket) = accept_now(self.fd()) {
-            drop(Socket::new(socket));
+        let last = loop {
+            match accept_now(self.fd()) {
+                Ok(socket) => drop(Socket::new(socket)),
+                Err(code) => break code,
+            }
+        };
+        // SAFETY: `drop` runs once, and nothing uses `fd` after this.
+        let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
+        // Without free descriptors, connections are still pending, and the kernel closes them
+        // together with the listener.
+        if last != libc::EAGAIN && last != libc::EINVAL {
+            put_aside(fd);
         }
         if let Some((path, id)) = &self.file
             && identity(path) == Some(*id)

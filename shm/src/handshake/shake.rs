@@ -9,13 +9,16 @@ use crate::cma;
 use crate::control::Control;
 use crate::error::HandshakeError;
 use crate::event_page::EventPage;
-use crate::foreign::{Batch, Foreign};
+use crate::foreign::{self, Batch, Foreign};
 use crate::identity::{Credentials, is_own};
 use crate::lane::{self, LaneMemory, Pair};
 use crate::meeting::{HalfOpen, Step};
 use crate::packet::{MAX_PACKET, Nonce, PacketKind, Reader, Writer};
 use crate::segment::{self, Access, Mapping, errno};
-use crate::socket::{Packet, Sender, Socket};
+use crate::socket::{Packet, Sender, Senders, Socket};
+
+/// Maximum number of descriptors in an Offer.
+const OFFERED: usize = 3;
 
 /// The contents of a Hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,9 +240,9 @@ impl Shake {
             if !self.send()? {
                 return Ok(None);
             }
-            let Some(Packet { len, fds, sender }) = self.socket.try_recv(&mut self.buffer)? else {
-                return Ok(None);
-            };
+            let room = if matches!(self.stage, Stage::Hello(_)) { OFFERED } else { 0 };
+            let packet = self.socket.try_recv(&mut self.buffer, Senders::Named, |_| room)?;
+            let Some(Packet { len, fds, sender }) = packet else { return Ok(None) };
             let (kind, body) = Reader::open(&self.buffer[..len])?;
             self.stage = match (std::mem::replace(&mut self.stage, Stage::Nothing), kind) {
                 (Stage::Nothing, PacketKind::Hello) => {
@@ -376,6 +379,10 @@ impl HalfOpen for Shake {
     type Met = Link;
     type Error = HandshakeError;
     const LATE: HandshakeError = HandshakeError::Deadline;
+
+    fn may_accept() -> bool {
+        !foreign::is_full()
+    }
 
     fn system(code: i32) -> HandshakeError {
         HandshakeError::System(code)

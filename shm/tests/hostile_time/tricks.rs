@@ -69,22 +69,21 @@ fn keep<T>(thing: T) {
 /// Returns a TCP connection full of unread bytes. Closing it lingers for a minute.
 pub fn lingering() -> OwnedFd {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // The kernel raises small buffers to its minimum.
+    set(listener.as_raw_fd(), libc::SO_RCVBUF, 1);
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    keep((listener.accept().unwrap(), listener));
+    keep(listener.accept().unwrap());
+    set(stream.as_raw_fd(), libc::SO_SNDBUF, 1);
     stream.set_nonblocking(true).unwrap();
     while stream.write(&[0; 65536]).is_ok() {}
-    let linger = libc::linger { l_onoff: 1, l_linger: 60 };
-    // SAFETY: `linger` outlives the call, and its size is passed with it.
-    unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_LINGER,
-            (&raw const linger).cast(),
-            size_of::<libc::linger>() as libc::socklen_t,
-        );
-    }
+    set(stream.as_raw_fd(), libc::SO_LINGER, libc::linger { l_onoff: 1, l_linger: 60 });
     stream.into()
+}
+
+fn set<T>(socket: i32, option: i32, value: T) {
+    let (value, len) = (&raw const value, size_of::<T>() as libc::socklen_t);
+    // SAFETY: `value` lives during the call, and its size is passed with it.
+    assert_eq!(unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, option, value.cast(), len) }, 0);
 }
 
 /// Announces a segment with this descriptor, and closes the descriptor.
