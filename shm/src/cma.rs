@@ -3,9 +3,12 @@
 //! allocates. The call can block if another program (`userfaultfd`, FUSE) provides the peer's
 //! pages. [`ShmConfig::force_staging`](crate::ShmConfig::force_staging) avoids that.
 //!
+//! [`is_permitted`] tells whether the kernel permits such copies, and cannot be delayed by the peer.
+//!
 //! The process ID names the peer, and the kernel may reuse it after the peer exits. So callers
 //! check the peer's pidfd and socket shortly before each copy.
 
+use std::fs::{self, File};
 use std::ptr::{self, NonNull};
 
 use crate::segment::errno;
@@ -109,16 +112,28 @@ fn skip(mut ranges: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
     ranges
 }
 
-/// Reads `N` bytes of another process. Returns `None` on failure.
-pub(crate) fn read<const N: usize>(pid: i32, address: u64) -> Option<[u8; N]> {
-    if pid <= 0 {
-        return None;
-    }
-    let mut bytes = [0; N];
-    let range = Range { local: NonNull::from(&mut bytes).cast(), remote: address, len: N };
-    // SAFETY: `local` points to the local array `bytes`, which is `N` bytes long and writable.
-    unsafe { copy(pid, Way::Get, &[range]) }.ok()?;
-    Some(bytes)
+/// Returns whether the kernel permits copies from and to the memory of another process. Touches
+/// none of that memory: the process could delay a copy by pages that another program provides.
+pub(crate) fn is_permitted(pid: i32) -> bool {
+    // Opening this file and copying are checked alike, except that the check of a copy uses the
+    // real user and group.
+    pid > 0 && is_possible() && File::open(format!("/proc/{pid}/mem")).is_ok()
+}
+
+/// Returns whether this process may copy at all, and whether `/proc` tells what it may.
+fn is_possible() -> bool {
+    // SAFETY: the calls have no arguments and cannot fail.
+    let (pid, is_itself) =
+        unsafe { (libc::getpid(), libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid()) };
+    // In a new PID namespace, `/proc` may still be that of another one.
+    let sees_itself =
+        || fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == pid.to_string().as_str());
+    // A filter of system calls may forbid the copy.
+    let (from, mut to) = (0u8, 1u8);
+    let range = Range { local: NonNull::from(&mut to), remote: (&raw const from) as u64, len: 1 };
+    // SAFETY: `local` points to a local variable of one byte.
+    let copies = || unsafe { copy(pid, Way::Get, &[range]) }.is_ok();
+    is_itself && sees_itself() && copies()
 }
 
 #[cfg(test)]
@@ -139,6 +154,53 @@ mod tests {
             let found: Vec<_> =
                 skip(&mut ranges, done).iter().map(|it| (it.iov_base.addr(), it.iov_len)).collect();
             assert_eq!(found, left, "after {done} bytes");
+        }
+    }
+
+    /// Reads a byte of another process by a copy.
+    fn is_copied(pid: i32, remote: u64) -> bool {
+        let mut byte = 0;
+        let range = Range { local: NonNull::from(&mut byte), remote, len: 1 };
+        // SAFETY: `local` points to a local variable of one byte.
+        unsafe { copy(pid, Way::Get, &[range]) }.is_ok()
+    }
+
+    /// Returns what a forked child returns.
+    fn in_a_child(answer: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child makes system calls and allocates, which glibc permits after a fork. It
+        // exits in this block.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(i32::from(answer()));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert!(libc::WIFEXITED(status), "{status}");
+            libc::WEXITSTATUS(status) == 1
+        }
+    }
+
+    static KNOWN: u8 = 7;
+
+    #[test]
+    fn what_is_permitted_is_what_a_copy_succeeds_at() {
+        let (this, known) = (std::process::id() as i32, (&raw const KNOWN) as u64);
+        assert_eq!(is_permitted(this), is_copied(this, known));
+        assert!(!is_permitted(0) && !is_permitted(-1) && !is_permitted(i32::MAX));
+        let agrees = |prepare: &dyn Fn() -> bool| {
+            in_a_child(|| prepare() && is_permitted(this) == is_copied(this, known))
+        };
+        assert!(agrees(&|| true), "a child of the same user");
+        // SAFETY: the calls take only numbers. Each runs in its own child.
+        unsafe {
+            if libc::geteuid() != 0 {
+                return println!("SKIPPED other users: not the superuser");
+            }
+            assert!(agrees(&|| libc::setuid(65_534) == 0), "a child of another user");
+            assert!(in_a_child(|| libc::setuid(65_534) == 0 && !is_permitted(this)));
+            // The real user may not copy, and the effective one may open.
+            assert!(in_a_child(|| libc::setresuid(65_534, 0, 0) == 0 && !is_permitted(this)));
         }
     }
 

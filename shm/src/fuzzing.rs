@@ -43,7 +43,7 @@ fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
     let mut packet = Writer::new(PacketKind::Hello);
     packet.put([1 + (a & 1) as u8, (a >> 1) as u8 & 1]).put((a as u16).to_ne_bytes());
     packet.put((b as u32).to_ne_bytes()).put((c as u32).to_ne_bytes());
-    for n in 4..10 {
+    for n in 4..9 {
         packet.put((number(seed, n) >> (c % 64)).to_ne_bytes());
     }
     put(into, &packet.finish())

@@ -98,9 +98,7 @@ impl Listener {
     /// [`refused`](Self::refused) or [`failed`](Self::failed) then reports that peer. Handshakes
     /// that are incomplete at the deadline continue in the next call with the same profile.
     ///
-    /// With a past deadline the call polls once and does not wait. One step reads the peer's memory
-    /// to test access. An admitted peer can block that read, unless [`ShmConfig::force_staging`] is
-    /// set.
+    /// With a past deadline the call polls once and does not wait.
     pub fn accept(&self, profile: &Profile, deadline: Instant) -> Result<Link, HandshakeError> {
         let mut meetings = self.lock_meetings().take();
         meetings.retain(|shake| shake.serves(profile));

@@ -66,7 +66,9 @@
 //! This package does not read the environment, set signal handlers or start threads. It leaves no
 //! name in the file system: a [`Listener`] on a path removes the path when it is dropped. A program
 //! that accepts untrusted peers should provide a closer thread with [`set_closer`]. Peers are never
-//! trusted: `lane` and `staged` describe the checks. Linux 5.3 or later is required.
+//! trusted: `lane` and `staged` describe the checks. No call on the progress path waits for a peer,
+//! with one exception: an attached peer can delay copies between private memory by the kernel,
+//! which [`ShmConfig::force_staging`] avoids. Linux 5.3 or later is required.
 
 mod cma;
 mod config;

@@ -182,7 +182,7 @@ fn a_peer_that_stalls_halfway_never_delays_a_poll() {
             };
             assert!(party.look().is_none());
             if steps > 0 {
-                raw.hello([7; 16], 0);
+                raw.hello([7; 16]);
                 assert!(party.look().is_none());
             }
             if steps > 1 {
@@ -216,7 +216,7 @@ fn other_clients_do_not_end_a_dialled_handshake() {
     assert_eq!(party.listener.failed(), []);
     thread::scope(|scope| {
         let here = scope.spawn(|| party.listener.accept(&party.profile, soon()));
-        raw.hello([7; 16], 0);
+        raw.hello([7; 16]);
         raw.offer();
         raw.ready();
         assert_eq!(here.join().unwrap().map(|link| link.nonces()[1]), Ok([7; 16]));
@@ -230,12 +230,12 @@ fn an_old_version_is_refused_in_both_directions() {
     let name = name();
     let listener = listen(&name);
     let old = |mut raw: Raw| {
-        let mut hello = raw.answer([7; 16], 0);
+        let mut hello = raw.answer([7; 16]);
         hello[8..10].copy_from_slice(&2u16.to_ne_bytes());
         raw.send(&hello, &[]);
         raw
     };
-    let why = HandshakeError::Version { theirs: 2, ours: 4 };
+    let why = HandshakeError::Version { theirs: 2, ours: 5 };
     let _dialled = old(party.dials_raw(&name, &listener));
     assert_eq!(party.fails(), [(name.into(), why)]);
     let connected = Raw::new(knock(&party.name, 0).unwrap(), &config(0));

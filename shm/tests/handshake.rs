@@ -21,12 +21,12 @@ use support::*;
 const CELLS: u32 = 64;
 const LANE: usize = 4096 + CELLS as usize * 64;
 /// The version of the protocol.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 const HELLO: u16 = 1;
 const OFFER: u16 = 2;
 const READY: u16 = 3;
 /// Offset of the nonce in a Hello.
-const NONCE: usize = 60;
+const NONCE: usize = 52;
 
 fn config() -> ShmConfig {
     ShmConfig { lane_cells: CELLS, max_message: 1024, ..ShmConfig::default() }

@@ -424,7 +424,7 @@ fn handshakes() -> [Approach; 5] {
             wait_for_the_end();
         }),
         ("sockets that linger in the Offer", |mut raw| {
-            raw.hello([7; 16], 0);
+            raw.hello([7; 16]);
             let both = [&tricks::lingering(), &tricks::lingering()];
             raw.send(&raw::packet(raw::OFFER, &raw.theirs), &both);
             wait_for_the_end();
@@ -437,7 +437,7 @@ fn handshakes() -> [Approach; 5] {
             wait_for_the_end();
         }),
         ("a Ready from nobody", |mut raw| {
-            raw.hello([7; 16], 0);
+            raw.hello([7; 16]);
             raw.offer();
             raw.send(&raw::packet(raw::READY, &[0; 16]), &[]);
             wait_for_the_end();

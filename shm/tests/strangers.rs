@@ -103,13 +103,13 @@ fn clients_that_stop_halfway_cost_only_their_own_connections() {
     let _alone = alone();
     meets_beside(config(), |strangers| {
         strangers.many(64, |mut raw| {
-            raw.hello([7; 16], 0);
+            raw.hello([7; 16]);
             raw.socket
         })
     });
     meets_beside(config(), |strangers| {
         strangers.many(64, |mut raw| {
-            raw.hello([7; 16], 0);
+            raw.hello([7; 16]);
             raw.offer();
             raw.socket
         })
@@ -142,7 +142,7 @@ fn invalid_handshakes_are_refused_by_reason() {
     // Replays an answer that was made for another listener.
     refused(
         |mut raw| {
-            raw.hello([7; 16], 0);
+            raw.hello([7; 16]);
             raw.theirs = [9; 16];
             raw.offer();
             while !raw.recv().is_empty() {}
@@ -189,7 +189,7 @@ fn clients_that_only_send_a_hello_cost_no_memory() {
     let deadline = || Instant::now() + Duration::from_millis(20);
     assert_eq!(listener.accept(&profile, deadline()).map(drop), Err(HandshakeError::Deadline));
     for (i, raw) in strangers.iter_mut().enumerate() {
-        raw.hello([i as u8 + 1; 16], 0);
+        raw.hello([i as u8 + 1; 16]);
     }
     assert_eq!(listener.accept(&profile, deadline()).map(drop), Err(HandshakeError::Deadline));
     assert_eq!(held().1, before.1, "mappings");
@@ -248,7 +248,7 @@ fn a_handshake_continues_in_the_next_call() {
     let profile = near.profile();
     let looks = || listener.accept(&profile, Instant::now());
     assert_eq!(looks().map(drop), Err(HandshakeError::Deadline));
-    raw.hello([7; 16], 0);
+    raw.hello([7; 16]);
     assert_eq!(looks().map(drop), Err(HandshakeError::Deadline));
     thread::scope(|scope| {
         let here = scope.spawn(|| listener.accept(&profile, soon()).map(|link| link.nonces()[1]));
@@ -260,7 +260,7 @@ fn a_handshake_continues_in_the_next_call() {
     // Another profile means another rail, so unfinished handshakes are dropped.
     let mut raw = Raw::new(knock(&name, 0).unwrap(), &config());
     assert_eq!(looks().map(drop), Err(HandshakeError::Deadline));
-    raw.hello([7; 16], 0);
+    raw.hello([7; 16]);
     let other = rail(config());
     let other = listener.accept(&other.profile(), Instant::now()).map(drop);
     assert_eq!(other, Err(HandshakeError::Deadline));

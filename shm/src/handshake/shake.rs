@@ -31,9 +31,6 @@ struct Hello {
     common_len: u64,
     id: u64,
     membarrier: bool,
-    /// The address of the nonce in the sender's memory. If the kernel lets the receiver read it,
-    /// the receiver can read and write all of the sender's memory.
-    probe: u64,
     nonce: Nonce,
 }
 
@@ -51,7 +48,6 @@ impl Hello {
         .put(self.max_message.to_ne_bytes())
         .put(self.common_len.to_ne_bytes())
         .put(self.id.to_ne_bytes())
-        .put(self.probe.to_ne_bytes())
         .put(self.nonce);
         out.finish()
     }
@@ -75,7 +71,6 @@ impl Hello {
             max_message: u64::from_ne_bytes(body.take()?),
             common_len: u64::from_ne_bytes(body.take()?),
             id: u64::from_ne_bytes(body.take()?),
-            probe: u64::from_ne_bytes(body.take()?),
             nonce: body.take()?,
         };
         body.end()?;
@@ -156,8 +151,6 @@ pub(crate) struct Shake {
     peer: Credentials,
     buffer: Box<[u8]>,
     ours: Hello,
-    /// Our nonce. The peer reads it at this address until the handshake completes.
-    _probe: Box<Nonce>,
     _mine: Mine,
     /// The memory that we offer, once created.
     made: Option<Made>,
@@ -189,7 +182,7 @@ struct Given {
     common: Option<Mapping>,
     /// Whether the peer is this process itself.
     home: bool,
-    /// Whether we can read the peer's memory.
+    /// Whether the kernel lets us read the peer's memory.
     shown: bool,
 }
 
@@ -200,7 +193,7 @@ impl Shake {
         if !config.users.admit(peer.uid) {
             return Err(HandshakeError::User(peer.uid));
         }
-        let probe = Box::new(nonce()?);
+        let nonce = nonce()?;
         let ours = Hello {
             role,
             max_segments: config.max_segments,
@@ -210,16 +203,14 @@ impl Shake {
             common_len: config.common_len as u64,
             id: config.id,
             membarrier: config.membarrier,
-            probe: probe.as_ptr() as u64,
-            nonce: *probe,
+            nonce,
         };
         Ok(Shake {
             socket,
             profile: profile.clone(),
             peer,
             buffer: vec![0; MAX_PACKET].into_boxed_slice(),
-            _mine: Mine::enter(*probe),
-            _probe: probe,
+            _mine: Mine::enter(nonce),
             made: None,
             unsent: VecDeque::from([(ours.encode(), false)]),
             ours,
@@ -307,10 +298,8 @@ impl Shake {
         if self.made.is_none() {
             self.make(&theirs)?;
         }
-        // The peer keeps its nonce at this address until it receives our Ready. Reading the nonce
-        // succeeds only if the kernel permits access.
         let home = is_own(self.peer.pid) && Mine::has(&theirs.nonce);
-        let shown = !config.force_staging && cma::read(self.peer.pid, theirs.probe) == Some(theirs.nonce);
+        let shown = !config.force_staging && cma::is_permitted(self.peer.pid);
         let mut ready = Writer::new(PacketKind::Ready);
         ready.put(theirs.nonce);
         self.unsent.push_back((ready.finish(), false));

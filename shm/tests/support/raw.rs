@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fishplate_shm::ShmConfig;
 
 /// The version of the protocol.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 
 pub const HELLO: u16 = 1;
 pub const OFFER: u16 = 2;
@@ -20,9 +20,8 @@ pub const WITHDRAW: u16 = 6;
 pub const BYE: u16 = 7;
 pub const RING: u16 = 8;
 
-/// Offsets of the nonce's address and of the nonce in a Hello.
-const PROBE: usize = 52;
-const NONCE: usize = 60;
+/// Offset of the nonce in a Hello.
+const NONCE: usize = 52;
 
 /// The seals that the crate requires.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -169,20 +168,19 @@ impl Raw {
         send(&self.socket, bytes, &fds, 0)
     }
 
-    /// Answers the victim's Hello. The answer names this nonce, at the address `probe`.
-    pub fn hello(&mut self, nonce: [u8; 16], probe: u64) {
-        let hello = self.answer(nonce, probe);
+    /// Answers the victim's Hello, with this nonce.
+    pub fn hello(&mut self, nonce: [u8; 16]) {
+        let hello = self.answer(nonce);
         self.send(&hello, &[]);
     }
 
-    /// Receives the victim's Hello. Returns an answer with this nonce, at the address `probe`.
-    pub fn answer(&mut self, nonce: [u8; 16], probe: u64) -> Vec<u8> {
+    /// Receives the victim's Hello. Returns an answer with this nonce.
+    pub fn answer(&mut self, nonce: [u8; 16]) -> Vec<u8> {
         let mut hello = self.recv();
         assert_eq!(hello.len(), NONCE + 16);
         self.theirs.copy_from_slice(&hello[NONCE..]);
         self.ours = nonce;
         hello[16] = 3 - hello[16];
-        hello[PROBE..NONCE].copy_from_slice(&probe.to_ne_bytes());
         hello[NONCE..].copy_from_slice(&nonce);
         hello
     }
@@ -226,7 +224,7 @@ impl Raw {
     /// Performs the whole handshake correctly.
     pub fn meet(&mut self) {
         let nonce: [u8; 16] = std::array::from_fn(|i| i as u8 ^ std::process::id() as u8);
-        self.hello(nonce, nonce.as_ptr() as u64);
+        self.hello(nonce);
         self.offer();
         self.ready();
     }
