@@ -28,7 +28,7 @@ need jq jq || { echo "SKIPPED proofs: jq is missing and cannot be installed"; ex
 cargo build --release --locked --quiet || exit
 fishplate=${CARGO_TARGET_DIR:-target}/release/fishplate
 log=$(mktemp)
-trap 'rm -f "$log" "$log.met"' EXIT
+trap 'rm -f "$log" "$log.met" "$log.still"' EXIT
 failed=()
 
 # proof NAME COMMAND...: runs a check, and prints its result and duration
@@ -147,6 +147,19 @@ kill_nine() {
     [ "$before" = "$after" ] && ((median < 100000 && worst < 20000000))
 } 2>/dev/null # where bash reports each kill
 
+# Mostly sleeps, so it runs beside the others. Uses the debug build, like memory_oracle.
+stands_still() {
+    timeout 600 cargo test --locked --quiet --package fishplate-tool --test cli_fabric -- \
+        a_side_that_stands_still --ignored --nocapture >"$log.still" 2>&1
+}
+
+stood_still() {
+    wait "$still"
+    local status=$?
+    grep -E 'SKIPPED|test result|panicked' "$log.still" | sed 's/^\.* */   /'
+    return $status
+}
+
 # Checks device memory: every open is closed, and nothing is left of a killed peer.
 memory_cycles() {
     FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet --package fishplate-gpu --test memory -- \
@@ -182,6 +195,8 @@ tag_matching() {
     return $status
 }
 
+stands_still &
+still=$!
 proof "put-signal over shared memory, every payload verified: $iters" put_signal_checked
 proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
 proof "rails that fail and return in the simulator, every operation once and in order: $schedules schedules" failing_rails
@@ -196,6 +211,7 @@ proof "device memory: connect, transfer, kill: $cycles" memory_cycles
 proof "device memory: random work of two processes against a model: $((seeds / 10)) seeds" memory_model
 proof "tag matching against two lists: $matches operations, every word of $words letters" tag_matching
 proof "ping-pongs with random delays between threads that park: $pingpongs" no_lost_wake_up
+proof "a side over tcp that stands still for 12 s, which is longer than an operation may take by default" stood_still
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'FAILED: %s\n' "${failed[@]}"

@@ -3,7 +3,7 @@
 //! allocates. The call can block if another program (`userfaultfd`, FUSE) provides the peer's
 //! pages. [`ShmConfig::force_staging`](crate::ShmConfig::force_staging) avoids that.
 //!
-//! [`is_permitted`] tells whether the kernel permits such copies, and cannot be delayed by the peer.
+//! [`is_permitted`] tells whether the kernel permits such copies. The peer cannot delay it.
 //!
 //! The process ID names the peer, and the kernel may reuse it after the peer exits. So callers
 //! check the peer's pidfd and socket shortly before each copy.

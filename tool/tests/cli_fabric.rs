@@ -324,6 +324,7 @@ fn until_it_measures(pid: u32) {
 }
 
 #[test]
+#[ignore = "takes 15 s; tests/proofs.sh runs it"]
 fn a_side_that_stands_still_for_12_s_is_waited_for_as_long_as_the_run_has() {
     if absent("fabric, a side that stands still") {
         return;
