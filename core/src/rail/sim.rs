@@ -13,11 +13,12 @@
 //! endpoint](SimRail::with_closing_fence) with all of its links.
 //!
 //! `world` holds the state that endpoints share, `endpoint` posts and polls, and `cut` handles cut
-//! links and fences.
+//! links and fences. A [`schedule`] cuts and heals links at chosen times.
 
 mod cut;
 mod endpoint;
 mod links;
+pub mod schedule;
 mod world;
 
 pub use endpoint::{SimRail, SimSetup};

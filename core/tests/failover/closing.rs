@@ -7,10 +7,11 @@ use std::rc::Rc;
 use fishplate_core::engine::{Config, Engine, Notice};
 use fishplate_core::mem::{Peer, RailId};
 use fishplate_core::rail::Rail;
+use fishplate_core::rail::sim::schedule::Link;
 use fishplate_core::rail::sim::{Dials, Sim};
 
 use super::run::{Closing, Totals, run_in};
-use super::schedule::{Fleet, Link};
+use super::schedule::Fleet;
 use super::support::fleet::{End, Node};
 use super::support::scope::Scope;
 use super::support::tap::{Event, Tap, shared};

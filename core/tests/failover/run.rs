@@ -1,16 +1,19 @@
 //! Runs one schedule: a fleet, its traffic, and the events of its rails.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use fishplate_core::engine::Stats;
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::error::{OpError, PeerError};
 use fishplate_core::rail::sim::Dials;
+use fishplate_core::rail::sim::schedule::{self, Change, Event, Link, Schedule};
 
 use super::mail::{self, Mail};
 use super::reads::{self, Reads};
 use super::rig::{SMALL, match_memory};
-use super::schedule::{Fleet, Link, Schedule};
+use super::schedule::{Ends, Fleet, all_return};
 use super::support::oracle::{self, Streams};
-use super::support::scope::Scope;
+use super::support::scope::{Scope, leak_all};
 use super::support::*;
 
 /// Maximum number of rails of a schedule.
@@ -42,15 +45,15 @@ impl Totals {
     }
 }
 
-/// Prints the schedule if the run fails.
-struct Told(Schedule, u64);
+/// Room for the events of a run.
+const EVENTS: usize = 1024;
 
-impl Drop for Told {
+/// Keeps the events of a run, also if the run fails.
+struct Told<'s, 'e>(Schedule<'s, 'static>, &'e mut Vec<Event>);
+
+impl Drop for Told<'_, '_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            println!("seed {}:", self.1);
-            self.0.print();
-        }
+        self.1.extend(self.0.events());
     }
 }
 
@@ -69,8 +72,30 @@ pub fn run(seed: u64, totals: &mut Totals) {
     run_in(seed, None, totals);
 }
 
-/// Runs a schedule in the given fleet, or in one drawn from the seed.
+/// Runs a schedule in the given fleet, or in one drawn from the seed. If the run fails, removes the
+/// events that the failure does not need, and prints the rest.
 pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
+    let mut events = vec![];
+    let mut attempt = |script: Option<&[Event]>, events: &mut Vec<Event>| {
+        catch_unwind(AssertUnwindSafe(|| run_with(seed, given, script, events, totals)))
+    };
+    let Err(failure) = attempt(None, &mut events) else { return };
+    println!("seed {seed} fails, with {} events", events.len());
+    let left = schedule::shrink(&mut events, |some| attempt(Some(some), &mut vec![]).is_err());
+    println!("seed {seed} fails with these {left} of them, the numbers of turns first:");
+    events[..left].iter().for_each(|event| println!("{event}"));
+    resume_unwind(failure);
+}
+
+/// Runs the events of a script, or draws them from the seed. Adds the executed events to `events`.
+/// Returns the simulator's hash of the run.
+fn run_with(
+    seed: u64,
+    given: Option<&Closing>,
+    script: Option<&[Event]>,
+    events: &mut Vec<Event>,
+    totals: &mut Totals,
+) -> u64 {
     let _scope = Scope::new();
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9));
     let nodes = [2, 2, 2, 3, 3, 4][random.below(6) as usize];
@@ -94,12 +119,24 @@ pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
     let mut streams = Streams::new(&fleet, &config, pace);
     let mut mail = Mail::new(nodes.into(), config.contexts, mail_at as u64, pace, seed);
     let mut reads = Reads::new(nodes.into(), reads_at as u64, seed);
-    let mut told = Told(Schedule::new(sim, nodes, count, closes, seed), seed);
+    let scope = schedule::Scope { nodes, rails: count, own: true, closes, stalls: true };
+    let log = leak(Event::EMPTY, EVENTS);
+    let schedule = match script {
+        None => Schedule::drawn(sim, scope, seed, log),
+        Some(script) => Schedule::given(sim, scope, leak_all(script), true, log),
+    };
+    let mut told = Told(schedule, events);
     let schedule = &mut told.0;
     let busy = 100 + random.below(100) * pace;
     let heals = random.below(4) != 0;
     // If there are three or more nodes, one of them may die.
     let dies = (nodes > 2 && random.below(3) == 0).then(|| (random.below(nodes.into()), random.below(busy)));
+    let dies = script.map_or(dies, |script| {
+        script.iter().find_map(|event| match event.change {
+            Change::Die(node) => Some((node.into(), event.at)),
+            _ => None,
+        })
+    });
     let dead = |node: usize, turn| dies.is_some_and(|(dies, at)| dies as usize == node && turn >= at);
     let (mut over, mut closing) = (None, None);
     let mut last = 0;
@@ -117,14 +154,15 @@ pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
         }
         if let Some(given) = given
             && turn <= CUT_AT
+            && script.is_none()
         {
             if turn == CUT_AT {
-                schedule.cut(turn, &given.cuts);
+                schedule.cut(turn, &mut Ends(&mut fleet, count), &given.cuts);
             }
         } else if turn < busy {
-            schedule.turn(turn, &mut fleet);
+            schedule.turn(turn, &mut Ends(&mut fleet, count));
         } else if turn == busy && heals {
-            schedule.heal_all(turn, &mut fleet);
+            schedule.heal_all(turn, &mut Ends(&mut fleet, count));
         }
         streams.turn(&mut fleet, turn < busy, &mut random);
         reads.turn(&mut fleet, turn < busy, &mut random);
@@ -159,7 +197,8 @@ pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
                 }
             }
             if heals {
-                schedule.all_return(&mut fleet, seed);
+                let dead = dies.map(|(node, _)| node as usize);
+                all_return(schedule, &mut fleet, count, dead, seed);
             }
             closing = Some(turn);
             for (me, node) in fleet.iter_mut().enumerate() {
@@ -174,7 +213,7 @@ pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
         }
         // Rails also fail while the nodes close.
         if closing == Some(turn) || turn < closing.unwrap_or(0) + 20 {
-            schedule.turn(turn, &mut fleet);
+            schedule.turn(turn, &mut Ends(&mut fleet, count));
         }
         let left = |(me, node): (usize, &fleet::Node<_, RAILS>)| {
             dead(me, turn) || node.peers.iter().all(|&peer| node.engine.has_left(peer) == Ok(true))
@@ -190,7 +229,21 @@ pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
     }
     totals.schedules += 1;
     totals.turns += last;
-    totals.events += schedule.events() as u64;
+    totals.events += schedule.events().len() as u64;
+    sim.trace()
+}
+
+/// The events of a run repeat it exactly. They are written and read as text.
+#[test]
+fn the_events_of_a_run_repeat_it() {
+    for seed in 1..=20 {
+        let given = (seed % 2 == 0).then_some(Closing { nodes: 3, rails: 3, cuts: vec![] });
+        let (mut drawn, mut again, totals) = (vec![], vec![], &mut Totals::default());
+        let hash = run_with(seed, given.as_ref(), None, &mut drawn, totals);
+        let read: Vec<Event> = drawn.iter().map(|event| event.to_string().parse().unwrap()).collect();
+        assert_eq!(run_with(seed, given.as_ref(), Some(&read), &mut again, totals), hash, "seed {seed}");
+        assert_eq!(again, drawn, "seed {seed}");
+    }
 }
 
 /// In this run a rail accepts the first Bye and refuses the second. The engine must send both

@@ -34,6 +34,10 @@ pub fn leak<T: Clone + 'static>(value: T, n: usize) -> &'static mut [T] {
     keep(vec![value; n].into_boxed_slice())
 }
 
+pub fn leak_all<T: Clone + 'static>(values: &[T]) -> &'static mut [T] {
+    keep(values.into())
+}
+
 pub fn leak_one<T: 'static>(value: T) -> &'static mut T {
     &mut keep(Box::new([value]) as Box<[T]>)[0]
 }
