@@ -1,18 +1,23 @@
 //! The command line, and its translation into a checked [`Plan`].
 //!
-//! This file has the options and their conflicts, `choices` their values, `bounds` the limits of a
-//! measurement, and `plan` the resulting plan.
+//! This file has the options and their conflicts, `faults` and `trace` those of simulated rails,
+//! `choices` their values, `bounds` the limits of a measurement, and `plan` the resulting plan.
 
 pub mod bounds;
 mod choices;
+mod faults;
 mod given;
 mod plan;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 pub use choices::{DeviceName, Format, IpcPath, Layout, Mode, SignalKind, Test, Transport, name};
+use faults::FaultArgs;
+pub use faults::Faults;
 use given::Given;
-pub use plan::{Effort, Meeting, Plan};
+pub use plan::{Effort, Meeting, Plan, SEED_ITERS, SIM_ITERS};
+pub use trace::Trace;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -272,6 +277,10 @@ pub struct PerfArgs {
     /// measurement, and for each operation over libfabric unless FISHPLATE_DEADLINE is shorter.
     #[arg(short = 'T', long, value_name = "TIME", value_parser = sizes::parse_time, default_value = "60s")]
     pub timeout: Duration,
+
+    /// The faults of simulated rails.
+    #[command(flatten)]
+    pub faults: FaultArgs,
 }
 
 const MORE_HELP: &str = "\
@@ -331,6 +340,16 @@ Latency:
   If p50/fl is below 1, or p50/ap below 0.8, the processors were slower or
   busier during the measurement of the floor than during the test: repeat the
   run with --pin on idle processors.
+
+Faults (put-signal and tag, --transport sim --rails 2 to 4):
+  --kill 1@500 --heal 1@900 cuts rail 1 once 500 operations are issued, and
+  restores it after 900. Operations of both sides count. Rails are numbered
+  from 0. What is in flight on a rail that is cut is lost, or fails at once;
+  with --late it may land up to 5000 polls later. Every operation must still
+  be applied once and in order. When the last rail is cut, the run fails and
+  names the reason of each rail.
+  A trace is text: the run, an event per line, and the end with a hash of all
+  that the fabric carried. --replay repeats it and compares.
 
 JSON: tool/schema in the sources describes every field of a row.";
 

@@ -404,6 +404,8 @@ mod tests {
             meeting: Meeting::Spawn,
             region: 4096,
             timeout: std::time::Duration::from_secs(1),
+            faults: Default::default(),
+            trace: None,
             settings: Default::default(),
             notes: vec![],
         };

@@ -3,7 +3,8 @@
 //!
 //! A block of the file has `$ ` and the line for the shell, then `? ` and the status. Lines of
 //! standard output follow after `> `, and lines of standard error after `! `. `#` stands for
-//! figures and values that depend on the machine. With `BLESS=1` the test rewrites the file.
+//! figures and values that depend on the machine. With `BLESS=1` the test rewrites the file. Lines
+//! that write files do so in `$TMPDIR`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -38,7 +39,9 @@ const MACHINE: [&str; 4] = ["pin", "pss_bytes", "repeats", "floor_unsteady"];
 fn block(line: &str) -> String {
     // Names a libfabric that does not exist, so that lines that need it have the same output
     // everywhere.
-    let output = shell(line).env("FISHPLATE_LIBFABRIC", "/nowhere/libfabric.so.1").output().unwrap();
+    let mut shell = shell(line);
+    shell.env("FISHPLATE_LIBFABRIC", "/nowhere/libfabric.so.1").env("TMPDIR", env!("CARGO_TARGET_TMPDIR"));
+    let output = shell.output().unwrap();
     let status = output.status.code().expect("no signal ends it");
     let mut block = format!("$ {line}\n? {status}\n");
     for (mark, bytes) in [('>', &output.stdout), ('!', &output.stderr)] {

@@ -5,10 +5,14 @@ use std::time::Duration;
 
 use fishplate::config::Settings;
 
-use super::{DeviceName, Format, IpcPath, Layout, Mode, PerfArgs, SignalKind, Test, Transport};
+use super::{DeviceName, Faults, Format, IpcPath, Layout, Mode, PerfArgs, SignalKind, Test, Transport};
 use crate::cpu::{Pin, Places};
 use crate::failure::{Failure, Outcome};
 use crate::variables;
+
+/// Default number of iterations of a simulated run, and of each seed if there are many.
+pub const SIM_ITERS: u64 = 100_000;
+pub const SEED_ITERS: u64 = 200;
 
 /// A run, with all options checked.
 #[derive(Clone, Debug)]
@@ -66,6 +70,10 @@ pub struct Plan {
     pub region: usize,
     /// The time limit.
     pub timeout: Duration,
+    /// The faults of simulated rails.
+    pub faults: Faults,
+    /// The file for the trace.
+    pub trace: Option<PathBuf>,
     /// The settings of rails, from the environment and the command line.
     pub settings: Settings,
     /// Messages to print before anything runs.
@@ -105,12 +113,15 @@ pub enum Meeting {
 
 impl PerfArgs {
     /// Checks everything that can be checked before anything starts.
-    pub fn plan(self) -> Outcome<Plan> {
+    pub fn plan(mut self) -> Outcome<Plan> {
         self.check_given()?;
+        let trace = self.take_trace()?;
         let notes = self.notes();
         let sizes = self.sizes()?;
         self.check_numbers()?;
         self.check_roles()?;
+        let default = if self.seeds.is_some() { SEED_ITERS } else { SIM_ITERS };
+        let faults = self.faults(trace, self.iters.unwrap_or(default))?;
         let meeting = match (self.listen, self.connect) {
             (Some(at), _) => Meeting::Listen(at),
             (_, Some(at)) => Meeting::Connect(at),
@@ -159,6 +170,8 @@ impl PerfArgs {
             meeting,
             region: self.region,
             timeout: self.timeout,
+            faults,
+            trace: self.faults.trace,
             settings,
             notes,
         })

@@ -1,13 +1,15 @@
-//! Fuzzes the orders of another process: they are accepted or refused, and never cause a panic.
+//! Fuzzes the orders of another process, and traces: they are accepted or refused, and never cause
+//! a panic.
 
 use std::path::Path;
 use std::time::Duration;
 
 use fishplate_core::engine::fuzzing::{Target, number, put};
+use fishplate_core::rail::sim::schedule::{Change, Event, Link};
 
 use super::job::Job;
 use super::session::Order;
-use crate::args::{SignalKind, Test, Transport};
+use crate::args::{SignalKind, Test, Trace, Transport};
 use crate::layout;
 
 #[path = "../../../tests/fuzz/driver.rs"]
@@ -60,14 +62,46 @@ fn read(input: &[u8], _: &mut [u8]) -> Option<usize> {
     Some(0)
 }
 
+fn sample_trace(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b] = [1, 2].map(|n| number(seed, n));
+    let link = Link { a: 0, b: 1, rail: (b % 4) as u16 };
+    let cut = Change::Cut { link, there: b & 4 != 0 || b & 8 == 0, back: b & 8 != 0, late: (b >> 60) as u32 };
+    let changes = [cut, Change::Disable { link, back: a & 1 != 0 }, Change::Heal(link)];
+    let trace = Trace {
+        test: if a & 2 == 0 { Test::PutSignal } else { Test::Tag },
+        rails: 4,
+        size: 1 << (a % 20),
+        iters: a >> 30,
+        window: 1 << (b % 7),
+        seed: b,
+        events: changes.into_iter().zip(a % 100..).map(|(change, at)| Event { at, change }).collect(),
+        end: "1 polls, done".into(),
+    };
+    put(into, trace.to_string().as_bytes())
+}
+
+fn read_trace(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let trace = Trace::parse(std::str::from_utf8(input).ok()?).ok()?;
+    assert_eq!(Trace::parse(&trace.to_string()).as_ref(), Ok(&trace));
+    Some(put(again, trace.to_string().as_bytes()))
+}
+
 #[test]
 fn no_order_panics() {
-    let target = Target { name: "order", sample, read };
+    drive(&Target { name: "order", sample, read });
+}
+
+#[test]
+fn no_trace_panics() {
+    drive(&Target { name: "trace", sample: sample_trace, read: read_trace });
+}
+
+fn drive(target: &Target) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus");
     let seed = std::env::var("FISHPLATE_SEED").ok().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     println!("FISHPLATE_SEED={seed}");
-    let count = driver::drive(&target, &corpus, seed, Duration::from_secs(2)).unwrap_or_else(|error| {
+    let count = driver::drive(target, &corpus, seed, Duration::from_secs(1)).unwrap_or_else(|error| {
         panic!("FISHPLATE_SEED={seed}\n{error}");
     });
     assert!(count.accepted > 0 && count.accepted < count.inputs, "{count:?}");

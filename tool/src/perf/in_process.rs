@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fishplate::{Limits, MatchStorage, Storage};
+use fishplate::{FailoverStorage, Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, RailPolicy, Signal};
@@ -27,7 +27,7 @@ use super::steps::{self, Span};
 use super::verbs::{Area, Verbs};
 use super::watch::Watch;
 use super::{Files, always_checks, finish_row, headline, prepare, run_job};
-use crate::args::{Plan, Test, Transport, name};
+use crate::args::{Faults, Plan, SEED_ITERS, SIM_ITERS, Test, Trace, Transport, name};
 use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
 use crate::histogram::Histogram;
@@ -36,12 +36,10 @@ use crate::limits;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
 use crate::sizes;
+use faults::{Counters, Ends, Record, Source};
 
+mod faults;
 mod ordered;
-
-/// Default number of iterations of a run, and of each seed if there are many.
-const SIM_ITERS: u64 = 100_000;
-const SEED_ITERS: u64 = 200;
 
 /// Number of passes without a completion after which an operation counts as hung.
 const PATIENCE: u64 = 2_000_000;
@@ -59,6 +57,7 @@ const CONTEXT: ContextId = ContextId(0);
 /// Runs a plan and writes its rows.
 pub fn run(plan: &Plan, files: &mut Files) -> Outcome {
     let _pinned = plan.places.pin_first()?;
+    plan.trace.as_deref().map_or(Ok(()), Trace::create)?;
     match plan.rails {
         1 => rows::<1>(plan, files),
         2 => rows::<2>(plan, files),
@@ -76,7 +75,7 @@ fn rows<const RAILS: usize>(plan: &Plan, files: &mut Files) -> Outcome {
     let mut fault = Ok(());
     for &size in &plan.sizes {
         progress.begin(format!("{} {}", name(plan.test), sizes::show(size)));
-        let row = row::<RAILS>(plan, size, clock, &progress, files)?;
+        let row = row::<RAILS>(plan, size, clock, &progress, &report, files)?;
         let check = plan.check || plan.transport == Transport::Sim || always_checks(plan.test);
         let written = progress.around(|| finish_row(&mut report, files, row, check));
         fault = fault.and(written);
@@ -89,6 +88,7 @@ fn row<const RAILS: usize>(
     size: usize,
     clock: Clock,
     progress: &Progress,
+    report: &Report,
     files: &mut Files,
 ) -> Outcome<Row> {
     let default = match (plan.transport, plan.seeds) {
@@ -104,18 +104,33 @@ fn row<const RAILS: usize>(
     let (mut total, mut iters) = (Tally::default(), 0);
     let mut packets = vec![Packet::EMPTY; if simulated { PACKETS } else { 0 }];
     let seeds = plan.seeds.unwrap_or(1);
+    let mut counters = Counters::default();
     for number in 0..seeds {
         let seed = plan.seed + number;
         let job = Job { seed, ..job };
         let tally = match simulated {
             true => {
-                simulate::<RAILS>(&job, &mut packets, clock, &mut histogram).map(|tally| (tally, job.iters))
+                let mut run = |source: Source<'_>, record: &mut Record| {
+                    simulate::<RAILS>(&job, source, record, &mut packets, clock, &mut histogram)
+                };
+                let tally = match plan.faults {
+                    Faults::None => run(Source::None, &mut Record::default()),
+                    _ => {
+                        let ran = faults::run(plan, &job, RAILS, number + 1 == seeds, &mut counters, run);
+                        ran.and_then(|(tally, notes)| {
+                            progress.around(|| notes.iter().try_for_each(|note| report.comment(note)))?;
+                            Ok(tally)
+                        })
+                    }
+                };
+                tally.map(|tally| (tally, job.iters))
             }
             false => loop_back::<RAILS>(&job, plan.duration, clock, &mut histogram),
         };
         let (tally, done) = tally.map_err(|error| match error {
             Failure::Run(message) if simulated => Failure::Run(format!(
-                "{message}; to repeat it, use --rails {RAILS} --seed {seed} --size {size}"
+                "{message}; to repeat it, use --rails {RAILS} --seed {seed} --size {size}{}",
+                if plan.faults == Faults::Random { " --random-faults" } else { "" }
             )),
             error => error,
         })?;
@@ -177,6 +192,8 @@ fn loop_back<const RAILS: usize>(
 
 fn simulate<const RAILS: usize>(
     job: &Job,
+    faults: Source<'_>,
+    record: &mut Record,
     packets: &mut [Packet],
     clock: Clock,
     histogram: &mut Histogram,
@@ -193,8 +210,17 @@ fn simulate<const RAILS: usize>(
         seed: job.seed,
         ..Config::DEFAULT
     };
+    let fails = !matches!(faults, Source::None);
+    // Both sides of a failover need different seeds.
+    let configs = [config, Config { seed: if fails { !job.seed } else { job.seed }, ..config }];
     let sim = Sim::new(packets, 2, RAILS as u16, Dials::WILD, job.seed).map_err(attach_failed)?;
     let (mut near, mut far) = (Parts::<RAILS>::new(&config, job, 1)?, Parts::<RAILS>::new(&config, job, 1)?);
+    if fails {
+        near.keep(&config);
+        far.keep(&config);
+    }
+    let mut log = faults.room();
+    let mut schedule = faults.schedule(&sim, RAILS, job.seed, &mut log);
     let rails = |node| array::from_fn(|rail| sim.endpoint(node, rail as u16));
     let attach = |node| {
         move |engine: &mut Engine<'_, SimRail<'_, '_>, RAILS>, rail, peer: PeerId| match engine.rail_mut(rail)
@@ -203,21 +229,30 @@ fn simulate<const RAILS: usize>(
             None => Ok(()),
         }
     };
-    let (mut a, a_handle) = One::new(&mut near, config, rails(0), attach(1)).map_err(attach_failed)?;
-    let (mut b, b_handle) = One::new(&mut far, config, rails(1), attach(0)).map_err(attach_failed)?;
+    let (mut a, a_handle) = One::new(&mut near, configs[0], rails(0), attach(1)).map_err(attach_failed)?;
+    let (mut b, b_handle) = One::new(&mut far, configs[1], rails(1), attach(0)).map_err(attach_failed)?;
     a.import(&b_handle).map_err(attach_failed)?;
     b.import(&a_handle).map_err(attach_failed)?;
     let mut both = InProcess::new(vec![a, b], clock);
     both.set_timeout(job.timeout_ns);
     let begun = clock.now();
-    match job.test {
-        Test::PutSignal => both.put_signals(job)?,
-        Test::Tag => both.messages(job)?,
+    let mut turn = |op, engines: &mut [One<'_, SimRail<'_, '_>, RAILS>]| {
+        if let Some(schedule) = &mut schedule {
+            schedule.turn(op, &mut Ends(engines));
+        }
+    };
+    let done = match job.test {
+        Test::PutSignal => both.put_signals(job, &mut turn),
+        Test::Tag => both.messages(job, &mut turn),
         _ => {
             prepare(&mut both, job)?;
             return run_job(&mut both, job, histogram);
         }
+    };
+    if let Some(schedule) = &schedule {
+        record.take(schedule, &sim, &both.engines);
     }
+    done?;
     let (ticks, out_of_order) = (clock.now().wrapping_sub(begun), both.out_of_order());
     Ok(Tally { ticks, ops: job.iters, out_of_order, ..both.tally })
 }
@@ -226,6 +261,7 @@ fn simulate<const RAILS: usize>(
 struct Parts<const RAILS: usize> {
     storage: Storage<RAILS>,
     matching: MatchStorage<RAILS>,
+    failover: Option<FailoverStorage>,
     landing: Mapped,
     buffer: Mapped,
     /// Size of the areas of one side: landing, then buffer.
@@ -237,14 +273,23 @@ impl<const RAILS: usize> Parts<RAILS> {
         // The tests of order use a slot for each operation in flight.
         let slots = SLOTS_AT + job.window as usize * job.stride();
         let lens = [Job::arena(job.size), Job::buffer(job.size)].map(|len| len.max(slots));
-        let limits = Limits { peers: 1, locals: 2, remotes: 8, operations: 4 * config.window.max(64) };
         Ok(Parts {
-            storage: Storage::new(config, limits),
+            storage: Storage::new(config, Self::limits(config)),
+            failover: None,
             matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
             landing: Mapped::new(job.size, sides * lens[0])?,
             buffer: Mapped::new(job.size, sides * lens[1])?,
             lens,
         })
+    }
+
+    fn limits(config: &Config) -> Limits {
+        Limits { peers: 1, locals: 2, remotes: 8, operations: 4 * config.window.max(64) }
+    }
+
+    /// Keeps what an engine needs to survive the failure of a rail.
+    fn keep(&mut self, config: &Config) {
+        self.failover = Some(FailoverStorage::new(config, Self::limits(config)));
     }
 }
 
@@ -267,9 +312,12 @@ impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
         rails: [R; RAILS],
         mut attach: impl FnMut(&mut Engine<'m, R, RAILS>, RailId, PeerId) -> Result<(), AttachError>,
     ) -> Result<(Self, Vec<u8>), AttachError> {
-        let Parts { storage, matching, landing, buffer, lens } = parts;
+        let Parts { storage, matching, failover, landing, buffer, lens } = parts;
         let mut engine = storage.engine(config, rails)?;
         engine.attach_matching(MATCHING, matching.memory())?;
+        if let Some(failover) = failover {
+            engine.attach_failover(failover.memory())?;
+        }
         let peer = engine.reserve_peer()?;
         for rail in 0..RAILS {
             attach(&mut engine, RailId(rail as u8), peer)?;
@@ -363,9 +411,20 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
                     return Ok(value);
                 }
                 Ok(None) | Err(OpError::Again) => self.pass()?,
-                Err(error) => return Err(Failure::run(format!("{what} failed: {error}"))),
+                Err(error) => return Err(Failure::run(format!("{what} failed: {error}{}", self.why(side)))),
             }
         }
+    }
+
+    /// Returns why each rail of a side is out of use.
+    #[cold]
+    fn why(&mut self, side: Side) -> String {
+        let One { engine, peer, .. } = self.one(side);
+        let faults = (0..RAILS).filter_map(|rail| {
+            let fault = engine.rail_error(*peer, RailId(rail as u8)).ok()??;
+            Some(format!("; rail {rail}: {fault}"))
+        });
+        faults.collect()
     }
 
     /// Makes passes until an operation of `side` completes. Returns the fetched value.

@@ -8,17 +8,23 @@ use fishplate_core::rail::Rail;
 use super::super::job::{Job, SLOTS_AT, Side};
 use super::super::tag_bw::POSTED;
 use super::super::verbs::{Area, Verbs};
-use super::InProcess;
+use super::{InProcess, One};
 use crate::failure::{Failure, Outcome};
 use crate::payload::Pattern;
 
 /// The word of a stream of put-signals.
 const WORD: usize = 0;
 
-impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
+impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
     /// Rounds of put-signals in both directions, `window` of them in flight. After every pass all
     /// data announced by the signal must be there, and the signal must not decrease.
-    pub(super) fn put_signals(&mut self, job: &Job) -> Outcome {
+    ///
+    /// Calls `before` with the number of operations issued before each one.
+    pub(super) fn put_signals(
+        &mut self,
+        job: &Job,
+        mut before: impl FnMut(u64, &mut [One<'m, R, RAILS>]),
+    ) -> Outcome {
         let (stride, len) = (job.stride(), job.size);
         let mut sent = 0;
         let mut sides = Side::BOTH.into_iter().cycle();
@@ -37,6 +43,7 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
             let mut posted = base;
             while seen[from] < base + round {
                 if posted < base + round {
+                    before(sent + posted - base, &mut self.engines);
                     posted += 1;
                     self.put_signal(side, slot(posted), len, SLOTS_AT + slot(posted), WORD, posted)?;
                 }
@@ -65,7 +72,13 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
     /// Windows of messages with different tags in both directions. Every other window is received
     /// by receives of any tag that were posted in advance: the k-th receive must get the k-th
     /// message.
-    pub(super) fn messages(&mut self, job: &Job) -> Outcome {
+    ///
+    /// Calls `before` with the number of messages sent before each one.
+    pub(super) fn messages(
+        &mut self,
+        job: &Job,
+        mut before: impl FnMut(u64, &mut [One<'m, R, RAILS>]),
+    ) -> Outcome {
         let (stride, len) = (job.stride(), job.size);
         let place = |k: u64| SLOTS_AT + k as usize * stride;
         let (mut sent, mut turn) = (0, 0u64);
@@ -80,6 +93,7 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
             }
             for k in 0..round {
                 self.fill(side, Area::Buffer, place(k), pattern(k), len)?;
+                before(sent + k, &mut self.engines);
                 self.send(side, sent + k, place(k), len)?;
                 if !early && k % 2 == 1 {
                     // Receives are posted in order, while messages arrive in any order.
