@@ -56,6 +56,10 @@ pub struct Persona {
     /// Requested depth of the completion queue. If the provider may overrun the queue, this depth
     /// is the only bound on outstanding completions.
     pub completions: usize,
+    /// Maximum length of one write or read in bytes. Longer ones are cut. With one long write, a
+    /// socket's sender waits for room while the receiver reads, and the receiver waits for data
+    /// while the sender writes. Several writes overlap.
+    pub max_rma: usize,
 }
 
 const fn persona(name: &'static str, providers: &'static [&'static str], notify: Notify) -> Persona {
@@ -68,12 +72,18 @@ const fn persona(name: &'static str, providers: &'static [&'static str], notify:
         more: false,
         fences: false,
         completions: 4096,
+        max_rma: 1 << 30,
     }
 }
 
 /// All personas.
 pub const PERSONAS: [Persona; 8] = [
-    Persona { forgets_level: true, fences: true, ..persona("tcp", &["tcp", "net"], Notify::Word) },
+    Persona {
+        forgets_level: true,
+        fences: true,
+        max_rma: 768 << 10,
+        ..persona("tcp", &["tcp", "net"], Notify::Word)
+    },
     persona("tcp;ofi_rxm", &["tcp;ofi_rxm"], Notify::Word),
     persona("shm", &["shm"], Notify::Word),
     Persona { more: true, ..persona("verbs;ofi_rxm", &["verbs;ofi_rxm"], Notify::Message) },

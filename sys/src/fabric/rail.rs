@@ -93,9 +93,6 @@ use super::persona::Notify;
 use super::raw::*;
 use crate::clock::monotonic_ns;
 
-/// Maximum length of a write or read in bytes, even if the provider allows more.
-const MAX_RMA: usize = 1 << 30;
-
 /// Length of the rail's message header in bytes: number u32, kind u32.
 const HEAD: usize = 8;
 

@@ -14,7 +14,7 @@ use super::imports::Imports;
 use super::peers::Peers;
 use super::pool::Pool;
 use super::slab::Slab;
-use super::{BATCH, FabricConfig, FabricRail, FabricStats, HEAD, MAX_RMA, SetupError, post};
+use super::{BATCH, FabricConfig, FabricRail, FabricStats, HEAD, SetupError, post};
 use crate::fabric::av::AddressVector;
 use crate::fabric::cq::{CompletionQueue, CqError};
 use crate::fabric::domain::Domain;
@@ -65,7 +65,7 @@ impl FabricRail {
         let inject = info.tx().inject_size;
         let caps = Caps {
             max_message,
-            max_rma: room.min(MAX_RMA),
+            max_rma: room.min(offer.persona.max_rma),
             inject: if config.inject && offer.notify != Notify::Message { inject.min(room) } else { 0 },
             data_bytes: 4,
             // Providers order the messages of one connection. They do not order the completions
