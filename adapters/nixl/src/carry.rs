@@ -143,7 +143,7 @@ impl State {
             match self.transfers.get(number) {
                 None => return Status::NOT_FOUND,
                 Some(transfer) if transfer.active => {
-                    self.progress();
+                    self.pass();
                     if self.copies(number) {
                         break;
                     }

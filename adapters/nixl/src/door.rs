@@ -29,6 +29,10 @@ const MEETING: Duration = Duration::from_secs(10);
 /// Pause between passes while nodes connect.
 const PASS: Duration = Duration::from_micros(100);
 
+/// Number of passes without an arrival before the progress thread sleeps. Acknowledgements of
+/// writes are sent 16 passes after the writes arrive.
+const IDLE: u32 = 32;
+
 /// Maximum number of connections that are not admitted yet. Further connections wait in the
 /// backlog.
 const CALLS: usize = 256;
@@ -279,12 +283,20 @@ fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     }
 }
 
-/// Starts a thread that makes progress at intervals of `pause` until the agent is closed.
+/// Starts a thread that makes progress until the agent is closed. The thread sleeps for `pause`
+/// when nothing has arrived for [`IDLE`] passes.
 pub(crate) fn drive(agent: Weak<Shared>, pause: Duration) -> io::Result<()> {
     start(move || {
+        let (mut known, mut idle) = (0, IDLE);
         while let Some(agent) = agent.upgrade()
-            && agent.with(|state| state.progress()).is_some()
+            && let Some((moved, arrived)) = agent.with(|state| (state.pass(), state.node.stats().arrived))
         {
+            idle = if moved || arrived != known { 0 } else { idle.saturating_add(1) };
+            known = arrived;
+            if idle < IDLE {
+                agent.let_others();
+                continue;
+            }
             drop(agent);
             thread::sleep(pause);
         }

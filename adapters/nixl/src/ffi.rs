@@ -354,7 +354,7 @@ pub extern "C" fn fishplate_nixl_release(agent: *const Agent, number: u64) -> i3
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_notes(agent: *const Agent, sink: Sink, to: *mut c_void) -> i32 {
     polling(agent, |state| {
-        state.progress();
+        state.poll();
         if state.notes.are_there() {
             for (name, note) in state.notes.take() {
                 sink(to, Bytes::of(&name), Bytes::of(&note));

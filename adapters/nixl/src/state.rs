@@ -32,6 +32,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Time without events after which a polling call yields the processor, which the peer may need.
 const SPIN: Duration = Duration::from_micros(200);
 
+/// Minimum duration of a pass in which a rail moved data. An idle pass takes about 1 us.
+const MOVES: Duration = Duration::from_micros(5);
+
 /// The state that calls and threads share. `None` once the agent is closed.
 pub(crate) struct Shared {
     state: Mutex<Option<State>>,
@@ -125,6 +128,32 @@ impl State {
             looked: Instant::now(),
             idle: None,
             yields: false,
+        }
+    }
+
+    /// Makes a pass. Returns true if a rail moved data, and another pass should follow at once: a
+    /// provider such as `tcp` reads data only during a pass, and the sender waits meanwhile.
+    pub fn pass(&mut self) -> bool {
+        if !self.notes.packs {
+            self.progress();
+            return false;
+        }
+        // The provider reports no data until it is complete, but the time of a pass shows it.
+        let began = Instant::now();
+        self.progress();
+        let moved = began.elapsed() >= MOVES;
+        if moved {
+            self.stir();
+        }
+        moved
+    }
+
+    /// Makes passes until a notification arrives, or no rail moves data.
+    pub fn poll(&mut self) {
+        for _ in 0..PASSES {
+            if !self.pass() || self.notes.are_there() {
+                break;
+            }
         }
     }
 
