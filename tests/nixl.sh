@@ -84,13 +84,36 @@ export -f symbols
 say "two functions are exported" bash -c symbols
 say "engine.cpp" g++ -std=c++20 -Wall -Wextra -Werror -Wno-invalid-offsetof -O1 -g "$tests/engine.cpp" -o "$work/engine"
 say "each status and wrong calls, two agents in one process" "$work/engine" "$work/lib/libplugin_FISHPLATE.so"
+# stub WORDS NAME: an installation of NIXL whose only backend has a table of WORDS words; none if 0
+stub() {
+    local folder=$work/$2
+    mkdir -p "$folder/plugins"
+    "${CC:-gcc}" -shared -fPIC -x c /dev/null -o "$folder/libnixl.so" || return
+    [ "$1" = 0 ] || "${CC:-gcc}" -shared -fPIC -x c - -o "$folder/plugins/libplugin_UCX.so" <<<"void *_ZTV17nixlBackendEngine[$1];"
+}
+# refuses NAME TEXT: in this installation the plugin creates no agent, and says why
+refuses() {
+    local text
+    text=$(LD_PRELOAD=$work/$1/libnixl.so "$work/engine" "$work/lib/libplugin_FISHPLATE.so" refused 2>&1) || return
+    grep "$2" <<<"$text"
+}
+layouts() {
+    stub 30 more && stub 0 none && stub 29 same || return
+    refuses more "have 28 virtual functions, not 27" && refuses none "cannot read the class layout from any backend" || return
+    # Creates agents in an installation with the right table.
+    ! refuses same .
+}
+export -f stub refuses layouts
+say "other layouts are refused with a message" bash -c layouts
 tcp="shared_memory=no providers=tcp"
 # shellcheck disable=SC2086  # several words
 if need fi_info libfabric-bin; then
     say "the same over tcp" "$work/engine" "$work/lib/libplugin_FISHPLATE.so" $tcp
+    ! $long || say "memory of a transfer in flight stays registered" env FISHPLATE_NIXL_PARAMS="$tcp" $python "$tests/wheel.py" --long
 else
     echo "SKIPPED NIXL over tcp: no libfabric, and it could not be installed"
 fi
+say "errors through the wheel" $python "$tests/wheel.py"
 lists=100 rounds=5
 $long && lists=5000 rounds=50
 limit=1800 say "2 processes, $lists lists each, seed $seed" bash -c "transfers 2 $lists $seed"
@@ -107,7 +130,7 @@ limit=900 say "$rounds killed peers" bash -c killed
 tail -n 1 "$work/log"
 if need fi_info libfabric-bin && hosts 2 78 >"$work/why"; then
     rails="fabric=2 providers=tcp interfaces=rail0,rail1"
-    limit=1800 say "2 processes on two hosts, two rails, $lists lists each" bash -c "transfers 2 $lists $seed '$rails' other"
+    limit=1800 say "2 processes on two hosts, two rails, $lists lists each" env RAILS=rail0,rail1 bash -c "transfers 2 $lists $seed '$rails' other"
     limit=1800 say "4 processes on two hosts, $((lists / 2)) lists each" bash -c "transfers 4 $((lists / 2)) $seed '$rails' other"
     pull="ip -n $here link set rail0 down" back="ip -n $here link set rail0 up"
     limit=1800 say "2 processes on two hosts, a cable pulled and put back" env PULL="$pull" PUT_BACK="$back" bash -c "transfers 2 $lists $seed '$rails' other"

@@ -487,3 +487,6 @@ fn away(away: Option<&Away>, peer: Option<u64>) -> Result<Known, Status> {
     let Away { export, .. } = away.filter(|away| Some(away.peer) == peer).ok_or(Status::NOT_FOUND)?;
     Ok(((export.start as usize, export.len as usize), export.device))
 }
+
+#[cfg(test)]
+mod tests;

@@ -429,4 +429,4 @@ pub(crate) fn carry(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

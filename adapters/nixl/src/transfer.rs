@@ -25,7 +25,19 @@ pub struct Metadata {
 static_assertions::const_assert_eq!(size_of::<Desc>(), 32);
 static_assertions::const_assert_eq!(std::mem::offset_of!(Metadata, number), 16);
 
+#[cfg(test)]
+impl Metadata {
+    pub fn new(private: bool, number: u64) -> Metadata {
+        Metadata { table: 0, private, number }
+    }
+}
+
 impl Desc {
+    #[cfg(test)]
+    pub fn new(address: usize, len: usize, metadata: &Metadata) -> Desc {
+        Desc { address, len, device: 0, metadata }
+    }
+
     /// Returns the number of the region. The region must be local if `private` is true, and remote
     /// otherwise.
     pub(crate) fn region(&self, private: bool) -> Option<u64> {

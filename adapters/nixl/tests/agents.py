@@ -27,6 +27,7 @@ def params():
 
 def agent(name, thread=False, given=None, config=None):
     made = nixl_agent(name, config or nixl_agent_config(enable_prog_thread=thread, backends=[]))
+    assert "FISHPLATE" in made.get_plugin_list(), made.get_plugin_list()
     made.create_backend("FISHPLATE", params() if given is None else given)
     return made
 

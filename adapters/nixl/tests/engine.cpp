@@ -1,8 +1,9 @@
 // Calls a plugin as NIXL does, with two engines in one process. Tests each status that the plugin
 // returns, and wrong calls.
 //
-//     engine libplugin_FISHPLATE.so [NAME=VALUE...]
+//     engine libplugin_FISHPLATE.so [refused | NAME=VALUE...]
 //
+// "refused" only checks that the plugin creates no agent in this process.
 // NAME=VALUE sets a parameter of the agents. By default they use shared memory only.
 
 #include "../plugin/abi.hpp"
@@ -523,6 +524,10 @@ int main(int count, char **names) {
     auto init = reinterpret_cast<Plugin *(*)()>(dlsym(library, "nixl_plugin_init"));
     auto fini = reinterpret_cast<void (*)()>(dlsym(library, "nixl_plugin_fini"));
     plugin = init();
+    if (count == 3 && std::strcmp(names[2], "refused") == 0) {
+        IS(true, create("a", {{"fabric", "off"}, {"device", "off"}}) == nullptr);
+        return 0;
+    }
     the_table();
     fini();
     plugin = init();

@@ -4,7 +4,8 @@
 
 Each round starts a process, moves data to and from it, kills it at a random moment, and waits for
 NIXL_ERR_REMOTE_DISCONNECT. Transfers to another process continue meanwhile. The next process
-notifies us while NIXL still holds the metadata of the killed process. STARTER is the command that
+notifies us while NIXL still holds the metadata of the killed process. Every second process has a
+progress thread. STARTER is the command that
 starts each process. FISHPLATE_NIXL_KINDS, if it is set, is the kind of memory: DRAM or VRAM.
 """
 
@@ -25,7 +26,7 @@ KIND = os.environ.get("FISHPLATE_NIXL_KINDS", "DRAM")
 
 def peer(folder, name, round):
     """A peer that answers each notification, until it is killed."""
-    made = agent(name)
+    made = agent(name, thread=round % 2 == 1)
     memory = Memory(made, SIZE, kind=KIND)
     memory.set(round % 251)
     mine = pickle.dumps((made.get_agent_metadata(), memory.at))

@@ -12,6 +12,9 @@ flight. The command in PUT_BACK runs after two thirds.
 FISHPLATE_NIXL_KINDS, if it is set, names the kinds of memory: DRAM, VRAM, or both with a comma
 between them. Each list then moves between any two of them.
 
+If the variable RAILS names network interfaces, separated by commas, each must carry a share of the
+data.
+
 A target checks the data of a write when its notification has arrived, and answers. So each
 notification proves that its data arrived first.
 """
@@ -21,7 +24,6 @@ import pickle
 import random
 import subprocess
 import sys
-import zlib
 
 import numpy as np
 from agents import Memory, agent, descs, exchange, finish, leave, until
@@ -57,10 +59,19 @@ def lists(seed):
     return found
 
 
+def sent(rails):
+    """Returns how many bytes each interface has sent."""
+    with open("/proc/net/dev") as file:
+        rows = dict(line.split(":") for line in file if ":" in line)
+    found = {name.strip(): int(row.split()[8]) for name, row in rows.items()}
+    return [found[rail] for rail in rails]
+
+
 class Process:
     def __init__(self, folder, name, names, count, seed):
         self.name, self.names, self.count, self.seed = name, names, count, seed
-        self.agent = agent(name, thread=zlib.crc32(name.encode()) % 2 == 0)
+        # Every second process has a progress thread.
+        self.agent = agent(name, thread=names.index(name) % 2 == 1)
         kinds = os.environ.get("FISHPLATE_NIXL_KINDS", "DRAM").split(",")
         # Areas with one writer each, and one area that all processes read.
         offsets = range(0, len(names) * 3, 3)
@@ -152,7 +163,12 @@ class Process:
 def main():
     folder, name, names, count, seed = sys.argv[1:]
     process = Process(folder, name, names.split(","), int(count), int(seed))
-    print(f"{name}: moved {count} lists, seed {seed}, and was notified {process.run()} times")
+    rails = [rail for rail in os.environ.get("RAILS", "").split(",") if rail]
+    before = sent(rails)
+    notified = process.run()
+    carried = [now - then for now, then in zip(sent(rails), before)]
+    assert all(bytes > sum(carried) / 10 for bytes in carried), f"{rails} sent {carried} bytes"
+    print(f"{name}: moved {count} lists, seed {seed}, and was notified {notified} times")
 
 
 leave(main)

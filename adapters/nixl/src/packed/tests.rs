@@ -9,19 +9,19 @@ use crate::agent::Agent;
 use crate::peer::Stage;
 use crate::state::{Shared, State};
 
-fn agent(name: &str) -> Agent {
+pub(crate) fn agent(name: &str) -> Agent {
     let agent = Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap();
     // As with a `tcp` rail.
     agent.shared.with(|state| state.notes.packs = true);
     agent
 }
 
-fn with<T>(agent: &Agent, call: impl FnOnce(&mut State) -> T) -> T {
+pub(crate) fn with<T>(agent: &Agent, call: impl FnOnce(&mut State) -> T) -> T {
     let shared: &Arc<Shared> = &agent.shared;
     shared.with(call).unwrap()
 }
 
-fn until(what: &str, agents: &[&Agent], mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, agents: &[&Agent], mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds() {
         assert!(Instant::now() < end, "waited in vain for {what}");
@@ -33,13 +33,18 @@ fn until(what: &str, agents: &[&Agent], mut holds: impl FnMut() -> bool) {
 /// Two connected agents. Returns both with their numbers for each other.
 fn pair() -> (Agent, Agent) {
     let (a, b) = (agent("a"), agent("b"));
-    let info = |of: &Agent| with(of, |state| state.info.encode());
-    let (of_a, of_b) = (info(&a), info(&b));
-    with(&a, |state| state.load_peer(b"b", &of_b)).unwrap();
-    with(&b, |state| state.load_peer(b"a", &of_a)).unwrap();
-    let up = |of: &Agent| with(of, |state| state.peers.iter().any(|(_, peer)| peer.stage == Stage::Up));
-    until("a connection", &[&a, &b], || up(&a) && up(&b));
+    connect(&a, &b);
     (a, b)
+}
+
+/// Connects the agents `a` and `b`.
+pub(crate) fn connect(a: &Agent, b: &Agent) {
+    let info = |of: &Agent| with(of, |state| state.info.encode());
+    let (of_a, of_b) = (info(a), info(b));
+    with(a, |state| state.load_peer(b"b", &of_b)).unwrap();
+    with(b, |state| state.load_peer(b"a", &of_a)).unwrap();
+    let up = |of: &Agent| with(of, |state| state.peers.iter().any(|(_, peer)| peer.stage == Stage::Up));
+    until("a connection", &[a, b], || up(a) && up(b));
 }
 
 fn send(from: &Agent, kind: u64, bytes: &[u8]) {
@@ -216,7 +221,7 @@ fn pack(agents: [&Agent; 2]) {
 }
 
 /// Registers memory of `of` and loads it at its peer `at`. Returns the numbers at both.
-fn share(of: &Agent, name: &[u8], at: &Agent, memory: &mut [u8]) -> (u64, u64) {
+pub(crate) fn share(of: &Agent, name: &[u8], at: &Agent, memory: &mut [u8]) -> (u64, u64) {
     let (start, len) = (memory.as_mut_ptr() as usize, memory.len());
     // SAFETY: the memory outlives the agent.
     let region = with(of, |state| unsafe { state.register(None, start, len) }).unwrap();
