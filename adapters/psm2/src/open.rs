@@ -200,12 +200,16 @@ pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Resul
         .settings(settings)
         .limits(limits)
         .requests(requests);
-    OPENS.set(true);
-    let opened = match matching {
+    let builder = match matching {
         Some(matching) => builder.matching(matching),
         None => builder,
-    }
-    .open();
+    };
+    let builder = match std::env::var_os("FISHPLATE_PSM2_COUNTERS") {
+        Some(_) => builder.counters(),
+        None => builder,
+    };
+    OPENS.set(true);
+    let opened = builder.open();
     OPENS.set(false);
     opened
 }

@@ -360,9 +360,13 @@ impl Endpoint {
     }
 
     /// Checks that peers are alive. Also checks that unexpected messages do not block the messages
-    /// that the program waits for.
+    /// that the program waits for. Publishes the counters.
     #[cold]
     fn look(&mut self) -> After {
+        self.node.publish_counters();
+        if let Some(am) = &mut self.am {
+            am.node.publish_counters();
+        }
         let crowding = self.node.queue().and_then(|queue| queue.crowding_peer());
         if self.idle.is_crowded_out(crowding.map(|(_, awaited)| awaited)) && self.queue.is_ok() {
             self.queue = Err(Error::NO_MEMORY);
