@@ -103,4 +103,31 @@ mod tests {
             assert_eq!(Frame::decode(&bytes, &[7; 16]), Err(Error::EPID_NETWORK));
         }
     }
+
+    /// Peers that are strangers can send any bytes.
+    #[test]
+    fn a_changed_frame_is_refused_or_decodes_to_what_it_encodes() {
+        let uuid = [7; 16];
+        let (mut state, mut decoded) = (0x9e37_79b9_u64, 0);
+        let mut random = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % below as u64) as usize
+        };
+        for _ in 0..20_000 {
+            let address = vec![random(256) as u8; random(ADDRESS_MAX + 1)];
+            let am = vec![random(256) as u8; random(ADDRESS_MAX + 1)];
+            let mut bytes = Frame { verdict: 0, uuid, epid: random(9) as u64, address, am }.encode();
+            for _ in 0..random(4) {
+                let at = if random(2) == 0 { random(HEAD) } else { random(LEN) };
+                bytes[at] = random(256) as u8;
+            }
+            let Ok(frame) = Frame::decode(&bytes, &uuid) else { continue };
+            assert!(frame.verdict != 0 || frame.uuid == uuid);
+            assert_eq!(Frame::decode(&frame.encode(), &uuid), Ok(frame));
+            decoded += 1;
+        }
+        assert!((5_000..20_000).contains(&decoded), "{decoded} frames decoded");
+    }
 }
