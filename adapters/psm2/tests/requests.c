@@ -44,7 +44,10 @@ int main (int argc, char **argv)
   if (full)
     {
       MUST (psm2_mq_irecv2 (mq, self, &tag, &all, 0, &got[0], 4, NULL, &more) == PSM2_NO_MEMORY);
-      MUST (psm2_mq_send2 (mq, self, 0, &tag, got, 4) == PSM2_NO_MEMORY);
+      MUST (psm2_mq_isend2 (mq, self, 0, &tag, got, 4, NULL, &more) == PSM2_NO_MEMORY);
+      MUST (psm2_mq_send2 (mq, self, 0, &tag, got, 100000) == PSM2_NO_MEMORY);
+      /* A short blocking send takes no request. */
+      MUST (psm2_mq_send2 (mq, self, 0, &tag, got, 4) == PSM2_OK);
       /* A completed request makes room for a new request. */
       n = 0;
       MUST (psm2_mq_cancel (&reqs[0]) == PSM2_OK && psm2_mq_test2 (&reqs[0], &status) == PSM2_OK);
