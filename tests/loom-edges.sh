@@ -12,7 +12,7 @@ export RUSTFLAGS="${RUSTFLAGS:-} --cfg fishplate_loom"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom"
 # Loom runs each thread of a model on a small stack, which unoptimized code overflows.
 export CARGO_PROFILE_TEST_OPT_LEVEL=1
-export RUST_BACKTRACE=0
+export RUST_BACKTRACE=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_DEV_DEBUG=0
 export LOOM_MAX_PREEMPTIONS="${LOOM_MAX_PREEMPTIONS:-3}"
 limit_s=120 # for one run of all models: a few seconds on an idle machine
 

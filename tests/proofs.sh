@@ -8,6 +8,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
+source tests/beside.sh
 
 share=1
 [ "${1:-}" = --short ] && share=10
@@ -25,10 +26,14 @@ matches=${PROOF_MATCHES:-40000000} # random operations of tag matching; half a m
 words=${PROOF_WORDS:-6}            # operations per sequence; 7 take a quarter of an hour
 
 need jq jq || { echo "SKIPPED proofs: jq is missing and cannot be installed"; exit 77; }
-cargo build --release --locked --quiet || exit
+# One command for all tests of a package, because cargo builds them side by side.
+build() { cargo test --release --locked --quiet --no-run "$@"; }
+cargo build --release --locked --quiet && build --package fishplate-sys --test linux &&
+    build --package fishplate-core --test twosided --test failover --test tag &&
+    build --package fishplate-gpu --lib --test memory || exit
 fishplate=${CARGO_TARGET_DIR:-target}/release/fishplate
 log=$(mktemp)
-trap 'rm -f "$log" "$log.met" "$log.still"' EXIT
+trap 'beside_end; rm -f "$log" "$log.met" "$log.still" "$log.beside" "$log.untimed"' EXIT
 failed=()
 
 # proof NAME COMMAND...: runs a check, and prints its result and duration
@@ -195,23 +200,32 @@ tag_matching() {
     return $status
 }
 
+# untimed: random programs from seeds, each on one thread
+untimed() {
+    log=$log.beside
+    proof "rails that fail and return in the simulator, every operation once and in order: $schedules schedules" failing_rails
+    proof "several links that fail at once on rails that close endpoints: $((schedules / 10)) schedules" closing_rails
+    proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" tagged_seeds
+    proof "device memory: random work of two processes against a model: $((seeds / 10)) seeds" memory_model
+    proof "tag matching against two lists: $matches operations, every word of $words letters" tag_matching
+    [ ${#failed[@]} = 0 ]
+}
+
+echo "-- proofs that measure no time run beside the others"
+beside "$log.untimed" untimed
 stands_still &
 still=$!
 proof "put-signal over shared memory, every payload verified: $iters" put_signal_checked
 proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
-proof "rails that fail and return in the simulator, every operation once and in order: $schedules schedules" failing_rails
-proof "several links that fail at once on rails that close endpoints: $((schedules / 10)) schedules" closing_rails
 proof "random programs over each rail, and the memory that they leave: $programs each" memory_oracle
 proof "tagged messages over shared memory, every payload verified" tagged_checked
-proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" tagged_seeds
 proof "atomics that two peers mix, by providers and by engines, explained by one order: $atomics over each" shared_words
 proof "unexpected messages against a sleeping receiver: $floods" tagged_flood
 proof "kill -9 of either side: $kills" kill_nine
 proof "device memory: connect, transfer, kill: $cycles" memory_cycles
-proof "device memory: random work of two processes against a model: $((seeds / 10)) seeds" memory_model
-proof "tag matching against two lists: $matches operations, every word of $words letters" tag_matching
 proof "ping-pongs with random delays between threads that park: $pingpongs" no_lost_wake_up
 proof "a side over tcp that stands still for 12 s, which is longer than an operation may take by default" stood_still
+beside_done || failed+=("what ran beside the others")
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'FAILED: %s\n' "${failed[@]}"

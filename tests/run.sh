@@ -7,6 +7,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
+source tests/beside.sh
 
 log=target/test.log
 mkdir -p target
@@ -32,6 +33,7 @@ need fi_info libfabric-bin || echo "libfabric is missing and cannot be installed
 need_file /usr/include/rdma/fabric.h libfabric-dev ||
     echo "libfabric's headers are missing and cannot be installed: what compares with them says SKIPPED"
 need ucx_info ucx-utils || echo "UCX is missing and cannot be installed: what compares with it says SKIPPED"
+need valgrind valgrind || echo "valgrind is missing and cannot be installed: no instructions are counted"
 need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
 
 printf '== cargo test --workspace\n'
@@ -52,8 +54,18 @@ if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
     echo "FAILED cargo test (status $status)"
 fi
 
+# untimed: the parts that measure no time
+untimed() {
+    passed=0 failed=0 skipped=0
+    part "packages out of the tree" tests/vendor.sh
+    part "instruction budgets" benches/budgets.sh
+    echo "$passed $failed $skipped" >target/beside.counts
+}
+rm -f target/beside.counts
+trap beside_end EXIT
+printf '\n== packages out of the tree, instruction budgets: they run beside the parts that follow\n'
+beside target/beside.log untimed
 part "no_std, no main, no allocator" tests/no-std/run.sh
-part "packages out of the tree" tests/vendor.sh
 part "libfabric's layout, by the official binding" tests/fabric-oracle.sh
 part "CUDA and HIP over a driver without a GPU" tests/cuda-fake.sh
 part "CUDA and HIP on a GPU" tests/gpu.sh
@@ -67,7 +79,9 @@ part "nodes on two hosts" tests/node-netns.sh "${CARGO_TARGET_DIR:-target}/debug
 part "jobs of several processes" tests/jobs.sh 10 "${CARGO_TARGET_DIR:-target}"/debug/{examples/all_to_all,fishplate}
 part "tracing probes" tests/probes.sh
 part "nodes whose cables are pulled" tests/failover-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/outlive"
-part "instruction budgets" benches/budgets.sh
+beside_done
+read -r p f s <target/beside.counts || { p=0 f=1 s=0; echo "FAILED: the last parts did not end"; }
 
+passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 printf '\n%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"
 [ "$failed" = 0 ]
