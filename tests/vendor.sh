@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests vendoring: each package compiles when it is copied out of this tree with its dependencies, and
-# cargo can package it.
+# Tests vendoring: each package compiles when it is copied out of this tree with its dependencies,
+# and cargo can package it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
