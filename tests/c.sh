@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests the C library as packagers install it: its header and examples in C11 and C++17, its
-# symbols, its ABI, the examples as two and four processes, and misuse by programs. Runs everything
-# under Valgrind's memcheck too. AddressSanitizer covers only the programs here; tests/sanitize.sh
-# also covers the library. BLESS=1 accepts a changed ABI.
+# symbols, its ABI, the examples as two and four processes, the data of the other calls, and misuse
+# by programs. Runs the examples and misuse under Valgrind's memcheck too. AddressSanitizer covers
+# only the programs here; tests/sanitize.sh also covers the library. BLESS=1 accepts a changed ABI.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -71,6 +71,25 @@ symbols() {
 export -f symbols
 say "40 symbols, those of the header, with a version" bash -c symbols
 
+# Compares the signatures of the header's functions with those of the library's. The sizes of the
+# structures are compared by the constants of src/layout.rs and by tests/layout.c.
+signatures() {
+    diff <(
+        gcc -E -P "$c/include/fishplate.h" | tr '\n' ' ' | grep -o '[a-z0-9_ ]*[ *]fp_[a-z_]* ([^;{}]*);' |
+            # name(types)->type, without the names of parameters; then pointers and types of Rust
+            sed -E 's/\(void\)/()/; s/ ?[a-z_0-9]+([,)])/\1/g; s/^ *(.*[ *])(fp_[a-z_]*) (\(.*\));$/\2\3->\1/
+                s/const ([a-z_0-9]+) \*/*const \1/g; s/([a-z_0-9]+) \*\*/*mut,*mut,\1/g; s/([a-z_0-9]+) \*/*mut \1/g
+                s/mut,/mut /g; s/\<(uint32_t|fp_peer)\>/u32/g; s/\<(uint64_t|fp_(mem|remote|token|request))\>/u64/g
+                s/\<int64_t\>/i64/g; s/\<size_t\>/usize/g; s/\<(int|void|char)\>/c_\1/g
+                s/fp_(node|options|tag|message|completion|stats)(_t)?([,) ]|$)/Fp\u\1\3/g; s/ +//g' | sort
+    ) <(
+        cat "$c"/src/*.rs | tr '\n' ' ' | grep -oE 'extern "C" fn fp_[a-z_]*\([^)]*\) -> [^{]*' |
+            sed -E 's/extern "C" fn //; s/[a-z_0-9]+: //g; s/,? *\)/)/; s/ +//g' | sort
+    )
+}
+export -f signatures
+say "the header's functions have the types of the library's" bash -c signatures
+
 # Compares the ABI of the header's functions with the ABI of the last release.
 abi() {
     {
@@ -92,36 +111,7 @@ else
 fi
 say "SONAME" grep -q 'libfishplate\.so\.0\]' <(readelf -d "$place/root/usr/lib/libfishplate.so")
 
-# put_signal COMMAND...: runs two processes; the second one dies
-put_signal() {
-    local folder status=0
-    folder=$(mktemp -d -p "$place")
-    "$@" "$place/${kind:-}put_signal" 1 "$folder" >"$folder/out" &
-    "$@" "$place/${kind:-}put_signal" 0 "$folder" || status=1
-    wait $! && [ $status = 0 ] && grep -qx "hello world" "$folder/out"
-}
-
-# events COMMAND...: runs two processes in epoll loops; the second one dies
-events() {
-    local folder status=0
-    folder=$(mktemp -d -p "$place")
-    "$@" "$place/${kind:-}events" 1 "$folder" &
-    "$@" "$place/${kind:-}events" 0 "$folder" >"$folder/out" || status=1
-    wait $! && [ $status = 0 ] && grep -q '^100 messages, the peer is gone: ' "$folder/out"
-}
-
-# tagged COMMAND...: runs four processes in a ring
-tagged() {
-    local folder rank pids=() status=0
-    folder=$(mktemp -d -p "$place")
-    for rank in 0 1 2 3; do
-        "$@" "$place/${kind:-}tagged" $rank 4 "$folder" >>"$folder/out" &
-        pids+=($!)
-    done
-    for rank in "${pids[@]}"; do wait "$rank" || status=1; done
-    [ $status = 0 ] && [ "$(grep -c ': 6$' "$folder/out")" = 4 ]
-}
-
+source bindings/c/tests/examples.sh
 export -f put_signal events tagged
 memcheck="valgrind --quiet --error-exitcode=9 --leak-check=no --fair-sched=yes"
 # Programs under a sanitizer see the library's allocations too, but not its accesses. libfabric 1.17
@@ -135,6 +125,13 @@ for kind in "" cxx- asan-; do
     say "${kind}events as two processes, one of which dies" bash -c events
 done
 unset kind
+say "the data of calls between two processes" "$place/data"
+say "the same under AddressSanitizer" "$place/asan-data"
+if ldconfig -p | grep -q 'libfabric\.so\.1'; then
+    say "the same over tcp, without shared memory" "$place/data" tcp
+else
+    echo "SKIPPED the data of calls over tcp: libfabric is missing"
+fi
 say "events.c has at most 80 lines" test "$(wc -l <"$c/examples/events.c")" -le 80
 for seed in 1 2 3; do
     say "misuse, seed $seed" "$place/misuse" $seed

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the unit tests of every package under AddressSanitizer or ThreadSanitizer. Under
-# AddressSanitizer also runs the lifecycles of engines and nodes, device memory behind NICs, and
-# misuse of the C library.
+# AddressSanitizer also runs the lifecycles of engines and nodes, device memory behind NICs, and the
+# C library: its examples, the data of its calls, and misuse.
 # Needs a nightly toolchain; std is not instrumented.
 #
 #   tests/sanitize.sh address|thread
@@ -39,9 +39,14 @@ if [ "$1" = address ]; then
     cargo "+$toolchain" rustc --package fishplate-c --lib --crate-type staticlib --locked --target $host
     place=$(mktemp -d)
     trap 'rm -r "$place"' EXIT
-    gcc -std=c11 -D_GNU_SOURCE -g -fsanitize=address bindings/c/tests/misuse.c -Ibindings/c/include \
-        "$CARGO_TARGET_DIR/$host/debug/libfishplate_c.a" -lpthread -ldl -lm -o "$place/misuse"
+    for program in tests/misuse tests/data examples/put_signal examples/events examples/tagged; do
+        gcc -std=c11 -D_GNU_SOURCE -g -fsanitize=address "bindings/c/$program.c" -Ibindings/c/include \
+            "$CARGO_TARGET_DIR/$host/debug/libfishplate_c.a" -lpthread -ldl -lm -o "$place/${program#*/}"
+    done
     echo leak:libfabric.so >"$place/lsan.supp"
     export LSAN_OPTIONS=suppressions=$place/lsan.supp:print_suppressions=0
     for seed in 1 2 3 4 5 6 7 8; do "$place/misuse" $seed; done
+    "$place/data"
+    source bindings/c/tests/examples.sh
+    for example in put_signal events tagged; do $example; done
 fi

@@ -1,0 +1,206 @@
+"""Random sequences of calls with live, freed and foreign objects. Every call returns or raises an
+exception that a program can handle, and new nodes work afterwards. Also runs without pytest:
+`python test_fuzz.py [CALLS [SEED]]`."""
+
+import gc
+import inspect
+import os
+import random
+import sys
+import time
+
+import fishplate
+from fishplate._native import Memory, Message, Node, Peer, Place, Remote, Request, Slice, _Waker
+
+SOON = 0.005
+OPTIONS = {"timeout": SOON, "patience": SOON, "connect_timeout": 0.05, "fabric": "off"}
+KINDS = [Node, Peer, Memory, Slice, Remote, Place, Request, Message, _Waker]
+SPECIAL = {"__len__", "__getitem__", "__buffer__", "__dlpack__", "__enter__", "__exit__", "__eq__"} | {
+    "__hash__", "__add__", "__await__", "__dlpack_device__", "__cuda_array_interface__", "__repr__",
+}  # fmt: skip
+# A wrong call raises one of these: the package's errors, or those of Python for wrong types, values
+# and buffers.
+MAY = (fishplate.Error, TypeError, ValueError, OverflowError, BufferError, AttributeError, MemoryError)
+
+
+def calls():
+    """Returns the kind and the name of every method and attribute."""
+    return [(kind, name) for kind in KINDS for name in vars(kind) if name[0] != "_" or name in SPECIAL]
+
+
+class Fuzz:
+    """Calls at random on pools of objects, which grow by what the calls return."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.pool = {kind: [] for kind in KINDS}
+        self.made, self.raised = set(), set()
+        # Another node, which drives itself. Its objects are foreign to the others.
+        self.other = Node(worker=True, timeout=SOON, patience=SOON, fabric="off")
+        theirs = self.other.alloc(4096)
+        self.handles, self.addresses = [theirs.handle(), b"", b"x" * 40], [self.other.address, b"", b"x"]
+        self.pool[Memory].append(theirs)
+        self.open()
+
+    def open(self):
+        """Adds a node that is connected to itself and to the other node."""
+        node = Node(**OPTIONS)
+        peer = node.connect(node.address)
+        memory = node.alloc(4096)
+        self.addresses.append(node.address)
+        self.handles.append(memory.handle())
+        for found in (node, peer, memory, memory.at(8, 64), peer.import_memory(memory.handle())):
+            self.keep(found)
+        node.send(peer, 1, b"a message")
+        self.keep(node.recv(bytearray(16), tag=1))
+        self.keep(node._waker())
+        self.keep(node.connect(self.other.address))
+        self.keep(node.irecv(bytearray(8), tag=3))
+
+    def keep(self, found):
+        if type(found) in self.pool:
+            kept = self.pool[type(found)]
+            # What falls out of the pool is dropped, in any state.
+            kept.append(found) if len(kept) < 12 else kept.__setitem__(self.random.randrange(12), found)
+
+    def any(self, *kinds):
+        kept = self.pool[self.random.choice(kinds)]
+        return self.random.choice(kept) if kept else None
+
+    def number(self):
+        return self.random.choice([0, 1, 2, 3, 8, 8, 16, 64, 100, 4088, 4096, 2**63, 2**64 - 1, 2**64, -1])
+
+    def buffer(self):
+        size = self.random.choice([0, 1, 8, 8, 64, 4096, 100_000])
+        return self.random.choice([bytes(size), bytearray(size), memoryview(bytearray(size))[::-1], "text"])
+
+    def argument(self, name):
+        """Returns a value for a parameter: usually of the right kind, sometimes of any."""
+        pick = self.random.random()
+        if pick < 0.05:
+            return self.random.choice([None, self.number(), self.buffer(), self.any(*KINDS), 1.5, {}, object()])
+        match name:
+            case "peer" | "source":
+                return self.any(Peer)
+            case "to" | "signal":
+                return self.any(Remote, Place)
+            case "at":
+                return self.any(Remote, Place, Memory, Slice)
+            case "data" | "into" | "buffer":
+                return self.any(Memory, Slice) if pick < 0.5 else self.buffer()
+            case "timeout":
+                return self.random.choice([0, SOON, None, -1.0, float("nan")])
+            case "op":
+                return self.random.choice(["set", "add", "and", "or", "xor", "swap", "compare_swap", "fetch", "no"])
+            case "compare":
+                return self.random.choice(["==", "!=", ">=", ">", "<=", "<", 0, 1, "no"])
+            case "width":
+                return self.random.choice([1, 2, 4, 8, 3])
+            case "address":
+                return self.random.choice(self.addresses)
+            case "handle":
+                return self.random.choice(self.handles)
+            case "range":
+                return slice(self.number() % 5000, self.number() % 5000)
+            case "defer":
+                return pick < 0.5
+            case "len" | "offset" | "max" | "size":
+                return self.number() if pick < 0.3 else self.random.randrange(100)
+        return self.number()
+
+    def arguments(self, kind, name):
+        match name:
+            case "__getitem__":
+                return [self.argument("range")], {}
+            case "__exit__":
+                return [None, None, None], {}
+            case "__eq__":
+                return [self.argument("peer")], {}
+            case "__buffer__":
+                return [self.random.choice([0, 1, 0x9C, 0x11C])], {}
+        try:
+            parameters = list(inspect.signature(getattr(kind, name)).parameters.values())[1:]
+        except (TypeError, ValueError):
+            parameters = []
+        given, named = [], {}
+        for parameter in parameters:
+            optional = parameter.default is not parameter.empty
+            if parameter.kind is parameter.VAR_KEYWORD or (optional and self.random.random() < 0.5):
+                continue
+            value = self.argument(parameter.name)
+            if parameter.kind is parameter.KEYWORD_ONLY or (optional and named) or (optional and name != "at"):
+                named[parameter.name] = value
+            else:
+                given.append(value)
+        return given, named
+
+    def step(self):
+        kind, name = self.random.choice(self.calls)
+        on = self.any(kind)
+        if on is None or (kind is Node and name in ("close", "__exit__") and self.random.random() < 0.9):
+            return
+        self.made.add((kind, name))
+        try:
+            found = getattr(on, name)
+            if callable(found):
+                given, named = self.arguments(kind, name)
+                found = found(*given, **named)
+            if inspect.iscoroutine(found):
+                found.close()
+            elif name == "__await__":
+                # Only an event loop can run it.
+                found.close()
+        except MAY as error:
+            self.raised.add(type(error))
+            if isinstance(error, fishplate.Error):
+                assert str(error) and error.kind not in ("broken", "busy"), f"{kind.__name__}.{name}: {error!r}"
+            return
+        self.keep(found)
+        if type(found) is bytes and name == "handle":
+            self.handles[self.random.randrange(len(self.handles))] = found
+
+    def run(self, count):
+        self.calls = calls()
+        for turn in range(count):
+            self.step()
+            if turn % 500 == 499 and all(node.closed for node in self.pool[Node]):
+                self.open()
+            if turn % 1000 == 999:
+                self.pool[Request].clear()
+                gc.collect()
+        missing = set(self.calls) - self.made
+        assert count < 20_000 or not missing, missing
+        for kept in self.pool.values():
+            kept.clear()
+        gc.collect()
+        self.other.close(SOON)
+
+
+def works():
+    """A new node still moves data."""
+    with Node(fabric="off") as node:
+        peer, memory = node.connect(node.address), node.alloc(64)
+        there = peer.import_memory(memory.handle())
+        node.put_signal(b"still ok", there.at(8), there, 7)
+        assert node.wait(memory, "==", 7) == 7 and memory.read(8, 8) == b"still ok"
+        there.release()
+
+
+def fuzz(count, seed):
+    print(f"seed {seed}", flush=True)
+    begun = time.monotonic()
+    it = Fuzz(seed)
+    it.run(count)
+    works()
+    print(f"{count} calls, {len(it.made)} of {len(it.calls)} methods, {time.monotonic() - begun:.1f} s")
+    return it
+
+
+def test_random_calls_raise_or_return():
+    it = fuzz(3000, int(os.environ.get("FISHPLATE_SEED", os.getpid())))
+    assert len(it.made) > 80 and fishplate.Misuse in it.raised
+
+
+if __name__ == "__main__":
+    words = [int(word) for word in sys.argv[1:]]
+    fuzz(words[0] if words else 20_000, words[1] if len(words) > 1 else os.getpid())
