@@ -136,6 +136,10 @@ if need fi_info libfabric-bin && hosts 2 78 >"$work/why"; then
     limit=1800 say "2 processes on two hosts, a cable pulled and put back" env PULL="$pull" PUT_BACK="$back" bash -c "transfers 2 $lists $seed '$rails' other"
     limit=900 say "$rounds killed peers on another host" bash -c "killed '$rails'"
     tail -n 1 "$work/log"
+    if $long; then
+        limit=900 say "$rounds killed peers on both hosts" env MIXED=yes bash -c "killed '$rails'"
+        tail -n 1 "$work/log"
+    fi
 else
     echo "SKIPPED NIXL on two hosts: $(cat "$work/why" 2>/dev/null || echo no libfabric)"
 fi

@@ -5,8 +5,9 @@
 Each round starts a process, moves data to and from it, kills it at a random moment, and waits for
 NIXL_ERR_REMOTE_DISCONNECT. Transfers to another process continue meanwhile. The next process
 notifies us while NIXL still holds the metadata of the killed process. Every second process has a
-progress thread. STARTER is the command that
-starts each process. FISHPLATE_NIXL_KINDS, if it is set, is the kind of memory: DRAM or VRAM.
+progress thread. STARTER is the command that starts each process. With MIXED in the environment,
+processes of even rounds start without it. FISHPLATE_NIXL_KINDS, if it is set, is the kind of
+memory: DRAM or VRAM.
 """
 
 import os
@@ -42,6 +43,8 @@ def peer(folder, name, round):
 class Peer:
     def __init__(self, made, folder, name, round, starter, notes):
         self.made, self.name, self.round, self.notes = made, name, round, notes
+        if "MIXED" in os.environ and round % 2 == 0:
+            starter = []
         command = [*starter, sys.executable, __file__, folder, "peer", name, str(round)]
         self.process = subprocess.Popen(command)
         told = exchange(folder, f"test-{name}{round}", [f"{name}{round}"], made.get_agent_metadata())
