@@ -45,6 +45,8 @@ pub struct Pairing {
     pub(crate) matching: MatchLimits,
     pub(crate) meeting: Meeting,
     pub(crate) parting: Parting,
+    /// When posts began to wait for a full rail although another had room. 0 if none waits.
+    pub(crate) waits: u64,
     /// The last epoch used in this slot. It outlives the attachment.
     pub(crate) last: u32,
 }
@@ -63,6 +65,7 @@ impl Pairing {
         matching: MatchLimits::ALIKE,
         meeting: Meeting::NONE,
         parting: Parting::NONE,
+        waits: 0,
         last: 0,
     };
 

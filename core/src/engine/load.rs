@@ -15,8 +15,10 @@
 //! nothing for some time is expected to take as much time again. After a longer time its posts
 //! count as stuck, for example because their peer has stopped, and the rail is tried again. A new
 //! rail may have [`FIRST`] bytes outstanding, and more as posts complete, so a rail that turns out
-//! to be slow holds up little. These limits do not apply while all other rails to a peer refuse
-//! posts. A rail too slow to be chosen gets a post now and then, because it may have become faster.
+//! to be slow holds up little. A post also waits for a rail that refuses it for lack of room, if the
+//! other rails would take longer, but at most for [`STOPPED`]: that rail may never take posts to
+//! this peer. A rail too slow to be chosen gets a post now and then, because it may have become
+//! faster.
 //!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
 
@@ -30,7 +32,7 @@ use self::speed::{FIRST, Load};
 pub(crate) const LONG: u64 = 4096;
 
 /// Time without a completion, in nanoseconds or passes, after which a rail is no longer limited:
-/// all its posts may be to a peer that has stopped.
+/// all its posts may be to a peer that has stopped. Also the longest wait for a full rail.
 const STOPPED: [u64; 2] = [200_000_000, 10_000];
 
 /// Time without a completion after which all posts of a rail count as stuck. It doubles each time
@@ -178,13 +180,23 @@ impl<const RAILS: usize> Loads<RAILS> {
         RAILS == 1 || self.rails[rail].posts != 0
     }
 
-    /// Chooses one of `rails`, which is not 0, for a post of `bytes` bytes, beginning with rail
-    /// `turn`. `None`: none of them may have more outstanding now.
-    pub(crate) fn choose(&mut self, rails: u16, turn: u8, bytes: u64) -> Option<usize> {
+    /// Chooses one of `rails` for a post of `bytes` bytes, beginning with rail `turn`. The rails in
+    /// `full`, which are not all of `rails`, have refused the post. `waits` belongs to the peer:
+    /// [`Pairing::waits`](super::joint::Pairing). `None`: none of the rails may have more
+    /// outstanding now.
+    pub(crate) fn choose(
+        &mut self,
+        rails: u16,
+        full: u16,
+        turn: u8,
+        bytes: u64,
+        waits: &mut u64,
+    ) -> Option<usize> {
         self.shared |= rails;
         if bytes >= LONG {
-            return self.choose_long(rails, turn, bytes);
+            return self.choose_long(rails, full, turn, bytes, waits);
         }
+        let rails = rails & !full;
         let mut fast = rails;
         if rails & self.slow != 0 && rails & !self.slow != 0 {
             fast &= !self.slow;
@@ -208,20 +220,26 @@ impl<const RAILS: usize> Loads<RAILS> {
     }
 
     /// Chooses the rail that is expected to complete the post first, or one that has to be probed.
-    fn choose_long(&mut self, rails: u16, turn: u8, bytes: u64) -> Option<usize> {
+    fn choose_long(&mut self, rails: u16, full: u16, turn: u8, bytes: u64, waits: &mut u64) -> Option<usize> {
         let (now, untimed) = (self.now(), self.clock.is_none() as usize);
+        let waited = if *waits != 0 { now.wrapping_sub(*waits) } else { 0 };
         let (mut best, mut least) = (None, u64::MAX);
         let mut probed = None;
         for rail in ahead(rails, turn) {
             let busy = self.busy_at(now, self.rails[rail].takes(bytes));
             let load = &mut self.rails[rail];
+            let is_full = full >> rail & 1 != 0;
+            // A rail with nothing outstanding is not full, but refuses posts for another reason.
+            if is_full && (load.posts == 0 || waited >= STOPPED[untimed]) {
+                continue;
+            }
             if load.silent(now) >= STUCK[untimed] << load.tries {
                 (load.stuck, load.room) = (load.long, FIRST);
                 load.tries = (load.tries + 1).min(TRIES);
             }
             let expected = load.expected(bytes, busy);
             let new = load.cost == 0 && load.moving() == 0;
-            if load.passed >= REST.saturating_mul(expected) || new {
+            if !is_full && (load.passed >= REST.saturating_mul(expected) || new) {
                 probed = probed.or(Some(rail));
             }
             // Rails that are about as fast take turns.
@@ -230,6 +248,12 @@ impl<const RAILS: usize> Loads<RAILS> {
             }
         }
         let chosen = probed.or(best)?;
+        if full >> chosen & 1 != 0 {
+            if *waits == 0 {
+                *waits = now.max(1);
+            }
+            return None;
+        }
         let load = &mut self.rails[chosen];
         if load.is_full(bytes) && probed.is_none() {
             if load.silent(now) < STOPPED[untimed] {

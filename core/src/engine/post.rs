@@ -15,7 +15,7 @@ use crate::sync::seq::{Seq, truncate};
 
 use super::failover::Sent;
 use super::list::NONE;
-use super::load::ahead;
+use super::load::{LONG, ahead};
 use super::pending::OpKind;
 use super::stream::KEPT;
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag};
@@ -148,14 +148,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             whole = state.kept_peer(peer).map_or(whole, |kept| whole.min(kept.longest));
         }
         let mut tried = if inject { !state.injecting(peer, whole) } else { 0 };
-        // `unable` is a rail that does not reach this memory. `full` is set if another rail only
-        // lacks room.
-        let (mut unable, mut full) = (None, false);
+        // `unable` is a rail that does not reach this memory. `full` are rails without room.
+        let (mut unable, mut full) = (None, 0);
         let (rail, len, posted) = loop {
-            let Some(rail) = state.pick(peer, tried, whole) else {
-                full |= state.peers[peer as usize].rails & !tried != 0;
+            let Some(rail) = state.pick(peer, tried, full, whole) else {
+                let able = full != 0 || state.peers[peer as usize].rails & !tried != 0;
                 return Err(match unable {
-                    Some(rail) if !full => Blocked::Refused(rail, PostError::Unsupported),
+                    Some(rail) if !able => Blocked::Refused(rail, PostError::Unsupported),
                     _ => state.no_room(),
                 });
             };
@@ -177,7 +176,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             };
             match result {
                 Ok(posted) => break (rail, len, posted),
-                Err(PostError::Again) => (tried, full) = (tried | 1 << rail, true),
+                Err(PostError::Again) => full |= 1 << rail,
                 Err(PostError::Unsupported) => {
                     (tried, unable) = (tried | 1 << rail, Some(RailId(rail as u8)));
                 }
@@ -201,6 +200,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if posted == Posted::Pending {
             slot.posts += 1;
             state.loads.posted(rail, len);
+            state.not_waiting(peer, full);
         }
         if write {
             state.streams[stream as usize].next = state.streams[stream as usize].next.plus(1);
@@ -295,15 +295,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<Posted, Blocked> {
         let state = &mut self.state;
         let bytes = (head.len() + payload.len()) as u32;
-        let mut tried = state.too_short(peer, bytes);
+        let (mut tried, mut full) = (state.too_short(peer, bytes), 0);
         loop {
-            let Some(rail) = state.pick(peer, tried, bytes as u64) else {
+            let Some(rail) = state.pick(peer, tried, full, bytes as u64) else {
                 return Err(state.no_room_for(peer, bytes));
             };
             match self.rails[rail].post_message(Peer(peer), head, payload, PostTag { owner, bytes }.pack()) {
                 Ok(posted) => {
                     if posted == Posted::Pending {
                         state.loads.posted(rail, bytes as u64);
+                        if bytes as u64 >= LONG {
+                            state.not_waiting(peer, full);
+                        }
                     }
                     let s = &mut state.streams[stream as usize];
                     s.ack_sent = cursor;
@@ -313,7 +316,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     }
                     return Ok(posted);
                 }
-                Err(PostError::Again) => tried |= 1 << rail,
+                Err(PostError::Again) => full |= 1 << rail,
                 Err(error) => {
                     state.hard_error(peer, rail, error)?;
                     tried |= 1 << rail;
@@ -324,25 +327,27 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Chooses a rail that is not in `exclude` for the next post to a peer.
+    /// Chooses a rail that is not in `exclude` for the next post to a peer. The rails in `full`
+    /// have refused the post.
     #[inline(always)]
-    pub(super) fn pick(&mut self, peer: u16, exclude: u16, bytes: u64) -> Option<usize> {
+    pub(super) fn pick(&mut self, peer: u16, exclude: u16, full: u16, bytes: u64) -> Option<usize> {
         if RAILS == 1 {
             // A connected peer is reached by at least one rail.
-            return (exclude & 1 == 0).then_some(0);
+            return ((exclude | full) & 1 == 0).then_some(0);
         }
         let rails = self.peers.get(peer as usize)?.rails;
-        self.pick_from(peer, rails & !exclude, bytes)
+        self.pick_from(peer, rails & !exclude, full, bytes)
     }
 
-    /// Chooses one of the rails in `rails` for a post to a peer.
+    /// Chooses one of the rails in `rails` for a post to a peer. Those in `full` have refused it.
     #[inline(always)]
-    pub(super) fn pick_from(&mut self, peer: u16, rails: u16, bytes: u64) -> Option<usize> {
+    pub(super) fn pick_from(&mut self, peer: u16, rails: u16, full: u16, bytes: u64) -> Option<usize> {
+        if RAILS == 1 {
+            return (rails & !full != 0).then_some(0);
+        }
         match rails & rails.wrapping_sub(1) {
-            _ if RAILS == 1 => (rails != 0).then_some(0),
-            _ if rails == 0 => None,
-            0 => Some(rails.trailing_zeros() as usize),
-            _ => self.pick_of(peer, rails, bytes),
+            0 => (rails & !full != 0).then_some(rails.trailing_zeros() as usize),
+            _ => self.pick_of(peer, rails, full, bytes),
         }
     }
 
@@ -350,15 +355,32 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// keep their registers. `None`: the best of them may not have more outstanding now.
     #[cold]
     #[inline(never)]
-    fn pick_of(&mut self, peer: u16, rails: u16, bytes: u64) -> Option<usize> {
-        let slot = &mut self.peers[peer as usize];
+    fn pick_of(&mut self, peer: u16, rails: u16, full: u16, bytes: u64) -> Option<usize> {
+        let (slot, open) = (&mut self.peers[peer as usize], rails & !full);
+        if open == 0 {
+            return None;
+        }
         let rail = match self.config.policy {
-            RailPolicy::Fixed => return Some(rails.trailing_zeros() as usize),
-            RailPolicy::RoundRobin => ahead(rails, slot.turn).next()?,
-            RailPolicy::LeastOutstanding => self.loads.choose(rails, slot.turn, bytes)?,
+            RailPolicy::Fixed => return Some(open.trailing_zeros() as usize),
+            RailPolicy::RoundRobin => ahead(open, slot.turn).next()?,
+            RailPolicy::LeastOutstanding => {
+                let waits = &mut self.pairings[peer as usize].waits;
+                self.loads.choose(rails, full, slot.turn, bytes, waits)?
+            }
         };
         slot.turn = (rail as u8 + 1) & 15;
         Some(rail)
+    }
+
+    /// Records that a long post was accepted. If no rail was full, no post waits any more.
+    #[inline(always)]
+    pub(super) fn not_waiting(&mut self, peer: u16, full: u16) {
+        if RAILS > 1
+            && full == 0
+            && let Some(pairing) = self.pairings.get_mut(peer as usize)
+        {
+            pairing.waits = 0;
+        }
     }
 
     /// Returns the rails to a peer on which a message of this length does not fit, as a bitmask.

@@ -1,10 +1,17 @@
 //! The combined throughput of rails with different speeds, on a simulated fabric, with the default
 //! configuration.
 
-use fishplate_core::engine::{Config, ContextId, Notice, RailPolicy, Signal};
-use fishplate_core::rail::sim::Dials;
+use std::cell::Cell;
+use std::rc::Rc;
 
-use super::support::fleet::{fabric, fleet, turn_until};
+use fishplate_core::engine::{Config, ContextId, Notice, RailPolicy, Signal};
+use fishplate_core::error::PostError;
+use fishplate_core::mem::Peer;
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::sim::{Dials, Sim};
+
+use super::support::fleet::{End, Node, fabric, fleet, turn_until};
+use super::support::tap::{Event, Post, Tap, Verb, shared};
 
 const PUT: usize = 1 << 20;
 const PUTS: u64 = 256;
@@ -34,18 +41,29 @@ fn together(rates: [u32; 2], policy: RailPolicy, dials: Dials) -> f64 {
     (PUTS * PUT as u64) as f64 / (sim.now() - begun) as f64
 }
 
+fn set_rates(sim: &Sim<'_>, rates: [u32; 2]) {
+    for (rail, rate) in rates.into_iter().enumerate() {
+        sim.set_dials(rail as u16, Dials { rate, ..QUICK });
+    }
+}
+
 /// Returns the bytes per poll of put-signals of `len` bytes, which complete in order, with at most
 /// `depth` in flight. `change`: the rates from half of the bytes on.
 fn in_order(rates: [u32; 2], change: Option<[u32; 2]>, len: usize, depth: u64, total: u64) -> f64 {
-    let config = Config::DEFAULT;
     let sim = fabric(2, 2, 1024, QUICK, 7);
-    let set = |rates: [u32; 2]| {
-        for (rail, rate) in rates.into_iter().enumerate() {
-            sim.set_dials(rail as u16, Dials { rate, ..QUICK });
-        }
-    };
-    set(rates);
-    let mut nodes = fleet::<_, 2>(sim, 2, config, PUT, |_, _, end| end);
+    set_rates(sim, rates);
+    carry(sim, fleet::<_, 2>(sim, 2, Config::DEFAULT, PUT, |_, _, end| end), change, len, depth, total)
+}
+
+/// Like [`in_order`], from node 0 to node 1.
+fn carry<R: Rail>(
+    sim: &Sim<'_>,
+    mut nodes: Vec<Node<R, 2>>,
+    change: Option<[u32; 2]>,
+    len: usize,
+    depth: u64,
+    total: u64,
+) -> f64 {
     let (mut issued, mut done) = (0, 0);
     let (mut begun, count) = (sim.now(), total / len as u64);
     turn_until(&mut nodes, "all put-signals are done", |nodes| {
@@ -64,7 +82,7 @@ fn in_order(rates: [u32; 2], change: Option<[u32; 2]>, len: usize, depth: u64, t
             if let Some(rates) = change
                 && done == count / 2
             {
-                set(rates);
+                set_rates(sim, rates);
                 begun = sim.now();
             }
         }
@@ -121,4 +139,68 @@ fn with_round_robin_the_slower_rail_sets_the_pace() {
     // Round robin is slower, for comparison with the policies above.
     let got = together([6144, 2048], RailPolicy::RoundRobin, QUICK);
     assert!(got < 0.6 * 8192.0, "{:.3} of the sum", got / 8192.0);
+}
+
+/// Creates a fleet whose rails take at most `depth` posts at a time. `refuses` refuses more posts.
+fn shallow(
+    sim: &'static Sim<'static>,
+    nodes: u16,
+    depth: u32,
+    refuses: fn(&Post) -> bool,
+) -> Vec<Node<Tap<End>, 2>> {
+    fleet(sim, nodes, Config::DEFAULT, PUT, |_, rail, end| {
+        let control = shared();
+        let posts = Rc::new(Cell::new(0));
+        let ended = posts.clone();
+        control.borrow_mut().refuse = Some(Box::new(move |post| {
+            if posts.get() == depth || refuses(post) {
+                return Some(PostError::Again);
+            }
+            posts.set(posts.get() + 1);
+            None
+        }));
+        control.borrow_mut().edit = Some(Box::new(move |_, event| {
+            if let Event::Done(..) = event {
+                ended.set(ended.get() - 1);
+            }
+            vec![event]
+        }));
+        Tap::new(end, rail.into(), &control)
+    })
+}
+
+#[test]
+fn posts_wait_for_a_fast_rail_that_is_full() {
+    for len in [64 << 10, PUT] {
+        let (rates, sum) = ([8000, 80], 8080.0);
+        let sim = fabric(2, 2, 1024, QUICK, 7);
+        set_rates(sim, rates);
+        let got = carry(sim, shallow(sim, 2, 16, |_| false), None, len, 64, 1 << 28);
+        println!("{len} bytes: {:.3} of the sum", got / sum);
+        assert!(got >= 0.9 * sum, "{len} bytes: {:.3} of the sum", got / sum);
+    }
+}
+
+#[test]
+fn posts_do_not_wait_for_a_rail_that_takes_none_from_their_peer() {
+    // The fast rail works for peer 2 all the time, and for peer 1 never.
+    let sim = fabric(3, 2, 1024, QUICK, 7);
+    set_rates(sim, [8000, 800]);
+    let refuses = |post: &Post| (post.rail, post.peer, post.verb) == (0, Peer(1), Verb::Write);
+    let mut nodes = shallow(sim, 3, 6, refuses);
+    let (mut issued, mut done) = ([0u64; 3], [0u64; 3]);
+    turn_until(&mut nodes, "peer 1 has got 40 puts", |nodes| {
+        let node = &mut nodes[0];
+        for peer in [1, 2] {
+            while issued[peer] < done[peer] + 32 {
+                let (from, to) = (node.source.at(0), node.remotes[peer].at(0));
+                node.engine.put(ContextId(0), from, 64 << 10, to, Notice::Report(peer as u64)).unwrap();
+                issued[peer] += 1;
+            }
+        }
+        while let Some(completion) = node.engine.next_completion() {
+            done[completion.tag as usize] += 1;
+        }
+        done[1] >= 40
+    });
 }

@@ -140,9 +140,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let PendingSlot { local_region, remote, .. } = state.pending.slots[op as usize];
         let Some(ptr) = NonNull::new(local) else { return Ok(Posted::Done) };
         let cx = PostTag { owner: Owner::Op(op), bytes: len }.pack();
-        let mut tried = 0;
+        let (mut tried, mut full) = (0, 0);
         loop {
-            let Some(rail) = state.pick(peer, tried, len as u64) else { return Err(state.no_room()) };
+            let Some(rail) = state.pick(peer, tried, full, len as u64) else { return Err(state.no_room()) };
             let desc = state.locals.get(local_region as usize).map_or(0, |local| local.desc[rail]);
             let local = Local { ptr, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
@@ -154,10 +154,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     if posted == Posted::Pending {
                         state.loads.posted(rail, len as u64);
                     }
+                    state.not_waiting(peer, full);
                     state.took = rail as u8;
                     return Ok(posted);
                 }
-                Err(PostError::Again) => tried |= 1 << rail,
+                Err(PostError::Again) => full |= 1 << rail,
                 Err(error) => {
                     state.hard_error(peer, rail, error)?;
                     tried |= 1 << rail;

@@ -145,7 +145,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if context.0 as u16 >= state.config.contexts {
             return None;
         }
-        let rail = state.pick_from(to.index, rails & !state.too_short(to.index, bytes), bytes as u64)?;
+        let rail = state.pick_from(to.index, rails & !state.too_short(to.index, bytes), 0, bytes as u64)?;
         let stream = context.0 as usize * state.peers.len() + to.index as usize;
         let account = state.protocol.as_mut()?.accounts.get_mut(stream)?;
         let s = state.streams.get_mut(stream)?;

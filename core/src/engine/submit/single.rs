@@ -67,7 +67,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return false;
         }
         // Pick a rail last, because a picked rail has used its turn.
-        let Some(rail) = self.state.pick(peer, 0, bytes) else { return false };
+        let Some(rail) = self.state.pick(peer, 0, 0, bytes) else { return false };
         let State { locals, remotes, streams, loads, stats, open, mask, .. } = &mut self.state;
         let (Some(local), Some(remote), Some(s)) =
             (locals.get(from.region.index()), remotes.get(to.region.index()), streams.get_mut(stream))
@@ -188,7 +188,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (index, PostTag { owner: Owner::Op(index), bytes: 0 }.pack())
             }
         };
-        let rail = self.pick(peer, exclude, bytes)?;
+        let rail = self.pick(peer, exclude, 0, bytes)?;
         Some(Way { peer, context, rail, seq, word, index, tag })
     }
 
