@@ -101,6 +101,11 @@ pub struct FailoverMemory<'m> {
 const AGAIN: u32 = 64;
 const RARELY: u16 = 10;
 
+/// The most that one pass adds to the time in which fences may wait, in nanoseconds or passes, so
+/// that a pause of this process counts little. Without a clock, each check of the peers adds as
+/// much, because waits sleep for 10 ms between two of them.
+const LOOK: [u64; 2] = [10_000_000, 10_486];
+
 /// The state of the rails to one peer. Bitmasks use our rail numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverPeer {
@@ -130,8 +135,9 @@ pub struct FailoverPeer {
     told: u16,
     /// Passes until the reports are repeated.
     wait: u32,
-    /// Passes for which a fence has waited, because it would cut off another peer's last rail.
-    patience: u32,
+    /// When a fence began to wait for other peers, or for this peer to close its endpoint, in
+    /// [`Failover::time`]. 0 if none waits.
+    waits: u64,
     /// The state of failed rails that return to use.
     back: Back,
     /// Longest write that all joined rails accept, in bytes.
@@ -162,7 +168,7 @@ impl FailoverPeer {
         confirmed: 0,
         told: 0,
         wait: 0,
-        patience: 0,
+        waits: 0,
         back: Back::NONE,
         longest: 0,
         why: [None; RAILS_MAX],
@@ -206,6 +212,9 @@ pub(crate) struct Failover<'m> {
     window: u32,
     /// The endpoints that are to be closed, by rail.
     closing: [Closing; RAILS_MAX],
+    /// The time in which fences may wait, and when it was last counted. Begins at 1.
+    time: u64,
+    counted: u64,
     /// The upper half of the newest ticket known, and the lower half of this side's tickets.
     clock: u64,
     salt: u64,
@@ -251,7 +260,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         streams.fill(FailoverStream::EMPTY);
         sent.fill(SentSlot::EMPTY);
         let (closing, salt) = ([Closing::NONE; RAILS_MAX], mix(self.state.config.seed) >> 32);
-        self.state.failover = Some(Failover { peers, streams, sent, window, closing, clock: 0, salt });
+        self.state.failover =
+            Some(Failover { peers, streams, sent, window, closing, time: 1, counted: 0, clock: 0, salt });
         Ok(())
     }
 
@@ -273,7 +283,14 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             kept.back.rest(bit);
         }
         let why = PeerError::Removed;
-        self.state.rail_failed(peer.index, rail.0.into(), Fault::Peer(why), why);
+        if self.state.has_failed(peer.index, bit) {
+            // The rail itself has not failed: a peer may be leaving it, and it can still be drained.
+            if let Some(kept) = self.state.kept_peer_mut(peer.index) {
+                kept.why[usize::from(rail.0)] = Some(Fault::Peer(why));
+            }
+        } else {
+            self.state.rail_failed(peer.index, rail.0.into(), Fault::Peer(why), why);
+        }
         Ok(())
     }
 
@@ -324,6 +341,21 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
+    /// Advances the time in which fences may wait.
+    fn count_time(&mut self) {
+        let (now, most) = (self.loads.now(), LOOK[self.loads.untimed()]);
+        if let Some(failover) = &mut self.failover {
+            failover.time += now.wrapping_sub(failover.counted).min(most);
+            failover.counted = now;
+        }
+    }
+
+    /// Returns whether more than a limit, in nanoseconds or passes, has passed since a time.
+    fn is_over(&self, since: u64, limit: [u64; 2]) -> bool {
+        let time = self.failover.as_ref().map_or(0, |failover| failover.time);
+        since != 0 && time - since >= limit[self.loads.untimed()]
+    }
+
     /// Returns the failover state of a peer, if its streams are kept.
     #[cold]
     pub(super) fn kept_peer(&self, peer: u16) -> Option<&FailoverPeer> {

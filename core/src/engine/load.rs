@@ -87,11 +87,17 @@ impl<const RAILS: usize> Loads<RAILS> {
 
     /// Returns the busy time at `now` if the post that completes next takes `expected`.
     fn busy_at(&self, now: u64, expected: u64) -> u64 {
-        let most = SILENCE[self.clock.is_none() as usize].max(LONGER.saturating_mul(expected));
+        let most = SILENCE[self.untimed()].max(LONGER.saturating_mul(expected));
         self.busy.saturating_add(now.wrapping_sub(self.last).min(most))
     }
 
-    fn now(&self) -> u64 {
+    /// Whether time is counted in passes.
+    pub(crate) fn untimed(&self) -> usize {
+        self.clock.is_none() as usize
+    }
+
+    /// Returns the time in nanoseconds or passes.
+    pub(crate) fn now(&self) -> u64 {
         self.clock.map_or(self.passes, |clock| clock())
     }
 
@@ -221,7 +227,7 @@ impl<const RAILS: usize> Loads<RAILS> {
 
     /// Chooses the rail that is expected to complete the post first, or one that has to be probed.
     fn choose_long(&mut self, rails: u16, full: u16, turn: u8, bytes: u64, waits: &mut u64) -> Option<usize> {
-        let (now, untimed) = (self.now(), self.clock.is_none() as usize);
+        let (now, untimed) = (self.now(), self.untimed());
         let waited = if *waits != 0 { now.wrapping_sub(*waits) } else { 0 };
         let (mut best, mut least) = (None, u64::MAX);
         let mut probed = None;

@@ -5,7 +5,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use fishplate_core::engine::{Config, Engine, Notice};
+use fishplate_core::error::PeerError;
 use fishplate_core::mem::{Peer, RailId};
+use fishplate_core::op::Fault;
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::sim::schedule::Link;
 use fishplate_core::rail::sim::{Dials, Sim};
@@ -14,7 +16,7 @@ use super::run::{Closing, Totals, run_in};
 use super::schedule::Fleet;
 use super::support::fleet::{End, Node};
 use super::support::scope::Scope;
-use super::support::tap::{Event, Tap, shared};
+use super::support::tap::{Event, NOW, Tap, shared};
 use super::support::{CX, Random, failover, fleet, read, seeds, write};
 
 /// The kind of a message about a rail to leave.
@@ -138,6 +140,32 @@ fn an_endpoint_is_closed_although_a_peer_does_not_answer() {
     heal(sim, &mut fleet);
 }
 
+#[test]
+fn a_silent_peer_delays_the_close_by_a_time_and_not_by_turns() {
+    let _scope = Scope::new();
+    let control = shared();
+    let (sim, mut fleet) =
+        nodes(3, |_, rail, end| Tap::timed(end.with_closing_fence(), rail.into(), &control));
+    let one = fleet[0].peers[1];
+    cut_link(sim, 0, 1, 0);
+    fleet[0].engine.disable_rail(one, RailId(0)).unwrap();
+    let closed = |fleet: &mut [Node<_, 2>]| {
+        passes(fleet, 2, 50);
+        fleet[0].engine.check_peers();
+        !control.borrow().fences.is_empty()
+    };
+    // Node 2 makes no passes, so it does not leave rail 0.
+    assert!(!(0..200).any(|_| closed(&mut fleet)), "closed without a pause");
+    // A pause of this process is none of the peer.
+    NOW.set(NOW.get() + 1_000_000_000);
+    assert!(!closed(&mut fleet), "closed after a pause of this process");
+    let waited = (0..100).position(|_| {
+        NOW.set(NOW.get() + 1_000_000);
+        closed(&mut fleet)
+    });
+    assert!(waited.is_some_and(|ms| (50..90).contains(&ms)), "closed after {waited:?} ms");
+}
+
 /// Makes passes of the first `awake` nodes.
 fn passes<R: Rail>(fleet: &mut [Node<R, 2>], awake: usize, count: usize) {
     for _ in 0..count {
@@ -258,4 +286,35 @@ fn what_was_sent_on_a_rail_that_is_left_does_not_land_late() {
         assert_ne!(fleet[2].engine.stats().rails_failed, 0);
         assert_eq!(read(&fleet[2].engine, fleet[2].target.at(0), 1024), [2; 1024], "seed {seed}");
     }
+}
+
+#[test]
+fn a_rail_that_is_disabled_while_a_peer_leaves_it_is_still_drained() {
+    let _scope = Scope::new();
+    let (sim, mut fleet) = nodes(3, |_, _, end| end.with_closing_fence());
+    sim.set_dials(0, Dials { min_delay: 300, max_delay: 300, ..Dials::CALM });
+    let peers = fleet[0].peers.clone();
+    for n in 0..8 {
+        let node = &mut fleet[0];
+        let (from, to) = (node.source.at(128 * n), node.remotes[2].at(128 * n));
+        node.engine.put(CX, from, 128, to, Notice::Silent).unwrap();
+    }
+    fleet[0].engine.progress();
+    fleet[0].engine.disable_rail(peers[1], RailId(0)).unwrap();
+    fleet::turn_until(&mut fleet, "node 2 leaves rail 0", |fleet| {
+        fleet[0].engine.rail_error(peers[2], RailId(0)) != Ok(None)
+    });
+    fleet[0].engine.disable_rail(peers[2], RailId(0)).unwrap();
+    assert_eq!(fleet[0].engine.rail_error(peers[2], RailId(0)), Ok(Some(Fault::Peer(PeerError::Removed))));
+    fleet::turn_until(&mut fleet, "the puts complete", |fleet| {
+        fleet[0].engine.is_quiet(CX, peers[2]) == Ok(true)
+    });
+    passes(&mut fleet, 3, 10_000);
+    assert_ne!(fleet[0].engine.rail_error(peers[2], RailId(0)), Ok(None), "a disabled rail has returned");
+    for peer in [1, 2] {
+        fleet[0].engine.enable_rail(peers[peer], RailId(0)).unwrap();
+    }
+    heal(sim, &mut fleet);
+    // Node 2 has kept its endpoint, which leads to itself too.
+    assert_eq!(fleet[2].engine.stats().rails_failed, 2);
 }

@@ -4,7 +4,7 @@
 //! Several taps may share one [`Control`]. A tap also checks the engine's side of the contract:
 //! nothing is posted or polled from inside a report, and no poll requests more than a batch.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -88,7 +88,8 @@ pub struct Control {
 pub type Shared = Rc<RefCell<Control>>;
 
 /// Wraps `R`. `rail` is the tap's number among the taps that share the control.
-pub struct Tap<R> {
+/// A timed tap has a clock, which stands still until the test sets [`NOW`].
+pub struct Tap<R, const TIMED: bool = false> {
     inner: R,
     rail: usize,
     control: Shared,
@@ -104,11 +105,24 @@ pub fn tap<R>(inner: R, control: &Shared) -> [Tap<R>; 1] {
     [Tap::new(inner, 0, control)]
 }
 
+thread_local! {
+    /// The clock of timed taps, in nanoseconds.
+    pub static NOW: Cell<u64> = const { Cell::new(1) };
+}
+
 impl<R> Tap<R> {
     pub fn new(inner: R, rail: usize, control: &Shared) -> Self {
         Tap { inner, rail, control: control.clone(), backlog: VecDeque::new() }
     }
+}
 
+impl<R> Tap<R, true> {
+    pub fn timed(inner: R, rail: usize, control: &Shared) -> Self {
+        Tap { inner, rail, control: control.clone(), backlog: VecDeque::new() }
+    }
+}
+
+impl<R, const TIMED: bool> Tap<R, TIMED> {
     fn look(
         &self,
         verb: Verb,
@@ -176,7 +190,7 @@ impl Sink for Notes<'_> {
 }
 
 // SAFETY: the inner rail satisfies the contract. The tests are responsible for forged events.
-unsafe impl<R: Rail> Rail for Tap<R> {
+unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
     type Setup<'a>
         = R::Setup<'a>
     where
@@ -187,6 +201,8 @@ unsafe impl<R: Rail> Rail for Tap<R> {
     }
 
     const COPIES: bool = R::COPIES;
+
+    const CLOCK: Option<fn() -> u64> = if TIMED { Some(|| NOW.get()) } else { None };
 
     fn caps(&self) -> Caps {
         let caps = self.inner.caps();

@@ -22,7 +22,7 @@
 //! time. The lower half of a ticket comes from [`Config::seed`](crate::engine::Config::seed), so
 //! the tickets of different sides differ.
 //!
-//! After [`PATIENCE`] passes the side closes its endpoint anyway. A peer that has not agreed, or
+//! After [`PATIENCE`] the side closes its endpoint anyway. A peer that has not agreed, or
 //! was not drained, then fences the rail as hard as after a failure.
 //!
 //! ```text
@@ -52,10 +52,8 @@ const LEAVE: usize = 24;
 /// Maximum of the upper half of a ticket. A peer may send any ticket, so the clock stops there.
 const CLOCK_MAX: u64 = u32::MAX as u64;
 
-/// Number of passes until an endpoint is closed although peers have not left it. Waits check the
-/// peers every 10 ms, and each check counts as [`LOOK`] passes.
-const PATIENCE: u32 = 1 << 18;
-const LOOK: u32 = PATIENCE / 8;
+/// Time, in nanoseconds or passes, until an endpoint is closed although peers have not left it.
+const PATIENCE: [u64; 2] = [80_000_000, 1 << 18];
 
 /// The interval between two requests doubles this many times, so that a peer that makes no passes
 /// gets few of them.
@@ -126,9 +124,11 @@ impl Leave {
 pub(super) struct Closing {
     /// Orders the requests of all sides. 0 if the endpoint is not to be closed.
     ticket: u64,
-    /// Number of passes so far, and the pass in which the peers are next asked.
-    passes: u32,
-    ask_at: u32,
+    /// When the peers were first asked, in [`Failover::time`]. 0 if they have not been asked since
+    /// this endpoint last had to wait.
+    since: u64,
+    /// Passes until the peers are asked again.
+    wait: u32,
     /// Number of times that the peers were asked. Selects the rail that carries the request.
     asked: u32,
     /// Whether it waits for another rail to return to a peer.
@@ -136,7 +136,7 @@ pub(super) struct Closing {
 }
 
 impl Closing {
-    pub(super) const NONE: Closing = Closing { ticket: 0, passes: 0, ask_at: 0, asked: 0, waits: false };
+    pub(super) const NONE: Closing = Closing { ticket: 0, since: 0, wait: 0, asked: 0, waits: false };
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -146,20 +146,26 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let first = self.state.asks(rail) == Some(peer);
         let Some(closing) = self.state.closing(rail) else { return true };
         closing.waits = false;
-        if closing.passes >= PATIENCE {
+        let Closing { ticket, since, wait, asked, .. } = *closing;
+        if self.state.is_over(since, PATIENCE) {
             return true;
         }
-        let Closing { ticket, passes, ask_at, asked, .. } = *closing;
-        if !first || self.state.has_older_request(rail, ticket) {
+        let older = self.state.has_older_request(rail, ticket);
+        let due = first && !older && wait == 0;
+        let Some(failover) = &mut self.state.failover else { return true };
+        let closing = &mut failover.closing[rail];
+        if older {
+            closing.since = 0;
+        }
+        if !first || older {
             return false;
         }
-        let due = passes >= ask_at;
-        if let Some(closing) = self.state.closing(rail) {
-            closing.passes += 1;
-            if due {
-                closing.ask_at = passes + (AGAIN << asked.min(DOUBLINGS));
-                closing.asked = asked.wrapping_add(1);
-            }
+        if closing.since == 0 {
+            closing.since = failover.time;
+        }
+        closing.wait = wait.saturating_sub(1);
+        if due {
+            (closing.wait, closing.asked) = (AGAIN << asked.min(DOUBLINGS), asked.wrapping_add(1));
         }
         let mut left = true;
         for other in 0..self.state.peers.len() as u16 {
@@ -248,20 +254,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Advances the patience with closing endpoints, after a wait. Forgets the endpoints that
-    /// nothing needs to close any more.
+    /// Forgets the endpoints that nothing needs to close any more.
     pub(super) fn closings_looked(&mut self) {
         for rail in 0..RAILS {
             if !self.is_closing(rail) {
                 continue;
             }
-            let idle = self.asks(rail).is_none();
-            let Some(failover) = &mut self.failover else { return };
-            let closing = &mut failover.closing[rail];
-            if idle {
-                *closing = Closing::NONE;
-            } else if closing.passes != 0 {
-                closing.passes = closing.passes.saturating_add(LOOK);
+            if self.asks(rail).is_none()
+                && let Some(failover) = &mut self.failover
+            {
+                failover.closing[rail] = Closing::NONE;
             }
         }
     }

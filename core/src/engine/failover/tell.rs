@@ -14,12 +14,11 @@ use super::super::wire::{Body, NO_TOKEN, Owner, PostTag};
 use super::super::{Engine, State};
 use super::sent::{Carried, Sent};
 use super::told::WORDS;
-use super::{AGAIN, Failover, FailoverPeer, RARELY, Told, nth};
+use super::{AGAIN, Failover, FailoverPeer, LOOK, RARELY, Told, nth};
 
-/// Number of passes that a fence waits for the rails of other peers before it counts as impossible.
-/// Waits check the peers every 10 ms, and each check counts as [`LOOK`] passes.
-const PATIENCE: u32 = 1 << 20;
-const LOOK: u32 = PATIENCE / 100;
+/// Time, in nanoseconds or passes, that a fence waits for the rails of other peers before it counts
+/// as impossible.
+const PATIENCE: [u64; 2] = [1_000_000_000, 1 << 20];
 
 /// The cost to another peer if all peers of a rail are fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +42,7 @@ impl FailoverPeer {
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Fences the failed rails of a peer.
     pub(super) fn fence_rails(&mut self, peer: u16) {
+        self.state.count_time();
         self.answer_leave(peer);
         self.ask_on(peer);
         let Some(kept) = self.state.kept_peer(peer) else { return };
@@ -56,7 +56,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Fence::Fenced => {
                     kept.fencing &= !(1 << rail);
                     kept.fenced |= 1 << rail;
-                    kept.patience = 0;
+                    kept.waits = 0;
                     kept.tell_anew();
                 }
                 Fence::Pending => {}
@@ -75,20 +75,27 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // A peer that is already fenced costs the other peers nothing more.
         let all = self.rails[rail].fences_all() && !self.rails[rail].is_fenced(id);
         let needed = self.state.needs_fence(peer, rail);
+        let patient =
+            !self.state.kept_peer(peer).is_some_and(|kept| self.state.is_over(kept.waits, PATIENCE));
+        let time = self.state.failover.as_ref().map_or(0, |failover| failover.time);
         let Some(kept) = self.state.kept_peer_mut(peer) else { return Fence::Pending };
         if all && kept.allowed & bit != 0 {
-            if kept.patience < PATIENCE {
-                kept.patience += u32::from(needed);
+            if patient {
+                kept.waits = match (needed, kept.waits) {
+                    (false, _) => 0,
+                    (true, 0) => time,
+                    (true, since) => since,
+                };
                 let left = kept.left & bit != 0;
                 return if left { self.rails[rail].fence_left(id) } else { Fence::Pending };
             }
-            (kept.allowed, kept.patience) = (kept.allowed & !bit, 0);
+            (kept.allowed, kept.waits) = (kept.allowed & !bit, 0);
         }
         if all && kept.leaving & bit == 0 {
             // The fence may have to wait. What arrives late must not be taken for something new.
             self.rails[rail].mute(id);
         }
-        let (leaving, patient) = (kept.leaving & bit != 0, kept.patience < PATIENCE);
+        let leaving = kept.leaving & bit != 0;
         match if all { self.state.cost_of_fence(peer, rail) } else { Cost::Nothing } {
             Cost::Nothing if !all => return self.rails[rail].fence(id),
             Cost::Nothing if !self.may_close(peer, rail) => return Fence::Pending,
@@ -100,8 +107,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             Cost::Wait if patient => {
                 self.state.closing_waits(rail);
-                if let Some(kept) = self.state.kept_peer_mut(peer) {
-                    kept.patience = kept.patience.saturating_add(1);
+                if let Some(kept) = self.state.kept_peer_mut(peer)
+                    && kept.waits == 0
+                {
+                    kept.waits = time;
                 }
                 return Fence::Pending;
             }
@@ -115,16 +124,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         fence
     }
 
-    /// Adds to the waiting time of fences, each time that the rails have checked which peers are
-    /// alive.
+    /// Called each time that the rails have checked which peers are alive.
     pub(in super::super) fn fences_looked(&mut self) {
         self.state.closings_looked();
-        for peer in 0..self.state.peers.len() as u16 {
-            if let Some(kept) = self.state.kept_peer_mut(peer)
-                && kept.patience != 0
-            {
-                kept.patience = kept.patience.saturating_add(LOOK);
-            }
+        if self.state.loads.untimed() == 1
+            && let Some(failover) = &mut self.state.failover
+        {
+            failover.time += LOOK[1];
         }
     }
 
