@@ -91,7 +91,7 @@ impl<const RAILS: usize> Loads<RAILS> {
         self.busy.saturating_add(now.wrapping_sub(self.last).min(most))
     }
 
-    /// Whether time is counted in passes.
+    /// Returns 1 if time is counted in passes, and 0 if in nanoseconds.
     pub(crate) fn untimed(&self) -> usize {
         self.clock.is_none() as usize
     }
