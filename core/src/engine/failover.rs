@@ -284,7 +284,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
         let why = PeerError::Removed;
         if self.state.has_failed(peer.index, bit) {
-            // The rail itself has not failed: a peer may be leaving it, and it can still be drained.
+            // The rail itself works. If a peer is leaving it, it can still be drained.
             if let Some(kept) = self.state.kept_peer_mut(peer.index) {
                 kept.why[usize::from(rail.0)] = Some(Fault::Peer(why));
             }

@@ -15,9 +15,9 @@
 //! nothing for some time is expected to take as much time again. After a longer time its posts
 //! count as stuck, for example because their peer has stopped, and the rail is tried again. A new
 //! rail may have [`FIRST`] bytes outstanding, and more as posts complete, so a rail that turns out
-//! to be slow holds up little. A post also waits for a rail that refuses it for lack of room, if the
-//! other rails would take longer, but at most for [`STOPPED`]: that rail may never take posts to
-//! this peer. A rail too slow to be chosen gets a post now and then, because it may have become
+//! to be slow holds up little. A post also waits for a rail that refuses it for lack of room, if
+//! the other rails would take longer, but at most for [`STOPPED`]: that rail may never take posts
+//! to this peer. A rail too slow to be chosen gets a post now and then, because it may have become
 //! faster.
 //!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
