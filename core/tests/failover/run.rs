@@ -1,6 +1,7 @@
 //! Runs one schedule: a fleet, its traffic, and the events of its rails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
 
 use fishplate_core::engine::Stats;
 use fishplate_core::engine::protocol::MatchConfig;
@@ -72,6 +73,9 @@ pub fn run(seed: u64, totals: &mut Totals) {
     run_in(seed, None, totals);
 }
 
+/// How long to look for fewer events with which a run fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Runs a schedule in the given fleet, or in one drawn from the seed. If the run fails, removes the
 /// events that the failure does not need, and prints the rest.
 pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
@@ -81,7 +85,9 @@ pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
     };
     let Err(failure) = attempt(None, &mut events) else { return };
     println!("seed {seed} fails, with {} events", events.len());
-    let left = schedule::shrink(&mut events, |some| attempt(Some(some), &mut vec![]).is_err());
+    let until = Instant::now() + PATIENCE;
+    let fails = |some: &[Event]| Instant::now() < until && attempt(Some(some), &mut vec![]).is_err();
+    let left = schedule::shrink(&mut events, fails);
     println!("seed {seed} fails with these {left} of them, the numbers of turns first:");
     events[..left].iter().for_each(|event| println!("{event}"));
     resume_unwind(failure);

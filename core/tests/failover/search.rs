@@ -1,9 +1,10 @@
-//! Tries every order of events of a pair over two rails, with a window of four. The events are:
+//! Searches the orders of events of a pair over two rails, with a window of four. The events are:
 //! post, deliver, cut, fence, answer, post again, acknowledge. The engines are the real ones. The
-//! rails do only what the search tells them.
+//! rails do only what the search tells them. The search is bounded, so it is no proof: it takes one
+//! free choice at each point of the usual runs, and more only while states are left to visit.
 //!
 //! The search starts from a run in the usual order. It cuts a link after each choice of that run,
-//! in each way. From every point of these runs it takes all possible choices, breadth first. It
+//! in each way. From every point of these runs it takes the possible choices, breadth first. It
 //! replays each path from the start, and drops a state that it has seen before: equal rails, memory
 //! and counters. From each new state the rest runs in the usual order. All operations must then
 //! complete, once and in order. `FISHPLATE_STATES=n` sets the number of states to visit.
@@ -441,7 +442,7 @@ fn beginnings() -> VecDeque<Vec<Choice>> {
 }
 
 #[test]
-fn every_order_of_events_of_a_pair_ends_well() {
+fn every_order_found_by_a_bounded_search_ends_well() {
     let most = std::env::var("FISHPLATE_STATES").map_or(20_000, |n| n.parse().expect("a number"));
     let waiting = beginnings();
     let begun = waiting.len();
