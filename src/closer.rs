@@ -4,16 +4,13 @@
 //! the program sets; this module has one.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::{ptr, thread};
 
+use fishplate_core::sync::turns::Turns;
 use fishplate_shm::{close_aside, has_aside, set_closer};
 
-/// Maximum number of threads. While all of them are blocked, descriptors wait.
-const THREADS: usize = 4;
-
-/// The number of closing threads that run.
-static CLOSING: AtomicUsize = AtomicUsize::new(0);
+/// The closing threads: at most four. While all of them are blocked, descriptors wait.
+static CLOSING: Turns = Turns::new(4);
 
 /// Closes, on separate threads, the descriptors that `fishplate-shm` sets aside. The threads exist
 /// only while there is something to close, and block all signals. Call it before the first peer
@@ -22,31 +19,20 @@ pub fn close_in_background() {
     set_closer(start);
 }
 
-/// Starts a closing thread, unless [`THREADS`] are running; never waits. If none can be started,
+/// Starts a closing thread, unless the maximum are running; never waits. If none can be started,
 /// the descriptors stay until the next call.
 fn start() {
-    // Pairs with the fence in `run`: either we see that a thread has left, or it sees the
-    // descriptors that were set aside.
-    fence(Ordering::SeqCst);
     let thread = || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);
-    if take_turn() && without_signals(thread).is_err() {
-        CLOSING.fetch_sub(1, Ordering::SeqCst);
+    if CLOSING.take() && without_signals(thread).is_err() {
+        CLOSING.end();
     }
-}
-
-/// Reserves a place for one more thread, if fewer than [`THREADS`] run.
-fn take_turn() -> bool {
-    let more = |count: usize| (count < THREADS).then_some(count + 1);
-    CLOSING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
 }
 
 fn run() {
     loop {
         close_aside();
-        CLOSING.fetch_sub(1, Ordering::SeqCst);
-        // Pairs with the fence in `start`.
-        fence(Ordering::SeqCst);
-        if !has_aside() || !take_turn() {
+        CLOSING.end();
+        if !has_aside() || !CLOSING.take() {
             return;
         }
     }

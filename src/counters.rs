@@ -24,10 +24,11 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fishplate_core::engine::Stats;
+use fishplate_core::sync::sequence;
 use fishplate_sys::Errno;
 
 /// The name of the memfd.
@@ -133,14 +134,10 @@ impl Page {
         let (stats, gauges) = stats();
         let values = in_order(&stats, gauges);
         let words = self.words();
-        let count = words[1].load(Ordering::Relaxed);
-        // A sequence lock: a reader that sees any of the new words also sees that the count has
-        // changed, and retries.
-        words[1].store(count.wrapping_add(1), Ordering::Relaxed);
-        fence(Ordering::Release);
-        words[4].store(now_ns, Ordering::Relaxed);
-        words[FIRST..].iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
-        words[1].store(count.wrapping_add(2), Ordering::Release);
+        sequence::change(&words[1], || {
+            words[4].store(now_ns, Ordering::Relaxed);
+            words[FIRST..].iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        });
     }
 }
 
@@ -232,15 +229,18 @@ fn own_number(pid: u32) -> Option<u64> {
 /// attempt.
 fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
     for _ in 0..100 {
-        let (mut page, mut count) = ([0; BYTES], [0; 8]);
-        file.read_exact_at(&mut page, 0).ok()?;
-        file.read_exact_at(&mut count, 8).ok()?;
+        let count = || {
+            let mut count = [0; 8];
+            file.read_exact_at(&mut count, 8).ok().map(|()| u64::from_ne_bytes(count))
+        };
+        let page = || {
+            let mut page = [0; BYTES];
+            file.read_exact_at(&mut page, 0).ok().map(|()| page)
+        };
+        let Some(page) = sequence::read(count, page)? else { continue };
         let word = |at: usize| u64::from_ne_bytes(page[at * 8..at * 8 + 8].try_into().expect("8 bytes"));
         if word(0) != MAGIC {
             return None;
-        }
-        if word(1) != u64::from_ne_bytes(count) || word(1) % 2 != 0 {
-            continue;
         }
         let there = (word(5) as usize).min(NAMES.len());
         let values = std::array::from_fn(|at| if at < there { word(FIRST + at) } else { 0 });

@@ -6,13 +6,13 @@
 //! and queues may borrow from the stack outside of it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::{fmt, io};
 
 use fishplate_core::engine::Engine;
 use fishplate_core::engine::lane::CommandConsumer;
-use fishplate_core::engine::worker::Worker;
+use fishplate_core::engine::worker::{Worker, stop_worker};
 use fishplate_core::rail::Rail;
 use fishplate_core::sync::event::EventCount;
 use fishplate_core::sync::spin::{Counts, Policy};
@@ -132,8 +132,7 @@ impl<E> Running<'_, '_, E> {
     /// # Panics
     /// If the worker's thread panicked.
     pub fn stop(self) -> Result<Stopped<E>, StartError> {
-        // Release: a worker that reads `true` also sees all earlier submissions in its rings.
-        self.stop.store(true, Ordering::Release);
+        stop_worker(&self.stop);
         self.wakes.send.notify(self.wakes.host);
         match self.thread.join() {
             Ok(Ok((parts, finished, counts))) => Ok(Stopped { parts, finished, counts }),

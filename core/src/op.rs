@@ -8,7 +8,7 @@ use crate::mem::RailId;
 mod apply;
 mod set;
 
-pub(crate) use apply::look_at_signal;
+pub use apply::{look_at_signal, set_signal};
 pub use set::AmoSet;
 
 /// An atomic memory operation on a word of 1, 2, 4 or 8 bytes.

@@ -5,11 +5,12 @@
 
 use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use fishplate_core::engine::HANDLE_MAX;
 use fishplate_core::error::{AttachError, OpError};
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId, copy_bytes};
+use fishplate_core::op::{look_at_signal, set_signal};
 use fishplate_shm::Segment;
 
 use super::{Driver, Error, Node, behind};
@@ -286,8 +287,7 @@ impl Node {
     /// The same as [`write`](Self::write), or the address is not a multiple of 8.
     pub fn load(&self, at: LocalAddr) -> Result<u64, Error> {
         match self.word(at) {
-            // Acquire: pairs with the release store of the thread that applies a signal.
-            Ok(word) => Ok(word.load(Ordering::Acquire)),
+            Ok(word) => Ok(look_at_signal(word)),
             Err(error) => self.else_behind(error, |node| node.load(at)),
         }
     }
@@ -299,8 +299,7 @@ impl Node {
     pub fn store(&mut self, at: LocalAddr, value: u64) -> Result<(), Error> {
         match self.word(at) {
             Ok(word) => {
-                // Release: pairs with the acquire load of a peer that maps this memory.
-                word.store(value, Ordering::Release);
+                set_signal(word, value);
                 Ok(())
             }
             Err(error) => self.else_behind(error, |node| node.store(at, value)),

@@ -7,13 +7,12 @@
 //! [`Builder::patience`]: super::Builder::patience
 
 use std::hint;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fishplate_core::engine::{Issued, Notice, Signal};
 use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::{LocalAddr, PeerId, RemoteAddr};
-use fishplate_core::op::{Amo, AmoOp, Cmp, Completion, Outcome, Token};
+use fishplate_core::op::{Amo, AmoOp, Cmp, Completion, Outcome, Token, look_at_signal};
 use fishplate_core::sync::host::Host;
 
 use super::home::{CONTEXT, NodeEngine, NodeWaiter};
@@ -340,8 +339,7 @@ impl Node {
     ) -> Result<u64, Error> {
         let Ok(word) = self.word(at) else { return self.wait_later(at, cmp, value, from, timeout) };
         for _ in 0..LOOKS {
-            // Acquire: pairs with the release store of the thread that applies the signal.
-            let now = word.load(Ordering::Acquire);
+            let now = look_at_signal(word);
             if cmp.holds(now, value) {
                 return Ok(now);
             }

@@ -16,8 +16,7 @@
 //!
 //! # Edges
 //!
-//! A compare-and-swap with acquire changes a slot's owner from 0 to a thread. Only that thread
-//! stores 0 again, with release. Only the owner accesses the contents of the slot.
+//! Only the [`Owner`] of a slot accesses its contents. The edges of the owner order the accesses.
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -29,6 +28,7 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use fishplate::core::engine::protocol::Claimed;
 use fishplate::core::mem::{LocalId, RemoteId};
+use fishplate::core::sync::owner::Owner;
 use fishplate::node::{Memory, Remote};
 use fishplate::{LocalAddr, Node, PeerId, RemoteAddr};
 
@@ -72,8 +72,8 @@ struct Slot {
     inner: UnsafeCell<*mut Inner>,
     /// The valid handle. Without a node, the handle of the last node with the lowest bit set.
     name: AtomicUsize,
-    /// The owning thread, or 0.
-    owner: AtomicUsize,
+    /// The owning thread.
+    owner: Owner,
 }
 
 // SAFETY: only the thread in `owner` accesses `inner`, and the node that it points to is `Send`.
@@ -89,7 +89,7 @@ static TABLE: [Slot; SLOTS] = [const {
         key: AtomicUsize::new(0),
         inner: UnsafeCell::new(ptr::null_mut()),
         name: AtomicUsize::new(CLOSED),
-        owner: AtomicUsize::new(0),
+        owner: Owner::new(),
     }
 }; SLOTS];
 
@@ -138,7 +138,7 @@ extern "C" fn in_child() {
         // SAFETY: a child has one thread, and no call is in progress in it. If a signal handler has
         // interrupted a call and forks, the header requires that the child never returns to it.
         unsafe { *slot.inner.get() = ptr::null_mut() };
-        slot.owner.store(0, Ordering::Relaxed);
+        slot.owner.give();
     }
 }
 
@@ -157,13 +157,13 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
         mixed: (number % 0x7fff) as u64 + 1,
     });
     for (at, slot) in TABLE.iter().enumerate() {
-        if slot.owner.compare_exchange(0, me(), Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if !slot.owner.take(me() as u64) {
             continue;
         }
         let last = slot.name.load(Ordering::Relaxed);
         if last & CLOSED == 0 || last >> USE == USES {
             // The slot has an open node without an owner, or no unused handle.
-            slot.owner.store(0, Ordering::Release);
+            slot.owner.give();
             continue;
         }
         let name = (((last >> USE) + 1) << USE) | (at * size_of::<Slot>());
@@ -193,7 +193,7 @@ pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
     slot.name.store(node.addr() | CLOSED, Ordering::Relaxed);
     // SAFETY: this thread owns the slot, and no call is in progress in it.
     let inner = unsafe { slot.inner.get().replace(ptr::null_mut()) };
-    slot.owner.store(0, Ordering::Release);
+    slot.owner.give();
     // SAFETY: the pointer comes from `Box::into_raw` in `insert`, and is no longer in the table.
     if inner.is_null() { Err(broken()) } else { Ok(unsafe { Box::from_raw(inner) }) }
 }
@@ -215,17 +215,17 @@ fn adopt(node: *mut FpNode) -> Result<&'static Slot, Status> {
     if slot.name.load(Ordering::Relaxed) != node.addr() {
         return Err(stranger());
     }
-    if slot.owner.load(Ordering::Relaxed) == me() {
+    if slot.owner.is(me() as u64) {
         // SAFETY: this thread owns the slot. If this runs in a signal handler, the interrupted call
         // has borrowed the node but not the pointer.
         return Err(if unsafe { (*slot.inner.get()).is_null() } { broken() } else { interrupted() });
     }
-    if slot.owner.compare_exchange(0, me(), Ordering::Acquire, Ordering::Relaxed).is_err() {
+    if !slot.owner.take(me() as u64) {
         return Err(fail(libc::EPERM, "the node belongs to another thread; call fp_node_unbind there first"));
     }
     // Another thread may have closed the node before the exchange.
     if slot.name.load(Ordering::Relaxed) != node.addr() {
-        slot.owner.store(0, Ordering::Release);
+        slot.owner.give();
         return Err(stranger());
     }
     slot.key.store(node.addr() ^ me(), Ordering::Relaxed);
@@ -351,7 +351,7 @@ pub extern "C" fn fp_node_unbind(node: *mut FpNode) -> c_int {
     match idle(node) {
         Ok(slot) => {
             slot.key.store(0, Ordering::Relaxed);
-            slot.owner.store(0, Ordering::Release);
+            slot.owner.give();
             0
         }
         Err(status) => status.0,

@@ -38,6 +38,13 @@ const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 /// Number of bytes of a fill or a local copy that one turn handles.
 const PIECE: usize = 256 << 10;
 
+/// Tells a worker to stop once it has handled everything submitted before this call. `stop` is the
+/// flag with which it [runs](Worker::run). Wake it afterwards.
+pub fn stop_worker(stop: &AtomicBool) {
+    // Release, edge `worker.stop`: a worker that reads `true` also sees all earlier submissions.
+    stop.store(true, edge!("worker.stop.store", Release));
+}
+
 /// An engine, the consumers that it serves, and the idle state of its thread. Engine and consumers
 /// are borrowed. Once the worker has stopped, the engine may be driven directly or by another
 /// worker.
@@ -169,8 +176,8 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
 
     /// Returns whether `stop` is set and nothing is left to do.
     pub(crate) fn may_stop(&mut self, stop: &AtomicBool) -> bool {
-        // Acquire, edge `worker.stop`: pairs with the release store of the stopping thread. So
-        // `is_done` sees everything that was submitted before that store.
+        // Acquire, edge `worker.stop`: pairs with the store in `stop_worker`. So `is_done` sees
+        // everything that was submitted before.
         stop.load(edge!("worker.stop.load", Acquire)) && self.is_done()
     }
 

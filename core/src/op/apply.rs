@@ -26,7 +26,7 @@ impl SignalOp {
         // Release, edge `signal`: a thread that acquires this value sees all data copied or applied
         // earlier.
         match self {
-            SignalOp::Set => word.store(value, edge!("signal.set", Release)),
+            SignalOp::Set => set_signal(word, value),
             SignalOp::Add => {
                 word.fetch_add(value, edge!("signal.add", Release));
             }
@@ -34,9 +34,15 @@ impl SignalOp {
     }
 }
 
+/// Stores a signal's word. A thread that looks at this value also sees everything written before.
+#[inline(always)]
+pub fn set_signal(word: &AtomicU64, value: u64) {
+    word.store(value, edge!("signal.set", Release));
+}
+
 /// Loads a signal's word. All data sent before the observed signal is visible after this.
 #[inline(always)]
-pub(crate) fn look_at_signal(word: &AtomicU64) -> u64 {
+pub fn look_at_signal(word: &AtomicU64) -> u64 {
     // Acquire, edge `signal`: pairs with the store or addition of the signal, by this engine or by
     // a peer that has mapped this memory.
     word.load(edge!("signal.look", Acquire))

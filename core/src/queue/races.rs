@@ -7,12 +7,12 @@ use core::sync::atomic::AtomicUsize;
 use std::{boxed::Box, vec::Vec};
 
 use super::*;
-use crate::engine::worker::Worker;
+use crate::engine::worker::{Worker, stop_worker};
 use crate::engine::{Config, Engine, Tables};
 use crate::rail::loopback::Loopback;
 use crate::sync::event::Channels;
 use crate::sync::pool::Reclaim;
-use crate::sync::primitive::{AtomicBool, Ordering};
+use crate::sync::primitive::AtomicBool;
 use crate::sync::testing::{model, rounds, thread};
 
 /// The memory that the two sides share. Dropping the scene frees it.
@@ -147,8 +147,7 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
             });
             let marker = queue.create(Command::Marker).unwrap();
             let event = queue.enqueue(marker);
-            // Release: pairs with the load in `may_stop`.
-            stop.store(true, Ordering::Release);
+            stop_worker(stop);
             worker.join().unwrap();
             drop(queue);
             assert_eq!(event.reply(), Some(Reply::Abandoned));
