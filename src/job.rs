@@ -30,6 +30,8 @@
 
 mod environment;
 mod file;
+#[doc(hidden)]
+pub mod fuzzing;
 mod id;
 mod leader;
 mod meet;

@@ -73,6 +73,8 @@ mod connect;
 mod descriptor;
 mod device;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod home;
 mod memory;
 mod messages;

@@ -23,6 +23,8 @@ fn targets() -> impl Iterator<Item = &'static Target> {
         fishplate_shm::fuzzing::TARGETS,
         fishplate_gpu::fuzzing::TARGETS,
         fishplate::bootstrap::fuzzing::TARGETS,
+        fishplate::node::fuzzing::TARGETS,
+        fishplate::job::fuzzing::TARGETS,
     ];
     packages.into_iter().flatten()
 }

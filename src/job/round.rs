@@ -72,11 +72,7 @@ impl Conn {
         if !self.fill(8)? {
             return Ok(None);
         }
-        let word = |at: usize| u32::from_le_bytes(self.inbox[at..at + 4].try_into().expect("4 bytes"));
-        let (kind, len) = (word(0), word(4) as usize);
-        if len > CONTRIBUTION_MAX {
-            return Err(ErrorKind::InvalidData.into());
-        }
+        let (kind, len) = head(self.inbox[..8].try_into().expect("8 bytes"))?;
         if !self.fill(8 + len)? {
             return Ok(None);
         }
@@ -120,7 +116,17 @@ impl Extend<u8> for Conn {
     }
 }
 
-fn frame(into: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
+/// Returns the kind of a frame, and the length of its bytes.
+pub(super) fn head(bytes: [u8; 8]) -> io::Result<(u32, usize)> {
+    let [kind, len] = [0, 4].map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n])));
+    if len as usize > CONTRIBUTION_MAX {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    Ok((kind, len as usize))
+}
+
+/// Appends a frame.
+pub(super) fn frame(into: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
     into.extend(kind.to_le_bytes());
     into.extend((bytes.len() as u32).to_le_bytes());
     into.extend(bytes);

@@ -116,7 +116,11 @@ impl Address {
             eager: fields.u32()?,
             credits: fields.u32()?,
             headers: fields.u32()?,
-            gpu: fields.u8()? != 0,
+            gpu: match fields.u8()? {
+                0 => false,
+                1 => true,
+                _ => return Err(Error::BadAddress),
+            },
             rails: vec![],
         };
         let rails = fields.u8()?;

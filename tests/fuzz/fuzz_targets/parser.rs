@@ -20,6 +20,8 @@ fn find() -> &'static Target {
         fishplate_shm::fuzzing::TARGETS,
         fishplate_gpu::fuzzing::TARGETS,
         fishplate::bootstrap::fuzzing::TARGETS,
+        fishplate::node::fuzzing::TARGETS,
+        fishplate::job::fuzzing::TARGETS,
     ];
     let mut all = packages.into_iter().flatten();
     all.find(|target| target.name == env!("CARGO_BIN_NAME")).expect("a parser of this name")
