@@ -181,11 +181,11 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
 
 /// Owns what an engine borrows for failover. Allocates in [`FailoverStorage::new`] and never again:
 /// about 180 bytes for each number of a window, so 23 KiB for each peer and context with a window
-/// of 128.
+/// of 128. They are not touched before the engine sends to the peer.
 pub struct FailoverStorage {
-    peers: Vec<FailoverPeer>,
-    streams: Vec<FailoverStream>,
-    sent: Vec<SentSlot>,
+    peers: Box<[MaybeUninit<FailoverPeer>]>,
+    streams: Zeros<FailoverStream>,
+    sent: Zeros<SentSlot>,
 }
 
 impl FailoverStorage {
@@ -193,16 +193,16 @@ impl FailoverStorage {
     pub fn new(config: &Config, limits: Limits) -> Self {
         let streams = usize::from(limits.peers) * usize::from(config.contexts);
         FailoverStorage {
-            peers: vec![FailoverPeer::EMPTY; limits.peers.into()],
-            streams: vec![FailoverStream::EMPTY; streams],
-            sent: vec![SentSlot::EMPTY; streams * config.window as usize],
+            peers: Box::new_uninit_slice(limits.peers.into()),
+            streams: Zeros::new(streams),
+            sent: Zeros::new(streams * config.window as usize),
         }
     }
 
     /// Lends the memory, for [`Engine::attach_failover`].
     pub fn memory(&mut self) -> FailoverMemory<'_> {
         let FailoverStorage { peers, streams, sent } = self;
-        FailoverMemory { peers, streams, sent }
+        FailoverMemory { peers, streams: streams.slots(), sent: sent.slots() }
     }
 }
 

@@ -224,8 +224,9 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
     /// The mask of a word's sequence bits.
     pub mask: u32,
-    /// Number of peer slots that are set up, at least 1. The tables of the other slots are
-    /// untouched, so that a peer costs nothing before it is reserved.
+    /// No peer slot from here on is set up; at least 1. The tables of slots that are not set up are
+    /// untouched, so that a peer costs nothing before it is reserved. No rail has such a peer
+    /// attached, so nothing arrives from it.
     pub reached: usize,
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],

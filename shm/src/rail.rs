@@ -84,7 +84,7 @@ pub struct ShmRail<H: Host> {
     config: Arc<ShmConfig>,
     event_page: Arc<EventPage>,
     caps: Caps,
-    peers: Box<Places>,
+    peers: Vec<Option<Box<Attached>>>,
     /// The attached peers, unordered.
     active: Vec<Peer>,
     /// The index in `active` where the next [`check_peers`](Rail::check_peers) begins.
@@ -126,7 +126,7 @@ impl<H: Host> ShmRail<H> {
             host,
             event_page,
             caps,
-            peers: (0..peers).map(|_| None).collect(),
+            peers: vec![],
             active: Vec::with_capacity(peers),
             checked: 0,
             roster: Roster::new(peers),
@@ -220,6 +220,9 @@ impl<H: Host> ShmRail<H> {
 
     /// Puts a peer into a free slot.
     fn enter(&mut self, peer: Peer, place: usize, attached: Box<Attached>) {
+        if place >= self.peers.len() {
+            self.peers.resize_with(place + 1, || None);
+        }
         self.peers[place] = Some(attached);
         self.active.push(peer);
         self.roster.join(peer);
@@ -249,7 +252,7 @@ impl<H: Host> ShmRail<H> {
     fn free_place(&self, peer: Peer) -> Result<usize, AttachError> {
         let place = usize::from(peer.0);
         match self.peers.get(place) {
-            Some(None) => Ok(place),
+            None | Some(None) if peer.0 < self.config.max_peers => Ok(place),
             _ => Err(AttachError::Full("ShmConfig::max_peers, or the peer is attached already")),
         }
     }

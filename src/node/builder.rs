@@ -345,8 +345,8 @@ impl Builder {
     }
 
     /// Whether a peer survives the failure of all but one of its libfabric rails. The other node
-    /// needs failover too. Failover costs about 23 KiB for each of [`Limits::peers`] and each
-    /// context. An operation to such a peer occupies one of [`Limits::operations`] until it is
+    /// needs failover too. Failover costs about 23 KiB for each peer that this node sends to, and
+    /// each context. An operation to such a peer occupies one of [`Limits::operations`] until it is
     /// acknowledged. A node with a device or with [`Settings::native_atomics`] has no failover.
     /// Failover needs two libfabric rails of a provider that can fence; only `tcp` can.
     ///

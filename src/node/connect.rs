@@ -26,9 +26,9 @@ use crate::topology::{FabricEnd, joined};
 /// The rail to peers of this host.
 pub(super) const LOCAL: RailId = RailId(0);
 
-/// Minimum and maximum time between two attempts to dial a peer. Between these limits, it is an
-/// eighth of the time since `connect`.
-const REDIAL: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+/// Minimum and maximum time between two attempts to dial a peer, in milliseconds. It grows by an
+/// eighth with each attempt.
+const REDIAL: [u16; 2] = [20, 1000];
 
 /// Maximum number of unconnected peers that one pass polls, so that absent ones do not slow it.
 const ONCE: usize = 32;
@@ -45,40 +45,52 @@ pub struct Reach {
     pub fabric: usize,
 }
 
-/// A peer and the state of its connection.
+/// A peer and the state of its connection. Small, because a program may connect many peers and talk
+/// to few. The engine's tables and the rails' memory are set up when the peer is attached.
 pub(super) struct Contact {
     pub peer: PeerId,
+    /// The peer's limits of tagged messages.
+    limits: MatchLimits,
     /// The id and the socket number in the peer's address.
     id: u64,
     door: u64,
-    /// Whether both nodes have a device.
-    gpu: bool,
-    /// The peer's limits of tagged messages.
-    limits: MatchLimits,
     stage: Stage,
-    /// Libfabric rails that reach the peer.
-    pub pairs: Vec<RailPair>,
-    /// When the program called `connect`.
-    named: Instant,
 }
 
-impl Contact {
-    /// Returns the stage in which this node dials again later.
-    fn later(&self, now: Instant) -> Stage {
-        let age = now.saturating_duration_since(self.named);
-        Stage::Dials(now + (age / 8).clamp(REDIAL[0], REDIAL[1]))
-    }
+static_assertions::const_assert_eq!(size_of::<Contact>(), 48);
 
-    /// Returns the stage of a peer that is not connected. `ours` is this node's id.
-    fn again(&self, ours: u64, now: Instant) -> Stage {
-        if ours < self.id { self.later(now) } else { Stage::Waits }
-    }
+#[derive(PartialEq, Eq)]
+enum Stage {
+    /// A peer of this host that is not attached yet.
+    Meets(Meeting),
+    /// Attached.
+    Joined(Box<Joined>),
+    /// Connected, but could not be attached.
+    Failed(Box<Error>),
+}
+
+/// The rails to an attached peer.
+#[derive(PartialEq, Eq)]
+struct Joined {
+    reach: Reach,
+    /// Libfabric rails that reach the peer.
+    pairs: Vec<RailPair>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// This node dials at this time.
-    Dials(Instant),
+struct Meeting {
+    step: Step,
+    /// Whether both nodes have a device.
+    gpu: bool,
+    /// When to dial, and how long to wait after a failed attempt, in milliseconds.
+    at: u32,
+    pause: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// This node dials at the time [`Meeting::at`].
+    Dials,
     /// This node has dialled. It never dials twice at once, because both ends must use the same
     /// link.
     Dialled,
@@ -86,26 +98,72 @@ enum Stage {
     Waits,
     /// Connected. The two nodes still exchange the settings of their devices.
     Agrees,
-    /// Attached to these rails.
-    Joined(Reach),
-    /// Connected, but could not be attached.
-    Failed(Error),
+}
+
+impl Meeting {
+    /// Dials again after a pause, and lengthens the next pause.
+    fn later(&mut self, now: u32) {
+        let pause = self.pause;
+        (self.step, self.at) = (Step::Dials, now.wrapping_add(pause.into()));
+        self.pause = (pause + pause / 8).min(REDIAL[1]);
+    }
+
+    /// Connects again. `dials`: this node dials.
+    fn again(&mut self, dials: bool, now: u32) {
+        match dials {
+            true => self.later(now),
+            false => self.step = Step::Waits,
+        }
+    }
+
+    /// Returns whether this node dials now.
+    fn is_due(&self, now: u32) -> bool {
+        self.step == Step::Dials && now.wrapping_sub(self.at) <= u32::MAX / 2
+    }
 }
 
 impl Stage {
     fn local(gpu: bool) -> Stage {
-        Stage::Joined(Reach { shared_memory: true, gpu, fabric: 0 })
+        let reach = Reach { shared_memory: true, gpu, fabric: 0 };
+        Stage::Joined(Box::new(Joined { reach, pairs: vec![] }))
     }
 
-    fn is_meeting(self) -> bool {
-        matches!(self, Stage::Dials(_) | Stage::Dialled | Stage::Waits | Stage::Agrees)
+    fn failed(error: Error) -> Stage {
+        Stage::Failed(Box::new(error))
+    }
+
+    fn is_meeting(&self) -> bool {
+        matches!(self, Stage::Meets(_))
+    }
+}
+
+impl Contact {
+    /// Returns the state of the connection to a peer of this host that is not attached yet.
+    fn meeting(&mut self) -> Option<&mut Meeting> {
+        match &mut self.stage {
+            Stage::Meets(meeting) => Some(meeting),
+            _ => None,
+        }
+    }
+
+    /// Returns which libfabric rails reach the peer, in the order of our rails.
+    pub(super) fn pairs(&self) -> &[RailPair] {
+        match &self.stage {
+            Stage::Joined(joined) => &joined.pairs,
+            _ => &[],
+        }
+    }
+
+    fn is_at(&self, step: Step) -> bool {
+        matches!(&self.stage, Stage::Meets(meeting) if meeting.step == step)
     }
 }
 
 impl Node {
     /// Adds a peer by its address. The peer must add this node too; the order does not matter. This
     /// call does not wait. [`progress`](Self::progress) and waits establish the connection. The
-    /// first operation that needs an answer waits for the connection.
+    /// first operation that needs an answer waits for the connection. Until then a peer of this
+    /// host takes at most 64 bytes.
     ///
     /// The same address returns the same peer, even if it has failed, until
     /// [`disconnect`](Self::disconnect). Slow path: allocates, makes system calls.
@@ -126,20 +184,19 @@ impl Node {
         same("window", address.window, self.address.window)?;
         same("contexts", address.contexts.into(), self.address.contexts.into())?;
         let peers = self.builder.limits.peers;
-        let reserved = self.home.engine.reserve_peer();
-        let peer = reserved.map_err(|error| Error::of(error, "peers", peers))?;
+        let named = self.home.engine.name_peer();
+        let peer = named.map_err(|error| Error::of(error, "peers", peers))?;
         let gpu = self.agrees.is_some() && address.gpu;
-        let joined = match address.host == self.address.host && self.builder.local {
-            true => self.begin_local(peer, &address, gpu).map(|stage| (stage, vec![])),
+        let begun = match address.host == self.address.host && self.builder.local {
+            true => self.begin_local(peer, &address, gpu),
             false => self.join_fabric(peer, &address),
         };
-        match joined {
-            Ok((stage, pairs)) => {
-                let (limits, named) = (limits(&address), Instant::now());
-                let Address { id, door, .. } = address;
+        match begun {
+            Ok(stage) => {
+                let (limits, Address { id, door, .. }) = (limits(&address), address);
                 self.turn = self.contacts.len();
-                self.contacts.push(Contact { peer, id, door, gpu, limits, stage, pairs, named });
                 self.meeting |= stage.is_meeting();
+                self.contacts.push(Contact { peer, limits, id, door, stage });
                 self.meet();
                 Ok(peer)
             }
@@ -175,7 +232,7 @@ impl Node {
         behind!(self, |node| node.peer_error(peer));
         self.home.engine.check_peers();
         match self.contacts.iter().find(|contact| contact.peer == peer) {
-            Some(Contact { stage: Stage::Failed(error), .. }) => Err(*error),
+            Some(Contact { stage: Stage::Failed(error), .. }) => Err(**error),
             Some(contact) if contact.stage.is_meeting() => Ok(None),
             _ => Ok(self.home.engine.peer_error(peer)?),
         }
@@ -202,8 +259,8 @@ impl Node {
     /// The peer is unknown or was removed.
     pub fn reach(&self, peer: PeerId) -> Result<Reach, Error> {
         behind!(self, |node| node.reach(peer));
-        match self.contact(peer)?.stage {
-            Stage::Joined(reach) => Ok(reach),
+        match &self.contact(peer)?.stage {
+            Stage::Joined(joined) => Ok(joined.reach),
             _ => Ok(Reach::default()),
         }
     }
@@ -214,9 +271,9 @@ impl Node {
     pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {
         let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
         loop {
-            match self.contacts.iter().find(|contact| contact.peer == peer).map(|contact| contact.stage) {
+            match self.contacts.iter().find(|contact| contact.peer == peer).map(|contact| &contact.stage) {
                 Some(stage) if stage.is_meeting() => {}
-                Some(Stage::Failed(error)) => return Err(error),
+                Some(Stage::Failed(error)) => return Err(**error),
                 _ => return Ok(()),
             }
             if self.home.host().now_ns() >= deadline_ns {
@@ -252,36 +309,38 @@ impl Node {
         if !self.meeting {
             return;
         }
-        let now = Instant::now();
+        let (now, now_ms) = (Instant::now(), self.now_ms());
         self.accept(now);
-        self.agree(now);
+        self.agree(now_ms);
         for (address, why) in self.listener.failed() {
             let dialled = |contact: &&mut Contact| {
-                contact.stage == Stage::Dialled && *address == *OsStr::new(&socket(contact.door))
+                contact.is_at(Step::Dialled) && *address == *OsStr::new(&socket(contact.door))
             };
-            if let Some(contact) = self.contacts.iter_mut().find(dialled) {
-                contact.stage = match is_final(why) {
-                    true => Stage::Failed(Error::Handshake(why)),
-                    false => contact.later(now),
-                };
+            let Some(contact) = self.contacts.iter_mut().find(dialled) else { continue };
+            match contact.meeting() {
+                Some(meeting) if !is_final(why) => meeting.later(now_ms),
+                _ => contact.stage = Stage::failed(Error::Handshake(why)),
             }
         }
         for _ in 0..ONCE.min(self.contacts.len()) {
             self.turn = if self.turn < self.contacts.len() { self.turn } else { 0 };
             let contact = &mut self.contacts[self.turn];
             self.turn += 1;
-            match contact.stage {
-                Stage::Dials(at) if at <= now => {
-                    contact.stage = match self.listener.dial(socket(contact.door), &self.profile) {
-                        Ok(()) => Stage::Dialled,
-                        // The peer does not listen yet.
-                        Err(_) => contact.later(now),
-                    };
+            let door = contact.door;
+            if let Some(meeting) = contact.meeting().filter(|meeting| meeting.is_due(now_ms)) {
+                match self.listener.dial(socket(door), &self.profile) {
+                    Ok(()) => meeting.step = Step::Dialled,
+                    // The peer does not listen yet.
+                    Err(_) => meeting.later(now_ms),
                 }
-                _ => {}
             }
         }
         self.meeting = self.contacts.iter().any(|contact| contact.stage.is_meeting());
+    }
+
+    /// Returns the time in milliseconds, which wraps.
+    fn now_ms(&self) -> u32 {
+        (self.home.host().now_ns() / 1_000_000) as u32
     }
 
     /// Accepts the peers of this host whose handshake is complete.
@@ -295,11 +354,13 @@ impl Node {
     /// Handles a link to a peer of this host.
     fn met(&mut self, link: Link) {
         let id = link.peer_id();
-        let waiting = |contact: &&mut Contact| contact.id == id && contact.stage.is_meeting();
-        match self.contacts.iter_mut().find(waiting) {
-            Some(contact) => {
-                let (peer, gpu, limits) = (contact.peer, contact.gpu, contact.limits);
-                let stage = self.take_link(peer, gpu, limits, link).unwrap_or_else(Stage::Failed);
+        let waiting = |contact: &Contact| match contact.stage {
+            Stage::Meets(meeting) if contact.id == id => Some((contact.peer, meeting, contact.limits)),
+            _ => None,
+        };
+        match self.contacts.iter().find_map(waiting) {
+            Some((peer, meeting, limits)) => {
+                let stage = self.take_link(peer, meeting, limits, link).unwrap_or_else(Stage::failed);
                 if let Some(contact) = self.contacts.iter_mut().find(|contact| contact.peer == peer) {
                     contact.stage = stage;
                 }
@@ -319,13 +380,14 @@ impl Node {
     fn take_link(
         &mut self,
         peer: PeerId,
-        gpu: bool,
+        meeting: Meeting,
         limits: MatchLimits,
         link: Link,
     ) -> Result<Stage, Error> {
         // The newer link replaces the older one.
         self.agreements.retain(|(agrees, _)| *agrees != peer);
-        let Some(profile) = self.agrees.as_ref().filter(|_| gpu) else {
+        self.home.engine.set_up_peer(peer)?;
+        let Some(profile) = self.agrees.as_ref().filter(|_| meeting.gpu) else {
             if let Some(mut rail) = self.home.engine.rail_mut(LOCAL) {
                 rail.attach(peer.peer(), link)?;
             }
@@ -336,14 +398,16 @@ impl Node {
         if let Ok(agreement) = profile.begin(link) {
             self.agreements.push((peer, agreement));
         }
-        Ok(Stage::Agrees)
+        Ok(Stage::Meets(Meeting { step: Step::Agrees, ..meeting }))
     }
 
     /// Continues pending agreements.
-    fn agree(&mut self, now: Instant) {
-        for contact in self.contacts.iter_mut().filter(|contact| contact.stage == Stage::Agrees) {
-            let Some(at) = self.agreements.iter().position(|(peer, _)| *peer == contact.peer) else {
-                contact.stage = contact.again(self.address.id, now);
+    fn agree(&mut self, now: u32) {
+        for contact in self.contacts.iter_mut().filter(|contact| contact.is_at(Step::Agrees)) {
+            let (agrees, dials) = (contact.peer, self.address.id < contact.id);
+            let Some(meeting) = contact.meeting() else { continue };
+            let Some(at) = self.agreements.iter().position(|(peer, _)| *peer == agrees) else {
+                meeting.again(dials, now);
                 continue;
             };
             let (peer, agreement) = self.agreements.swap_remove(at);
@@ -355,17 +419,24 @@ impl Node {
                 Ok(ControlFlow::Break(link)) => {
                     match attach_gpu(&mut self.home, peer, link, contact.limits) {
                         Ok(()) => Stage::local(true),
-                        Err(error) => Stage::Failed(error),
+                        Err(error) => Stage::failed(error),
                     }
                 }
-                Err(why) if is_final(why) => Stage::Failed(Error::Handshake(why)),
-                Err(_) => contact.again(self.address.id, now),
+                Err(why) if is_final(why) => Stage::failed(Error::Handshake(why)),
+                Err(_) => {
+                    meeting.again(dials, now);
+                    continue;
+                }
             };
         }
     }
 
     fn begin_local(&mut self, peer: PeerId, address: &Address, gpu: bool) -> Result<Stage, Error> {
+        let (step, at) =
+            (if self.address.id < address.id { Step::Dials } else { Step::Waits }, self.now_ms());
+        let meeting = Meeting { step, gpu, at, pause: REDIAL[0] };
         if address.id == self.address.id {
+            self.home.engine.set_up_peer(peer)?;
             if let Some(mut rail) = self.home.engine.rail_mut(LOCAL) {
                 rail.attach_self(peer.peer())?;
             }
@@ -377,13 +448,14 @@ impl Node {
         self.early.retain_mut(|link| !link.has_ended());
         if let Some(at) = self.early.iter().position(|link| link.peer_id() == address.id) {
             let link = self.early.swap_remove(at);
-            return self.take_link(peer, gpu, limits(address), link);
+            return self.take_link(peer, meeting, limits(address), link);
         }
-        Ok(if self.address.id < address.id { Stage::Dials(Instant::now()) } else { Stage::Waits })
+        Ok(Stage::Meets(meeting))
     }
 
     /// Attaches the libfabric rails that connect the two nodes.
-    fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<(Stage, Vec<RailPair>), Error> {
+    fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
+        self.home.engine.set_up_peer(peer)?;
         let ends =
             |address: &Address| -> Vec<FabricEnd> { address.rails.iter().map(|rail| rail.end).collect() };
         let (mut joints, mut pairs) = (vec![], vec![]);
@@ -403,7 +475,8 @@ impl Node {
         }
         pairs.sort_unstable_by_key(|pair| pair.ours.0);
         self.home.engine.join_peer(peer, &joints, Some(limits(address)))?;
-        Ok((Stage::Joined(Reach { shared_memory: false, gpu: false, fabric: joints.len() }), pairs))
+        let reach = Reach { shared_memory: false, gpu: false, fabric: joints.len() };
+        Ok(Stage::Joined(Box::new(Joined { reach, pairs })))
     }
 }
 

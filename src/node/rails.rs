@@ -110,7 +110,7 @@ impl Node {
     /// The peer is unknown or was removed.
     pub fn rail_pairs(&self, peer: PeerId) -> Result<Vec<RailPair>, Error> {
         behind!(self, |node| node.rail_pairs(peer));
-        Ok(self.contact(peer)?.pairs.clone())
+        Ok(self.contact(peer)?.pairs().to_vec())
     }
 
     /// Takes one of several libfabric rails to a peer out of use until
@@ -165,8 +165,7 @@ impl Node {
     pub fn watch(&mut self, peer: PeerId, lifeline: impl Into<OwnedFd>) -> Result<(), Error> {
         let lifeline = lifeline.into();
         behind!(self, |node| node.watch(peer, lifeline));
-        let pairs = self.contact(peer)?.pairs.clone();
-        for RailPair { ours, .. } in pairs {
+        for RailPair { ours, .. } in self.rail_pairs(peer)? {
             let own = lifeline
                 .try_clone()
                 .map_err(|error| AttachError::System(error.raw_os_error().unwrap_or(libc::EMFILE)))?;

@@ -69,8 +69,10 @@ pub use sent::SentSlot;
 pub(super) use sent::{COPY, Sent};
 pub(super) use told::{Asks, TOLD as LONGEST, Told};
 
+use core::mem::MaybeUninit;
+
 use crate::error::{AttachError, PeerError};
-use crate::mem::{PeerId, RailId};
+use crate::mem::{PeerId, RailId, Zeroable};
 use crate::op::Fault;
 use crate::probe::probe;
 use crate::rail::Rail;
@@ -87,12 +89,13 @@ use super::table::{PeerState, lent};
 use super::{Engine, State, mix};
 
 /// The memory of failover, borrowed by the engine, for `P` peers, `C` contexts and a window of `W`.
+/// The engine touches `sent` of a peer when it sends to the peer.
 pub struct FailoverMemory<'m> {
     /// P entries.
-    pub peers: &'m mut [FailoverPeer],
-    /// P·C entries.
+    pub peers: &'m mut [MaybeUninit<FailoverPeer>],
+    /// P·C entries: zeros, or as an earlier engine left them together with `sent`.
     pub streams: &'m mut [FailoverStream],
-    /// P·C·W entries.
+    /// P·C·W entries: zeros, or as an earlier engine left them together with `streams`.
     pub sent: &'m mut [SentSlot],
 }
 
@@ -109,7 +112,7 @@ const LOOK: [u64; 2] = [10_000_000, 10_486];
 /// The state of the rails to one peer. Bitmasks use our rail numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverPeer {
-    /// Rails that joined the peer when it was connected. If 0, its streams are not kept.
+    /// Rails that joined the peer when it was connected.
     pub(super) joined: u16,
     /// Rails that have failed, and that will be fenced once the peer is heard from.
     suspect: u16,
@@ -178,6 +181,8 @@ impl FailoverPeer {
 /// The failover state of one stream.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverStream {
+    /// Whether the stream's peer has failover state and the stream may have records.
+    kept: bool,
     /// The peer has applied every operation before this number. The stream's own cursor may be
     /// lower, because it waits for replies.
     heard: Seq,
@@ -191,10 +196,13 @@ pub struct FailoverStream {
     pub(super) reads: bool,
 }
 
+// SAFETY: zeroed memory is a valid value, because all fields are numbers and flags.
+unsafe impl Zeroable for FailoverStream {}
+
 impl FailoverStream {
-    /// The state of an unused entry.
+    /// The state of an unused entry: zeros.
     pub const EMPTY: FailoverStream =
-        FailoverStream { heard: Seq(0), told: 0, lost: false, answers: false, reads: false };
+        FailoverStream { kept: false, heard: Seq(0), told: 0, lost: false, answers: false, reads: false };
 }
 
 /// Returns the rail with this number in a bitmask, counted around and around. Returns `None` if the
@@ -206,7 +214,8 @@ fn nth(rails: u16, n: u32) -> Option<usize> {
 }
 
 pub(crate) struct Failover<'m> {
-    pub(super) peers: &'m mut [FailoverPeer],
+    /// The entry of a peer is initialized if its first stream is kept.
+    peers: &'m mut [MaybeUninit<FailoverPeer>],
     pub(super) streams: &'m mut [FailoverStream],
     sent: &'m mut [SentSlot],
     window: u32,
@@ -218,6 +227,22 @@ pub(crate) struct Failover<'m> {
     /// The upper half of the newest ticket known, and the lower half of this side's tickets.
     clock: u64,
     salt: u64,
+}
+
+impl Failover<'_> {
+    /// Returns whether a peer has failover state.
+    fn keeps(&self, peer: u16) -> bool {
+        // The stream of context 0.
+        self.streams.get(peer as usize).is_some_and(|stream| stream.kept)
+    }
+
+    /// Drops the failover state of a stream.
+    fn forget(&mut self, stream: u32) {
+        if self.streams[stream as usize].kept {
+            sent::clear(self.of(stream));
+            self.streams[stream as usize] = FailoverStream::EMPTY;
+        }
+    }
 }
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
@@ -256,9 +281,11 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         lent("failover.peers, as many as peers", peers.len(), count)?;
         lent("failover.streams, peers x contexts", streams.len(), each)?;
         lent("failover.sent, peers x contexts x window", sent.len(), each * window as usize)?;
-        peers.fill(FailoverPeer::EMPTY);
-        streams.fill(FailoverStream::EMPTY);
-        sent.fill(SentSlot::EMPTY);
+        // An earlier engine may have used the memory. Otherwise it stays untouched.
+        if streams.iter().any(|stream| stream.kept) {
+            streams.fill(FailoverStream::EMPTY);
+            sent::clear(sent);
+        }
         let (closing, salt) = ([Closing::NONE; RAILS_MAX], mix(self.state.config.seed) >> 32);
         self.state.failover =
             Some(Failover { peers, streams, sent, window, closing, time: 1, counted: 0, clock: 0, salt });
@@ -359,15 +386,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns the failover state of a peer, if its streams are kept.
     #[cold]
     pub(super) fn kept_peer(&self, peer: u16) -> Option<&FailoverPeer> {
-        let peers = &self.failover.as_ref()?.peers;
-        peers.get(peer as usize).filter(|kept| RAILS > 1 && kept.joined != 0)
+        let failover = self.failover.as_ref().filter(|failover| RAILS > 1 && failover.keeps(peer))?;
+        // SAFETY: the peer's first stream is kept, so `keep_peer` has initialized the entry.
+        failover.peers.get(peer as usize).map(|kept| unsafe { kept.assume_init_ref() })
     }
 
     /// Returns the failover state of a peer for changes, if its streams are kept.
     #[cold]
     fn kept_peer_mut(&mut self, peer: u16) -> Option<&mut FailoverPeer> {
-        let peers = &mut self.failover.as_mut()?.peers;
-        peers.get_mut(peer as usize).filter(|kept| RAILS > 1 && kept.joined != 0)
+        let failover = self.failover.as_mut().filter(|failover| RAILS > 1 && failover.keeps(peer))?;
+        // SAFETY: as in `kept_peer`.
+        failover.peers.get_mut(peer as usize).map(|kept| unsafe { kept.assume_init_mut() })
     }
 
     /// Returns the rails that joined a peer when it was connected, as a bitmask.
@@ -381,13 +410,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if rails.count_ones() < 2 {
             return;
         }
-        failover.peers[peer as usize] = FailoverPeer { joined: rails, longest, ..FailoverPeer::EMPTY };
+        let kept = FailoverPeer { joined: rails, longest, ..FailoverPeer::EMPTY };
+        failover.peers[peer as usize].write(kept);
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
             self.streams[stream].fence |= KEPT;
             let heard = self.streams[stream].next;
             if let Some(failover) = &mut self.failover {
-                failover.streams[stream] = FailoverStream { heard, ..FailoverStream::EMPTY };
+                failover.streams[stream] = FailoverStream { kept: true, heard, ..FailoverStream::EMPTY };
             }
         }
     }
@@ -414,11 +444,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn forget_kept(&mut self, peer: u16) {
         let (contexts, peers) = (self.config.contexts as u32, self.peers.len() as u32);
         let Some(failover) = &mut self.failover else { return };
-        failover.peers[peer as usize] = FailoverPeer::EMPTY;
-        for stream in (0..contexts).map(|context| context * peers + peer as u32) {
-            failover.streams[stream as usize] = FailoverStream::EMPTY;
-            failover.of(stream).fill(SentSlot::EMPTY);
-        }
+        (0..contexts).for_each(|context| failover.forget(context * peers + peer as u32));
     }
 
     /// Returns whether a rail to a peer is out of use.

@@ -21,11 +21,25 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// the same rails. Make no progress in between: messages from the peer are dropped until it is
     /// connected, and are not sent again.
     pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
-        let peer = table::reserve_peer(self.state.peers)?;
-        if peer.index as usize >= self.state.reached {
-            self.state.set_up_peer(peer.index);
-        }
+        let peer = self.name_peer()?;
+        self.set_up_peer(peer)?;
         Ok(peer)
+    }
+
+    /// Reserves a slot for a peer without touching memory other than its [`PeerSlot`]. Call
+    /// [`set_up_peer`](Self::set_up_peer) before you attach the peer to a rail.
+    pub fn name_peer(&mut self) -> Result<PeerId, AttachError> {
+        table::reserve_peer(self.state.peers)
+    }
+
+    /// Sets up the tables of a peer that [`name_peer`](Self::name_peer) has returned.
+    ///
+    /// # Errors
+    /// [`AttachError::UnknownPeer`] if the peer is not reserved.
+    pub fn set_up_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
+        self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        self.state.set_up_peer(peer.index);
+        Ok(())
     }
 
     /// Returns the rails that join a peer, as a bitmask.
@@ -78,6 +92,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             ));
         }
         let config = self.state.config;
+        self.state.set_up_peer(peer.index);
         let several = rails.count_ones() > 1;
         pairing.single = STREAM_POST_MAX as u32;
         if several {
@@ -146,6 +161,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if self.state.locals.iter().any(|local| local.common == peer.index) {
             return Err(AttachError::InUse(Use::Common));
         }
+        self.state.set_up_peer(peer.index);
         self.state.fail_peer(peer.index, PeerError::Removed);
         for index in 0..self.state.remotes.len() {
             if self.state.remotes[index].is_of(peer.index) {
@@ -162,7 +178,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.reset_streams(peer.index);
         self.state.troubles -= 1;
         let slot = &mut self.state.peers[peer.index as usize];
-        *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
+        let generation = slot.generation.wrapping_add(1);
+        *slot = PeerSlot { generation, ready: true, ..PeerSlot::EMPTY };
         let pairing = &mut self.state.pairings[peer.index as usize];
         *pairing = Pairing { last: pairing.last, ..Pairing::ALIKE };
         Ok(())
@@ -195,15 +212,18 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)
     }
 
-    /// Sets up the tables of the next peer slot, which nothing has touched.
-    pub(super) fn set_up_peer(&mut self, peer: u16) {
+    /// Sets up the tables of a peer slot, if that was not done before.
+    fn set_up_peer(&mut self, peer: u16) {
+        if core::mem::replace(&mut self.peers[peer as usize].ready, true) {
+            return;
+        }
         self.pairings[peer as usize] = Pairing::ALIKE;
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
             self.streams[stream] = Stream::new(context as u8, peer, Seq(self.config.first_sequence));
         }
         self.reset_accounts(peer);
-        self.reached = peer as usize + 1;
+        self.reached = self.reached.max(peer as usize + 1);
     }
 
     fn reset_streams(&mut self, peer: u16) {

@@ -55,11 +55,16 @@ pub struct PeerSlot {
     pub(crate) rails: u16,
     /// The rail whose turn is next.
     pub(crate) turn: u8,
+    /// Whether the other tables of the slot are set up.
+    pub(crate) ready: bool,
 }
+
+const _: () = assert!(size_of::<PeerSlot>() == 8, "the index of a slot is a shift");
 
 impl PeerSlot {
     /// A slot without a peer.
-    pub const EMPTY: PeerSlot = PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0 };
+    pub const EMPTY: PeerSlot =
+        PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0, ready: false };
 
     /// Checks that operations may be posted to the peer.
     #[inline]

@@ -19,11 +19,12 @@ pub mod scope;
 pub mod tap;
 pub mod veil;
 
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, EngineMemory, FailoverMemory, FailoverPeer, FailoverStream, Issued,
-    LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream, Waiter,
+    Asleep, Config, ContextId, Engine, EngineMemory, FailoverMemory, FailoverStream, Issued, LocalSlot,
+    Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream, Waiter,
 };
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
@@ -62,7 +63,7 @@ pub fn engine<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS]) ->
 pub fn failover(config: &Config, peers: usize) -> FailoverMemory<'static> {
     let streams = peers * config.contexts as usize;
     FailoverMemory {
-        peers: leak(FailoverPeer::EMPTY, peers),
+        peers: leak(MaybeUninit::uninit(), peers),
         streams: leak(FailoverStream::EMPTY, streams),
         sent: leak(SentSlot::EMPTY, streams * config.window as usize),
     }

@@ -207,7 +207,7 @@ pub struct FabricRail {
     /// Events to report.
     events: VecDeque<Event>,
     /// When each fenced peer may return, by peer number.
-    returns: Box<[Return]>,
+    returns: Vec<Return>,
     entries: Batch,
     sources: [u64; BATCH],
     /// Buffer in which injected messages are composed.
@@ -280,6 +280,7 @@ impl FabricRail {
     fn attach_to(&mut self, peer: Peer, theirs: Address<'_>) -> Result<(), AttachError> {
         match self.peers.slots.get(peer.0 as usize) {
             Some(slot) if !slot.attached => {}
+            None if peer.0 < self.config.max_peers => {}
             _ => return Err(AttachError::Full("FabricConfig::max_peers, or the peer is attached already")),
         }
         if theirs.notify != self.notify {
@@ -293,6 +294,9 @@ impl FabricRail {
         }
         if !self.endpoint.form().allows(theirs.provider) {
             return Err(AttachError::BadHandle);
+        }
+        if self.returns.len() <= peer.0 as usize {
+            self.returns.resize(peer.0 as usize + 1, Return::default());
         }
         if !self.open_again() {
             self.peers.attach(peer.0, FI_ADDR_NOTAVAIL, theirs.number, None);

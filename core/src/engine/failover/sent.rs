@@ -1,7 +1,7 @@
 //! Records of the numbers in flight and of the replies to fetching atomics, for failover.
 
 use crate::error::Violation;
-use crate::mem::{Peer, Untrusted};
+use crate::mem::{Peer, Untrusted, Zeroable};
 use crate::rail::Rail;
 use crate::sync::seq::Seq;
 
@@ -17,6 +17,7 @@ pub(in super::super) const COPY: usize = 64;
 
 /// The state of a number: carried by a rail, arrived at the peer, or lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum Carried {
     By(u8),
     /// The number has arrived.
@@ -28,21 +29,22 @@ pub(super) enum Carried {
 /// What was posted under a number. `op` is the slot of its operation. The slot stays in use until
 /// the number is acknowledged.
 #[derive(Clone, Copy, Debug)]
+#[repr(u8)]
 pub(in super::super) enum Sent {
     Nothing,
     /// A piece of a write.
     Write {
         op: u32,
-        local: *mut u8,
         len: u32,
+        local: *mut u8,
         offset: u64,
     },
     /// A message of a one-sided operation. If `local` is null, the payload is in the record.
     Message {
         op: u32,
+        len: u32,
         body: Body,
         local: *const u8,
-        len: u32,
     },
     /// A tagged message.
     Tagged {
@@ -51,13 +53,13 @@ pub(in super::super) enum Sent {
     /// An answer of the two-sided protocol. If the answer carries a part of a send's payload, `of`
     /// is that send, otherwise [`NONE`].
     Answer {
-        of: u32,
         kind: u8,
         op: u8,
+        of: u32,
+        len: u32,
         words: [u64; 2],
         last: Option<u64>,
         local: *const u8,
-        len: u32,
     },
 }
 
@@ -79,8 +81,13 @@ pub struct SentSlot {
 // that any thread may access registered memory. The blocks are accessed only through the engine.
 unsafe impl Send for SentSlot {}
 
+// SAFETY: zeroed memory is a valid value. The first variant of either enum is 0, because of their
+// `repr(u8)`: `Nothing`, which has no fields, and `By`, whose field is a number. All other fields
+// are numbers and a flag.
+unsafe impl Zeroable for SentSlot {}
+
 impl SentSlot {
-    /// An unused record.
+    /// An unused record. So is one of zeros.
     pub const EMPTY: SentSlot = SentSlot {
         what: Sent::Nothing,
         carried: Carried::Arrived,
@@ -89,6 +96,14 @@ impl SentSlot {
         reply: 0,
         again: NO_TOKEN,
     };
+}
+
+/// Clears the records that were used. Memory that was never written stays untouched.
+pub(super) fn clear(slots: &mut [SentSlot]) {
+    let used = |slot: &&mut SentSlot| {
+        !matches!(slot.what, Sent::Nothing) || slot.again != NO_TOKEN || slot.reply != 0
+    };
+    slots.iter_mut().filter(used).for_each(|slot| *slot = SentSlot::EMPTY);
 }
 
 impl Failover<'_> {

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec;
+use alloc::vec::Vec;
 
 use static_assertions::const_assert_eq;
 
@@ -122,8 +123,8 @@ const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 /// The value of `last` while there is no last hit. No peer has this number.
 const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
 
-/// A hash table from signatures or addresses to peers, at most half full. It is rebuilt when a peer
-/// is attached or detached.
+/// A hash table from signatures or addresses to peers, at most half full. It is rebuilt, and grows,
+/// when a peer is attached or detached.
 pub(super) struct Names {
     /// The last hit, if its peer is still up. The next arrival is often from the same peer.
     last: Name,
@@ -132,9 +133,19 @@ pub(super) struct Names {
 }
 
 impl Names {
-    fn new(peers: u16) -> Names {
-        let size = (peers as usize * 2).next_power_of_two().max(2);
+    /// Creates a table with room for this many peers.
+    fn new(peers: usize) -> Names {
+        let size = (peers * 2).next_power_of_two().max(2);
         Names { last: NOT_FOUND, places: vec![NO_NAME; size].into(), shift: 64 - size.trailing_zeros() }
+    }
+
+    /// Removes all peers. Makes room for `peers` of them.
+    fn clear(&mut self, peers: usize) {
+        match 2 * peers <= self.places.len() {
+            true => self.places.fill(NO_NAME),
+            false => *self = Names::new(peers),
+        }
+        self.last = NOT_FOUND;
     }
 
     #[inline(always)]
@@ -203,7 +214,8 @@ impl Names {
 }
 
 pub(super) struct Peers {
-    pub slots: Box<[PeerSlot]>,
+    /// The slots up to the highest peer that was ever attached, so that other peers take no memory.
+    pub slots: Vec<PeerSlot>,
     /// Peers by signature.
     numbers: Names,
     /// Peers by `fi_addr_t`.
@@ -211,14 +223,17 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    pub fn new(max: u16) -> Peers {
-        Peers { slots: vec![GONE; max as usize].into(), numbers: Names::new(max), addresses: Names::new(max) }
+    pub fn new() -> Peers {
+        Peers { slots: vec![], numbers: Names::new(0), addresses: Names::new(0) }
     }
 
     /// Attaches a peer to a free slot. Writes shorter than `short_below` are injected, longer ones
     /// take the fast path. With `None` all writes take the general path.
     pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
         let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
+        if self.slots.len() <= peer as usize {
+            self.slots.resize(peer as usize + 1, GONE);
+        }
         self.slots[peer as usize] =
             PeerSlot { addr, short_below, plain, number, up: true, attached: true, ..GONE };
         self.rename();
@@ -296,8 +311,9 @@ impl Peers {
     }
 
     fn rename(&mut self) {
-        self.numbers.places.fill(NO_NAME);
-        self.addresses.places.fill(NO_NAME);
+        let attached = self.slots.iter().filter(|slot| slot.attached).count();
+        self.numbers.clear(attached);
+        self.addresses.clear(attached);
         for (peer, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.attached) {
             let peer = if slot.up { peer as u32 } else { DOWN };
             for (names, number) in [(&mut self.numbers, slot.number as u64), (&mut self.addresses, slot.addr)]
@@ -305,9 +321,6 @@ impl Peers {
                 let at = names.place(number);
                 names.places[at] = Name { number, peer };
             }
-        }
-        for names in [&mut self.numbers, &mut self.addresses] {
-            names.last = NOT_FOUND;
         }
     }
 }
@@ -319,7 +332,7 @@ mod tests {
 
     #[test]
     fn peers_are_found_by_both_numbers_as_they_come_and_go() {
-        let mut peers = Peers::new(4);
+        let mut peers = Peers::new();
         // 0 is a valid `fi_addr_t`: providers count from 0.
         for (addr, number) in [(0, 0), (1, 7), (7, 1)] {
             assert!(!peers.knows(number));
@@ -341,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_down_is_not_heard_and_keeps_its_number() {
-        let mut peers = Peers::new(4);
+        let mut peers = Peers::new();
         peers.attach(1, 5, 9, Some(65));
         peers.attach(2, 6, 8, Some(65));
         assert_eq!((peers.hear_from(5), peers.hear_signed(9)), (Some(1), Some(1)));

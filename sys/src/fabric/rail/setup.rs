@@ -9,7 +9,6 @@ use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Order};
 
 use super::batch::Batch;
-use super::fence::Return;
 use super::imports::Imports;
 use super::peers::Peers;
 use super::pool::Pool;
@@ -89,7 +88,7 @@ impl FabricRail {
             kept: Vec::new(),
             buffers: None,
             domain,
-            peers: Peers::new(config.max_peers),
+            peers: Peers::new(),
             imports: Imports::new(config.max_imports),
             pool: Pool::new(depth, receives),
             slab,
@@ -113,7 +112,7 @@ impl FabricRail {
             unposted: Vec::with_capacity(receives as usize),
             owed: VecDeque::with_capacity(depth as usize),
             events: VecDeque::with_capacity(depth as usize + 3 * config.max_peers as usize),
-            returns: vec![Return::default(); config.max_peers as usize].into(),
+            returns: Vec::new(),
             entries: Batch::new(),
             sources: [FI_ADDR_NOTAVAIL; BATCH],
             scratch: vec![0; inject_message.max(HEAD + 4)].into(),
