@@ -24,6 +24,9 @@ pub struct Settings {
     /// [`Node::alloc_native_atomics`](crate::Node::alloc_native_atomics). If so, providers without
     /// atomics are not used, and there is no [failover](crate::node::Builder::failover).
     pub native_atomics: bool,
+    /// Whether NICs access device memory themselves, if their provider supports it. Otherwise
+    /// device memory travels through host memory.
+    pub nic_device_memory: bool,
     /// The libfabric to load. `None` loads `libfabric.so.1` from the linker's search path.
     pub library: Option<PathBuf>,
     /// How each operation selects its rail.
@@ -75,6 +78,7 @@ impl Settings {
         interfaces: vec![],
         max_rails: RAILS_LIMIT,
         native_atomics: false,
+        nic_device_memory: true,
         library: None,
         policy: Config::DEFAULT.policy,
         window: Config::DEFAULT.window,

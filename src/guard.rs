@@ -416,6 +416,23 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         unsafe { self.rail.read_device(from, into) }
     }
 
+    #[cold]
+    unsafe fn place_device(
+        &mut self,
+        to: Local,
+        from: Untrusted<'_>,
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.rail.place_device(to, from, copy) }
+    }
+
+    #[cold]
+    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.rail.fetch_device(from, into, copy) }
+    }
+
     #[inline(always)]
     fn notify(&mut self, peer: Peer) {
         self.rail.notify(peer);

@@ -43,15 +43,11 @@
 //! A node that is opened with [`Builder::gpu`] has device memory as well as host memory: see
 //! [`Node::alloc_device`] and [`Node::register_device`].
 //!
-//! | operation on device memory | if a rail carries device memory | otherwise |
-//! |---|---|---|
-//! | `import` of its handle | yes | [`Error::NoGpuRail`] |
-//! | `put`, `put_signal`, `get` | yes | refused, or fail |
-//! | messages sent from it | yes | yes, through host memory |
-//! | messages received into it | yes | short ones; longer ones fail |
-//!
 //! Shared memory carries device memory if both nodes have a device. Libfabric carries it if the
 //! provider of the node that owns the memory supports `FI_HMEM`; the other end needs no device.
+//! Otherwise its bytes travel in messages through host memory, which
+//! [`is_carried`](Node::is_carried) tells. All operations work then, except that long messages from
+//! device memory into device memory fail.
 //!
 //! Words of signals and atomics may be in device memory; the device changes them. A put of
 //! unregistered bytes to device memory fails: [`OpError::DeviceMemory`].

@@ -498,6 +498,44 @@ pub unsafe trait Rail {
         Ok(())
     }
 
+    /// Like [`write_device`](Rail::write_device), but does not wait for the device. `copy` names
+    /// the copy between calls, and is 0 before the first. `from` is copied when the copy begins.
+    /// Copies take effect in the order in which they begin. A copy that is not continued ends by
+    /// itself.
+    ///
+    /// # Errors
+    /// [`PostError::Again`] while the copy is in progress, or if no staging memory is free: call
+    /// again with the same arguments. Otherwise the device's error.
+    ///
+    /// # Safety
+    /// The conditions of [`write_device`](Rail::write_device).
+    #[cold]
+    unsafe fn place_device(
+        &mut self,
+        to: Local,
+        from: Untrusted<'_>,
+        _copy: &mut u32,
+    ) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.write_device(to, from) }
+    }
+
+    /// Like [`read_device`](Rail::read_device), but does not wait for the device. Otherwise like
+    /// [`place_device`](Rail::place_device).
+    ///
+    /// # Safety
+    /// The conditions of [`read_device`](Rail::read_device).
+    #[cold]
+    unsafe fn fetch_device(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+        _copy: &mut u32,
+    ) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.read_device(from, into) }
+    }
+
     /// Wakes the peer if it sleeps, after a write to its mapped memory. Hot path: a load and a
     /// branch.
     #[inline(always)]

@@ -5,11 +5,13 @@
 //! settings, and `link` the agreement of both ends. `memory` registers and imports, `post` accepts
 //! transfers, and `queue` tracks the device's work. `bounce` transfers data that no device can copy
 //! directly, and `progress` polls and reports completions. `owned` allocates and frees memory,
-//! `stage` copies a few bytes synchronously, and `wait_object` wakes the owner.
+//! `stage` copies a few bytes synchronously, `copies` without waiting, and `wait_object` wakes the
+//! owner.
 
 mod bounce;
 mod config;
 mod contract;
+mod copies;
 mod link;
 mod memory;
 mod owned;
@@ -36,6 +38,7 @@ use super::done::{Receiver, Sender};
 use super::pair::PairSegment;
 use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing};
 use bounce::Relay;
+use copies::Copies;
 use memory::{Imported, Registered};
 use owned::Owned;
 use queue::{Ops, Streams};
@@ -163,6 +166,7 @@ pub struct GpuRail<D: Device, H: Host> {
     /// its memory.
     unsure: bool,
     stage: Stage,
+    copies: Copies,
     pace: Arc<Pace>,
     /// Number of peers whose devices store words. Such a word does not notify this process.
     silent: u32,
@@ -200,6 +204,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let mut sharing = Sharing::new(device, config.imports);
         let device = sharing.device().caps();
         let stage = Stage::new(sharing.driver());
+        let copies = Copies::new(sharing.driver());
         let caps = Caps {
             inject: 0,
             order: Order::None,
@@ -227,6 +232,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             lost: None,
             unsure: false,
             stage,
+            copies,
             pace: Arc::new(Pace::new(config.longest_nap)),
             silent: 0,
             stats: GpuStats::default(),
@@ -350,7 +356,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     /// Returns whether the device may still use memory of operations that have completed.
     fn is_unsure(&self) -> bool {
-        self.unsure || self.stage.is_unsure()
+        self.unsure || self.stage.is_unsure() || self.copies.is_lost()
     }
 
     /// Updates `hears`, `silent` and the pace of naps after a peer was attached or detached.
@@ -376,6 +382,7 @@ impl<D: Device, H: Host> Drop for GpuRail<D, H> {
             let _ = self.unpin_local(slot);
         }
         self.stage.end(self.sharing.driver());
+        self.copies.end(self.sharing.driver());
     }
 }
 

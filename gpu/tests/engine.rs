@@ -29,6 +29,7 @@ const MATCHING: MatchConfig = MatchConfig {
     shared_credits: 0,
     shared_headers: 0,
     shared_shorts: 0,
+    pieces: 0,
     seed: 3,
 };
 const SIZE: usize = 1 << 18;

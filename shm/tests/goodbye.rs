@@ -56,6 +56,7 @@ fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fat
         shared_credits: 0,
         shared_headers: 0,
         shared_shorts: 0,
+        pieces: 0,
         seed: 3,
     };
     let mut engine = engine(rail, Config { window: 16, ..Config::DEFAULT }, matching);

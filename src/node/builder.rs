@@ -267,7 +267,7 @@ impl Builder {
     }
 
     /// The device whose memory peers can access: peers on this host that have a device too, and all
-    /// peers over libfabric if the provider supports `FI_HMEM`. Default: none.
+    /// peers over libfabric, by the NIC if the provider supports `FI_HMEM`. Default: none.
     ///
     /// Each such peer on this host costs 2 MiB of shared memory at either end. The slots in it
     /// bounce data that the devices cannot copy directly.
@@ -369,12 +369,13 @@ impl Builder {
             open.rail.watch.id = id;
             // The stand-in is host memory, which every provider accepts. A GPU's memory needs
             // `FI_HMEM`.
-            let carried = self.gpu.filter(|gpu| open.devices || *gpu == Gpu::StandIn);
-            if let Some(gpu) = carried {
+            let stand_in = |gpu| gpu == Gpu::StandIn && self.settings.nic_device_memory;
+            let reached = self.gpu.filter(|gpu| open.devices || stand_in(*gpu));
+            if let Some(gpu) = reached {
                 let device = gpu.behind_nic().map_err(|error| OpenError::Gpu(gpu, error))?;
                 open.rail.setup().inner_mut().reach(device)?;
             }
-            infos.push(RailInfo::of(open, id, carried.is_some()));
+            infos.push(RailInfo::of(open, id, reached.is_some()));
             let OpenRail { rail, provider, fabric, mbit, .. } = open;
             let address = rail.inner().address().map_err(|_| OpenError::RailAddress)?;
             addresses.push(RailAddress {
@@ -389,6 +390,8 @@ impl Builder {
         }
         let streams = usize::from(self.limits.peers) * usize::from(config.contexts);
         let matching = self.matching.unwrap_or(MatchConfig::for_streams(streams));
+        let pieces = if self.gpu.is_some() { MatchConfig::pieces_for(streams) } else { 0 };
+        let matching = MatchConfig { pieces, ..matching };
         let own = Address::new(&config, &matching, self.gpu.is_some(), addresses);
         let address = own.encode().ok_or(OpenError::RailAddress)?;
         // Never 0, so an id of zeros names no region.
@@ -481,7 +484,7 @@ impl Builder {
             let anchor = self.gpu.map_or_else(Anchor::here, Gpu::anchor);
             let limit = self.settings.max_rails.min(RAILS_LIMIT - 1);
             let settings = Settings { max_rails: limit, ..self.settings.clone() };
-            let (limits, devices) = (self.limits, self.gpu.is_some());
+            let (limits, devices) = (self.limits, self.gpu.is_some() && settings.nic_device_memory);
             rails::open(Wanted { settings: &settings, limits, anchor, count, devices }, library, &machine)
         });
         match opened {

@@ -95,9 +95,8 @@ pub enum Error {
     },
     /// The node was opened without a device: see [`Builder::gpu`](super::Builder::gpu).
     NoGpu,
-    /// No rail between this node and the peer carries the device memory. Shared memory does if both
-    /// nodes were opened with [`Builder::gpu`](super::Builder::gpu), libfabric if the owner's
-    /// provider supports device memory.
+    /// No rail between this node and the peer carries the device memory, and its bytes cannot
+    /// travel in messages: the owner keeps no pieces of them, or one end has no room for messages.
     NoGpuRail(PeerId),
     /// The device's error.
     Device(DeviceError),
@@ -152,8 +151,8 @@ impl fmt::Display for Error {
             Error::NoGpu => f.write_str("the node was opened without a GPU; set one with `Builder::gpu`"),
             Error::NoGpuRail(peer) => write!(
                 f,
-                "no rail carries device memory between this node and peer {}: on one host, open both with \
-                 `Builder::gpu`; over libfabric, its owner needs a provider with FI_HMEM",
+                "no rail carries device memory between this node and peer {}, and its owner takes no pieces of it in \
+                 messages; open the owner with `Builder::gpu`, and both with an eager limit above 0",
                 peer.peer().0
             ),
             Error::Device(error) => error.fmt(f),

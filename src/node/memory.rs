@@ -234,6 +234,15 @@ impl Node {
         Ok(self.home.engine.release(memory.id)?)
     }
 
+    /// Returns whether the bytes of imported device memory travel through host memory, because no
+    /// NIC accesses it. `false` if the memory was released.
+    pub fn is_carried(&self, memory: Remote) -> bool {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(|node| node.is_carried(memory)).unwrap_or(false);
+        }
+        self.home.engine.is_carried(memory.id)
+    }
+
     /// Returns the address at which imported memory of a peer is mapped in this process. Memory
     /// from [`alloc`](Self::alloc) of a peer on this host is mapped. `None`: the memory is not
     /// mapped, or the range does not lie in its region. The memory stays mapped until it is

@@ -160,6 +160,7 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
         shared_credits: 0,
         shared_headers: 0,
         shared_shorts: 0,
+        pieces: 0,
     };
     let (mut front, _) = Builder::default()
         .limits(Limits { peers: 1, locals: 1, remotes: 1, operations: 1 })

@@ -133,7 +133,7 @@ impl<const RAILS: usize> Two<RAILS> {
 }
 
 /// Providers that together use all three ways to report arrivals.
-fn personas() -> [(&'static str, Persona); 5] {
+pub fn personas() -> [(&'static str, Persona); 5] {
     [
         ("efa-direct", Persona::efa_direct()),
         ("efa", Persona::efa()),

@@ -2,6 +2,7 @@
 //! hardware is not available here: the contract of `Rail`, clause by clause, and further behaviour
 //! of providers.
 
+mod apart;
 mod bare;
 #[path = "../../core/tests/support/mod.rs"]
 mod behaviour;

@@ -169,6 +169,12 @@ unsafe impl Rail for Recorder {
     unsafe fn read_device(&mut self, _: Local, _: &mut [u8]) -> Result<(), PostError> {
         self.note("fetch", Err(PostError::Again))
     }
+    unsafe fn place_device(&mut self, _: Local, _: Untrusted<'_>, _: &mut u32) -> Result<(), PostError> {
+        self.note("place_device", Err(PostError::Again))
+    }
+    unsafe fn fetch_device(&mut self, _: Local, _: &mut [u8], _: &mut u32) -> Result<(), PostError> {
+        self.note("fetch_device", Err(PostError::Again))
+    }
     fn notify(&mut self, _: Peer) {
         self.note("notify", ());
     }
@@ -240,6 +246,8 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
         told.push(format!("{:?}", rail.copy_from(peer, &[(local, remote)])));
         told.push(format!("{:?}", rail.write_device(local, Untrusted::from_slice(&[1]))));
         told.push(format!("{:?}", rail.read_device(local, &mut [0; 8])));
+        told.push(format!("{:?}", rail.place_device(local, Untrusted::from_slice(&[1]), &mut 0)));
+        told.push(format!("{:?}", rail.fetch_device(local, &mut [0; 8], &mut 0)));
     }
     told.push(format!("{:?}", rail.post_message(peer, &[1], Untrusted::from_slice(&[2]), 1)));
     told.push(format!("{:?}", rail.poll(9, &mut words)));

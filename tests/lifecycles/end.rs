@@ -17,6 +17,7 @@ const MATCHING: MatchConfig = MatchConfig {
     shared_credits: 7,
     shared_headers: 7,
     shared_shorts: 0,
+    pieces: 0,
     seed: 3,
 };
 const LIMITS: Limits = Limits { peers: 3, locals: 12, remotes: 7, operations: 24 };

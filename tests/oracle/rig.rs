@@ -24,6 +24,7 @@ const MATCHING: MatchConfig = MatchConfig {
     shared_credits: 30,
     shared_headers: 30,
     shared_shorts: 0,
+    pieces: 0,
     seed: 3,
 };
 const LIMITS: Limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 48 };

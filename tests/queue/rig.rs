@@ -30,6 +30,7 @@ pub const MATCHING: MatchConfig = MatchConfig {
     shared_credits: 0,
     shared_headers: 0,
     shared_shorts: 0,
+    pieces: 0,
     seed: 5,
 };
 /// A deadline that has expired before anything can happen.

@@ -46,7 +46,7 @@ pub fn policy_name(policy: RailPolicy) -> &'static str {
 }
 
 /// All variables, in the order in which they are listed.
-pub const VARIABLES: [Variable; 14] = [
+pub const VARIABLES: [Variable; 15] = [
     Variable {
         name: "PROVIDER",
         meaning: "libfabric providers to try, in order, separated by commas; empty: all that are usable",
@@ -139,6 +139,12 @@ pub const VARIABLES: [Variable; 14] = [
         meaning: "whether providers execute atomics, on or off; if on, providers without atomics are not used",
         set: |s, text| switch(text).map(|on| s.native_atomics = on),
         show: |s| if s.native_atomics { "on" } else { "off" }.into(),
+    },
+    Variable {
+        name: "NIC_DEVICE_MEMORY",
+        meaning: "whether NICs access device memory if they can, on or off; if off, it travels through host memory",
+        set: |s, text| switch(text).map(|on| s.nic_device_memory = on),
+        show: |s| if s.nic_device_memory { "on" } else { "off" }.into(),
     },
     Variable {
         name: "DEADLINE",

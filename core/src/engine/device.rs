@@ -184,7 +184,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Handles a message that names memory that the processor cannot access. Parks the message if
-    /// it is a signal or an atomic on a word in device memory.
+    /// it is a signal or an atomic on a word in device memory, or data for device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn device_word_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
@@ -201,6 +201,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let (at, width, what, data) = match message.body {
             Body::Signal { at, op, value, data } => (at, SIGNAL, Action::Signal { op, value }, data),
             Body::Amo { at, amo, token } => (at, amo.width, Action::Amo { amo, token }, None),
+            Body::Data { at } => return self.piece_arrived(stream, message.word, at, payload),
             _ => return Err(Violation::Bounds),
         };
         self.device_word(at, width)?;

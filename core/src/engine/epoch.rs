@@ -237,10 +237,26 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a rare message: a Hello, a Bye, a report on a failed rail, or an invalid message.
+    /// Handles a message of a get, or a rare message: a Hello, a Bye, a report on a failed rail, or
+    /// an invalid message.
     #[cold]
     pub(super) fn contextless_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>, violation: Violation) {
-        let heard = match Hello::decode(bytes) {
+        let heard = match self.get_arrived(peer, bytes) {
+            Some(heard) => heard,
+            None => self.rare_arrived(peer, bytes, violation),
+        };
+        if let Err(violation) = heard {
+            self.quarantine(peer.0, violation);
+        }
+    }
+
+    fn rare_arrived(
+        &mut self,
+        peer: Peer,
+        bytes: Untrusted<'_>,
+        violation: Violation,
+    ) -> Result<(), Violation> {
+        match Hello::decode(bytes) {
             Some(Ok(hello)) => self.greeted(peer.0, hello),
             Some(Err(violation)) => Err(violation),
             None => match Bye::decode(bytes) {
@@ -259,9 +275,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     },
                 },
             },
-        };
-        if let Err(violation) = heard {
-            self.quarantine(peer.0, violation);
         }
     }
 

@@ -331,8 +331,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     let executed = native && slot.posts == 0;
                     if !executed && (!slot.acked || slot.fetch || !slot.numbered) {
                         let sent = slot.numbered || native;
-                        slot.fail(Fault::Peer(why), gone || !sent);
+                        let placing = self.may_still_place(index);
+                        let slot = &mut self.pending.slots[index as usize];
+                        slot.fail(Fault::Peer(why), (gone || !sent) && !placing);
                     }
+                    let slot = &mut self.pending.slots[index as usize];
                     (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);
                     slot.again = false;
                     self.streams[stream].open -= 1;

@@ -1,6 +1,7 @@
 //! Entry points for fuzzing: every parser of peer-controlled input, and an encoder that makes valid
 //! input for it. Not part of the public interface; the tests in `tests/fuzz` use it.
 
+use super::carried::{Get, Got};
 use super::close::Bye;
 use super::failover::{Asks, Leave, LeaveStage, Rejoin, Told};
 use super::joint::Pairing;
@@ -33,6 +34,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "asks", sample: sample_asks, read: read_asks },
     Target { name: "rejoin", sample: sample_rejoin, read: read_rejoin },
     Target { name: "leave", sample: sample_leave, read: read_leave },
+    Target { name: "get", sample: sample_get, read: read_get },
+    Target { name: "got", sample: sample_got, read: read_got },
     Target { name: "tagged", sample: sample_tagged, read: read_tagged },
     Target { name: "request", sample: sample_request::<2>, read: read_request::<2> },
     Target { name: "request-of-16-rails", sample: sample_request::<16>, read: read_request::<16> },
@@ -185,6 +188,35 @@ fn read_leave(input: &[u8], again: &mut [u8]) -> Option<usize> {
     Some(put(again, &leave.encode()))
 }
 
+fn sample_get(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let (context, word, ack) = ((a >> 32) as u8 & 3, a as u32, b as u32);
+    let (len, piece) = (1 + c % 100_000, 1 + (b >> 40) as u32);
+    let get = Get { context, word, ack, at: place(seed, 4), token: a | 1, len, into: c >> 20, piece };
+    put(into, &get.encode())
+}
+
+fn read_get(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let get = Get::decode(Untrusted::from_slice(input))?.ok()?;
+    Some(put(again, &get.encode()))
+}
+
+fn sample_got(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let (context, word, ack) = ((a >> 32) as u8 & 3, a as u32, b as u32);
+    let got = Got { context, last: a >> 63 != 0, word, ack, token: c, into: b };
+    let (len, payload) = (put(into, &got.encode()), (a >> 48) as usize % 40);
+    into[len..len + payload].fill(a as u8);
+    len + payload
+}
+
+fn read_got(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let (got, rest) = Got::decode(Untrusted::from_slice(input))?.ok()?;
+    let len = put(again, &got.encode());
+    assert_eq!(len + rest.len(), input.len(), "a part of the message was ignored");
+    Some(len)
+}
+
 fn head(seed: u64) -> Head {
     let [a, b] = [1, 2].map(|n| number(seed, n));
     let kind = [
@@ -278,7 +310,7 @@ fn sample_handle<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
         len: (b >> (b % 64)) | 1,
         access: match a >> 62 {
             0 | 1 => Access::Plain,
-            2 => Access::Device,
+            2 => Access::Device((b >> 40) as u8),
             _ => Access::Native((b >> 32) as u8 % rails as u8),
         },
         keys: core::array::from_fn(|rail| RailKey {

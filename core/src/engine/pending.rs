@@ -35,6 +35,10 @@ pub(crate) enum OpKind {
     Atomic,
     /// A tagged message.
     Send,
+    /// A put whose data travels in numbered messages, then perhaps a numbered message.
+    Carry,
+    /// A get whose data arrives in messages.
+    Fetch,
 }
 
 /// One operation, in four cache lines. A fully posted operation uses only the first of them.
@@ -64,6 +68,7 @@ pub struct PendingSlot {
     /// Whether the operation took at least one number.
     pub(crate) numbered: bool,
     pub(crate) tag: u64,
+    /// The fetched value. For a [carried put](OpKind::Carry) the copy in progress, until then.
     pub(crate) value: u64,
     pub(crate) outcome: Outcome,
 
@@ -88,6 +93,8 @@ pub struct PendingSlot {
     /// then `fetch` keeps the operation open, and `request` is the length of the read.
     pub(crate) again: bool,
     pub(crate) request: u64,
+    /// Bytes that a [fetch](OpKind::Fetch) has requested. `request` of them have not arrived.
+    pub(crate) asked: u64,
     pub(crate) pull_next: u32,
     /// How a tagged message travels.
     pub(crate) form: Form,
@@ -131,6 +138,7 @@ impl PendingSlot {
         pulled: false,
         again: false,
         request: 0,
+        asked: 0,
         pull_next: NONE,
         form: Form::Eager,
         envelope: Tag::ZERO,
@@ -174,11 +182,12 @@ impl PendingSlot {
             return false;
         }
         match self.kind {
-            OpKind::Read if self.fetch => true,
+            OpKind::Read | OpKind::Fetch if self.fetch => true,
             _ if self.left == 0 => false,
             // The receiver reads the payload, or requests chunks of it, until the send has ended.
             OpKind::Send => !self.posted || self.fetch,
             OpKind::Write | OpKind::Read | OpKind::Message | OpKind::Atomic => !self.posted,
+            OpKind::Carry | OpKind::Fetch => !self.posted,
         }
     }
 
@@ -189,7 +198,7 @@ impl PendingSlot {
         let open = self.state == State::Open && (!self.posted || again) && self.remote == region;
         open && match self.kind {
             OpKind::Read if again => true,
-            OpKind::Write | OpKind::Read => self.left != 0,
+            OpKind::Write | OpKind::Read | OpKind::Carry | OpKind::Fetch => self.left != 0,
             OpKind::Atomic => self.message.is_some(),
             OpKind::Message => false,
             OpKind::Send => false,
@@ -199,6 +208,9 @@ impl PendingSlot {
     /// Records the first failure. A failure whose data may still land takes precedence.
     #[cold]
     pub(crate) fn fail(&mut self, fault: Fault, quiescent: bool) {
+        if self.kind == OpKind::Carry {
+            self.value = 0;
+        }
         match self.outcome {
             Outcome::Unknown(_) => {}
             Outcome::Failed(first) if !quiescent => self.outcome = Outcome::Unknown(first),

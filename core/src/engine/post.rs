@@ -55,6 +55,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Err(Blocked::Rail | Blocked::Budget) => {
                     return self.state.due.push(self.state.streams, stream);
                 }
+                Err(Blocked::Refused(_, error)) if self.state.carry_instead(stream, index, error) => {}
                 Err(Blocked::Refused(rail, error)) => {
                     let applied = self.state.streams[stream as usize].in_flight() == 0;
                     let slot = &mut self.state.pending.slots[index as usize];
@@ -108,6 +109,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     self.post_piece(stream, index, false, budget)?;
                 }
             }
+            OpKind::Carry => self.post_carried(stream, index, budget)?,
+            OpKind::Fetch => return self.post_fetch(stream, index, budget),
             OpKind::Message => {}
             OpKind::Send => return self.post_send(stream, index),
             OpKind::Atomic => return self.post_native(stream, index),

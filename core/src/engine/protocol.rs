@@ -92,6 +92,10 @@ pub struct MatchConfig {
     /// Unexpected payloads of up to 64 bytes that the receiver keeps beyond the credits, shared by
     /// all streams and assigned on demand.
     pub shared_shorts: u32,
+    /// Pieces for device memory that no rail reaches, which the receiver keeps per stream until the
+    /// device has copied them: up to 64 of puts, and as many of gets. With 0, peers cannot put to
+    /// such memory here, and gets into it are refused. Each takes two blocks.
+    pub pieces: u8,
     /// Salts the hashes, because peers choose the tags. Use a random number.
     pub seed: u64,
 }
@@ -118,7 +122,18 @@ impl MatchConfig {
             shared_credits: 4096,
             shared_headers: 16384,
             shared_shorts: 0,
+            pieces: 0,
             seed: 0x5eed,
+        }
+    }
+
+    /// Returns a usual value of [`pieces`](Self::pieces) for an engine with a device and this
+    /// number of streams.
+    pub const fn pieces_for(streams: usize) -> u8 {
+        match 1024 / if streams == 0 { 1 } else { streams } {
+            0 => 1,
+            16.. => 16,
+            each => each as u8,
         }
     }
 
@@ -134,8 +149,13 @@ impl MatchConfig {
 
     /// Returns the number of payloads of any length that an engine with this number of streams can
     /// keep.
-    pub const fn blocks(&self, streams: usize) -> usize {
+    const fn payloads(&self, streams: usize) -> usize {
         streams * self.credits as usize + self.shared_credits as usize
+    }
+
+    /// Returns the number of blocks that are not short of an engine with this number of streams.
+    pub const fn blocks(&self, streams: usize) -> usize {
+        self.payloads(streams) + streams * 2 * self.pieces as usize
     }
 
     /// Returns the number of headers that can wait in an engine with this number of streams.
@@ -145,7 +165,7 @@ impl MatchConfig {
 
     /// Returns the number of messages that can wait in an engine with this number of streams.
     pub const fn unexpected(&self, streams: usize) -> usize {
-        self.blocks(streams) + self.shared_shorts as usize + self.waiting(streams)
+        self.payloads(streams) + self.shared_shorts as usize + self.waiting(streams)
     }
 }
 
@@ -237,6 +257,8 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub waiting: Room,
     /// Blocks for short messages that are neither in use nor granted.
     pub shorts: u32,
+    /// Pieces for device memory that each stream may have here, of puts and of gets.
+    pub pieces: u8,
     pub stats: ProtocolStats,
 }
 
@@ -282,6 +304,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             "matching: credits and headers, shared ones too: up to 2^24",
         )?;
         check(config.headers >= 1, "matching.headers: at least 1")?;
+        check(config.pieces <= 64, "matching.pieces: at most 64")?;
         check(receives.len() < 1 << 31, "matching.receives: below 2^31")?;
         lent("matching.accounts, peers x contexts", accounts.len(), streams)?;
         let shorts = config.shared_shorts as usize;
@@ -328,6 +351,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             credits: Room { each: config.credits, left: config.shared_credits },
             waiting: Room { each: config.headers, left: config.shared_headers },
             shorts: config.shared_shorts,
+            pieces: config.pieces,
             stats: ProtocolStats::default(),
         });
         for peer in 0..self.state.reached as u16 {

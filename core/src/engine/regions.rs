@@ -8,6 +8,7 @@ use crate::error::{AttachError, OpError, Use};
 use crate::mem::{LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteAddr, RemoteId};
 use crate::rail::{Local, Rail, RailKey};
 
+use super::stream::{MESSAGES, WRITES};
 use super::table::{self, Access, Handle, LocalSlot, NO_RAIL, RemoteSlot};
 use super::{Engine, State};
 
@@ -99,7 +100,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         let theirs = (region.index() as u16, region.generation() as u16);
         let access = match slot.native {
-            NO_RAIL if slot.device != 0 => Access::Device,
+            NO_RAIL if slot.device != 0 => Access::Device(self.state.pieces()),
             NO_RAIL => Access::Plain,
             rail => Access::Native(rail),
         };
@@ -127,6 +128,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.
+    ///
+    /// If no rail reaches device memory, its bytes [travel in messages](Self::is_carried). Its
+    /// owner needs [`MatchConfig::pieces`](super::protocol::MatchConfig::pieces), and this engine
+    /// needs matching.
     ///
     /// # Errors
     /// - [`AttachError::Full`]: the table holds only imports by the user and imports that are being
@@ -177,11 +182,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let native = match handle.access {
             Access::Native(_) if self.state.failover.is_some() => return Err(AttachError::Unsupported),
             Access::Native(rail) => rail,
-            Access::Plain | Access::Device => NO_RAIL,
+            Access::Plain | Access::Device(_) => NO_RAIL,
         };
+        let pieces = if let Access::Device(pieces) = handle.access { pieces } else { 0 };
         let mut remote = RemoteSlot {
             len,
             device,
+            pieces,
+            on_device: matches!(handle.access, Access::Device(_)),
             taken: true,
             peer: peer.index,
             generation: id.generation(),
@@ -193,10 +201,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         // Rails that do not reach the device memory, as a bitmask.
         let mut unable = 0;
+        let carries = pieces != 0 && self.state.can_carry(peer.index);
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
             {
-                Err(AttachError::Unsupported) if !plain && (unable | 1 << i) != rails => {
+                Err(AttachError::Unsupported) if !plain && (carries || (unable | 1 << i) != rails) => {
                     unable |= 1 << i;
                     continue;
                 }
@@ -217,6 +226,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 self.rails[j].release(peer.peer(), handle.keys[j]);
             }
             return Err(error);
+        }
+        remote.carried = unable == rails;
+        for context in 0..if pieces != 0 { self.state.config.contexts } else { 0 } {
+            let stream = self.state.stream_of(context as u8, peer.index);
+            // Pieces wait for the device at the target, so even rails that keep order do not order
+            // them with later data.
+            self.state.streams[stream as usize].holds |= WRITES | MESSAGES;
         }
         self.state.remotes[id.index()] = remote;
         Ok(id)
@@ -261,6 +277,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let known = slot.generation == at.region.generation() && end <= slot.len;
         let start = NonNull::new(slot.mapped).filter(|_| known)?;
         NonNull::new(start.as_ptr().wrapping_add(at.offset as usize))
+    }
+
+    /// Returns whether the bytes of an imported region travel in messages through host memory,
+    /// because no rail reaches it. `false` if the region is unknown.
+    pub fn is_carried(&self, region: RemoteId) -> bool {
+        let slot = self.state.remotes.get(region.index());
+        slot.is_some_and(|slot| slot.taken && slot.generation == region.generation() && slot.carried)
     }
 
     /// Returns a pointer to `addr` in a registered region. Peers may write the memory at any time:

@@ -7,6 +7,7 @@ use crate::mem::PeerId;
 use crate::rail::Rail;
 use crate::sync::seq::Seq;
 
+use super::carried::Answer;
 use super::list::NONE;
 use super::protocol::Kept;
 use super::stream::{KEPT, MESSAGES, Stream, WRITES};
@@ -20,7 +21,8 @@ use super::{Engine, State};
 enum Applied {
     /// Up to the first missing number.
     All,
-    /// Not all: the batch is used up, or a rail has no room for a reply or for a device's word.
+    /// Not all: the batch is used up, a rail has no room for a reply or for a device's word, or a
+    /// device is copying.
     More,
 }
 
@@ -119,6 +121,20 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 }
                 Action::Reply { token, value } => {
                     if !self.reply(stream, token, value) {
+                        return Ok(Applied::More);
+                    }
+                }
+                Action::Piece { block, copy } => {
+                    if let Some(copy) = self.place_piece(stream, at, block, copy)? {
+                        let (window, mut cells) = self.state.window(stream);
+                        window.replace(Parked { at, what: Action::Piece { block, copy } }, &mut cells);
+                        return Ok(Applied::More);
+                    }
+                }
+                Action::Get { token, left, into } => {
+                    if let Some(rest) = self.answer(stream, Answer::of(at, token, left, into))? {
+                        let (window, mut cells) = self.state.window(stream);
+                        window.replace(rest.parked(), &mut cells);
                         return Ok(Applied::More);
                     }
                 }

@@ -14,7 +14,7 @@ use super::joint::{Pairing, RAILS_MAX};
 pub const HANDLE_MAX: usize = 512;
 
 /// The version of the layout of handles.
-pub const HANDLE_VERSION: u16 = 4;
+pub const HANDLE_VERSION: u16 = 5;
 
 const HANDLE_MAGIC: u16 = u16::from_le_bytes(*b"FP");
 const HANDLE_HEAD: usize = 24;
@@ -121,6 +121,12 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
         desc: [0; RAILS],
     };
 
+    /// Returns whether the region is device memory, which a rail copies.
+    #[inline]
+    pub(crate) fn is_device(&self) -> bool {
+        self.device != 0 && self.native == NO_RAIL
+    }
+
     /// Returns whether an import maps into this region, as an import of the process's own memory
     /// does.
     pub(crate) fn holds(&self, remote: &RemoteSlot<RAILS>) -> bool {
@@ -152,6 +158,12 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) native: u8,
     /// Whether the region was imported to read messages, not by the user.
     pub(crate) auto: bool,
+    /// Whether no rail reaches the memory, so that its bytes travel in messages.
+    pub(crate) carried: bool,
+    /// Whether the memory is device memory. Unlike `device`, this stays while the peer closes.
+    pub(crate) on_device: bool,
+    /// Number of pieces for this memory that its owner keeps per stream. 0 if it takes none.
+    pub(crate) pieces: u8,
     /// Number of reads in flight, if `auto` is set.
     pub(crate) uses: u32,
     pub(crate) keys: [RailKey; RAILS],
@@ -176,6 +188,9 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         rail: 0,
         native: NO_RAIL,
         auto: false,
+        carried: false,
+        on_device: false,
+        pieces: 0,
         uses: 0,
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
@@ -278,8 +293,9 @@ pub(crate) fn locate<const RAILS: usize>(
 pub(crate) enum Access {
     /// The processor and rails.
     Plain,
-    /// Only rails, because the region is device memory.
-    Device,
+    /// Only rails, because the region is device memory. Has the number of pieces that the owner
+    /// keeps per stream.
+    Device(u8),
     /// Only rails, because one of them executes atomics. In an encoded handle this is the owner's
     /// number of that rail. In a decoded handle it is our number for that rail, or [`UNREACHED`].
     Native(u8),
@@ -289,16 +305,16 @@ impl Access {
     fn code(self) -> u32 {
         match self {
             Access::Plain => 0,
-            Access::Device => 1,
+            Access::Device(pieces) => 1 | (pieces as u32) << 8,
             Access::Native(rail) => 2 + rail as u32,
         }
     }
 
     fn of(code: u32) -> Option<Access> {
-        match code {
-            0 => Some(Access::Plain),
-            1 => Some(Access::Device),
-            _ => u8::try_from(code - 2).ok().map(Access::Native),
+        match (code, code as u8) {
+            (0, _) => Some(Access::Plain),
+            (_, 1) => u8::try_from(code >> 8).ok().map(Access::Device),
+            _ => u8::try_from(code.checked_sub(2)?).ok().map(Access::Native),
         }
     }
 }
@@ -444,7 +460,7 @@ mod tests {
         assert_eq!(len, handle_len(3));
         assert_eq!(decode::<3>(&bytes, 0b111), Ok(handle()));
         assert_eq!(decode::<3>(&bytes[..len], 0b111), Ok(handle()));
-        for access in [Access::Device, Access::Native(0), Access::Native(2)] {
+        for access in [Access::Device(0), Access::Device(255), Access::Native(0), Access::Native(2)] {
             let other = Handle { access, ..handle() };
             other.encode(3, &mut bytes).unwrap();
             assert_eq!(decode::<3>(&bytes, 0b111), Ok(other));
@@ -452,7 +468,7 @@ mod tests {
         // Our rails do not reach the rail that executes atomics.
         let reached = decode::<3>(&bytes, 0b011).map(|handle| handle.access);
         assert_eq!(reached, Ok(Access::Native(UNREACHED)));
-        for code in [2 + 3, 2 + 255, u32::MAX] {
+        for code in [2 + 3, 2 + 254, 1 << 16 | 1, u32::MAX] {
             bytes[20..24].copy_from_slice(&code.to_le_bytes());
             assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::BadHandle));
         }

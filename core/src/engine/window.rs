@@ -35,6 +35,12 @@ pub(crate) enum Action {
     Tagged { lo: u64, hi: u32, kept: u64 },
     /// An executed atomic whose reply waits for room in a rail.
     Reply { token: u64, value: u64 },
+    /// A piece for device memory, in this block. `copy` is the copy in progress, or 0.
+    Piece { block: u32, copy: u32 },
+    /// Send the rest of requested data. The low 16 bits of `into` are the longest piece, and the
+    /// others are the place of the rest in the buffer. Three words, so that a parked message takes
+    /// no more memory than a parked atomic.
+    Get { token: u64, left: u64, into: u64 },
 }
 
 impl Parked {

@@ -10,7 +10,8 @@
 //! Signal      32 bytes: head, offset u64, value u64
 //! SignalData  48 bytes and the payload: the fields of Signal, offset u64, len u32, region u16,
 //!             generation u16
-//! Data        24 bytes and the payload: head, offset u64; counts as a write
+//! Data        24 bytes and the payload: head, offset u64; counts as a write, and waits for its
+//!             turn if the target is device memory
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: no fetch)
 //! Reply       32 bytes: head, token u64, value u64
 //! Hello       16 bytes: kind u8 | again u8 | bond u8 | keeps u8 | mine u32 | yours u32 |
@@ -20,13 +21,16 @@
 //! Told        128 bytes
 //! Asks        32 bytes
 //! Rejoin      128 bytes
+//! Get         56 bytes
+//! Got         32 bytes and the payload
 //! Ack         16 bytes: head, with returned credits u32 in place of region and generation;
 //!             24 bytes if op is 1: also wanted u64, the number up to which the sender requests
 //!             an acknowledgement
 //! ```
 //!
 //! `epoch` explains Hello, and `close` explains Bye. `failover::told` and `failover::rejoin` have
-//! the layouts of Told, Asks and Rejoin. The messages of `protocol` have kinds from 16 on.
+//! the layouts of Told, Asks and Rejoin, and `carried` has those of Get and Got. The messages of
+//! `protocol` have kinds from 16 on.
 //!
 //! The sequence has two bits more than the window needs, at most 20. The epoch gets the remaining
 //! bits, and identifies the attachment that the word belongs to. A message without a number (Reply,
@@ -60,6 +64,8 @@ pub(super) const KIND_TOLD: u8 = 9;
 pub(super) const KIND_ASKS: u8 = 10;
 pub(super) const KIND_REJOIN: u8 = 11;
 pub(super) const KIND_LEAVE: u8 = 12;
+pub(super) const KIND_GET: u8 = 13;
+pub(super) const KIND_GOT: u8 = 14;
 
 /// Returns the mask of a word's sequence bits, for a window of `window` numbers.
 pub(crate) const fn sequence_mask(window: u32) -> u32 {
@@ -258,7 +264,7 @@ pub(crate) struct Hello {
 }
 
 /// The version of the layout of words and messages.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {
@@ -462,7 +468,7 @@ mod tests {
         }
         let hello =
             Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other, keeps: true, again: true };
-        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 6, 0, 0, 0]);
+        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 7, 0, 0, 0]);
     }
 
     #[test]

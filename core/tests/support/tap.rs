@@ -400,6 +400,31 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         unsafe { self.inner.copy_from(peer, pieces) }
     }
 
+    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.inner.write_device(to, from) }
+    }
+
+    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.inner.read_device(from, into) }
+    }
+
+    unsafe fn place_device(
+        &mut self,
+        to: Local,
+        from: Untrusted<'_>,
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.inner.place_device(to, from, copy) }
+    }
+
+    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.inner.fetch_device(from, into, copy) }
+    }
+
     fn notify(&mut self, peer: Peer) {
         self.inner.notify(peer);
     }

@@ -13,6 +13,10 @@ use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey
 /// clear.
 const VEIL: usize = 1 << 62;
 
+/// The key and the descriptor of device memory that is [apart](Veiled::apart).
+const ELSEWHERE: RailKey = RailKey { key: u64::MAX, base: u64::MAX };
+const NOT_HERE: u64 = u64::MAX;
+
 /// A rail that wraps `R` and adds device memory.
 pub struct Veiled<R> {
     inner: R,
@@ -22,6 +26,11 @@ pub struct Veiled<R> {
     pub fetched: u32,
     /// Number of further calls of either kind that find no room.
     pub full: u32,
+    /// Number of calls after which a copy that nobody waits for ends.
+    pub delay: u32,
+    /// Whether device memory cannot be registered, imported or posted, so that its bytes travel in
+    /// messages.
+    pub apart: bool,
     /// Number of further writes that take effect but report a failure.
     pub late: u32,
     /// Whether reads are permanently refused.
@@ -30,7 +39,27 @@ pub struct Veiled<R> {
 
 impl<R> Veiled<R> {
     pub fn new(inner: R) -> Self {
-        Veiled { inner, devices: Vec::new(), placed: 0, fetched: 0, full: 0, late: 0, unreadable: false }
+        Veiled {
+            inner,
+            devices: Vec::new(),
+            placed: 0,
+            fetched: 0,
+            full: 0,
+            delay: 0,
+            apart: false,
+            late: 0,
+            unreadable: false,
+        }
+    }
+
+    /// Counts a call for a copy, and returns whether the copy ends in it.
+    fn count(&mut self, copy: &mut u32) -> Result<(), PostError> {
+        *copy += 1;
+        if *copy <= self.delay {
+            return Err(PostError::Again);
+        }
+        *copy = 0;
+        Ok(())
     }
 }
 
@@ -89,6 +118,9 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         let device = matches!(region.kind(), RegionKind::Device { .. });
+        if device && self.apart {
+            return Ok((ELSEWHERE, NOT_HERE));
+        }
         // SAFETY: the creator of the region guarantees that its memory stays valid while
         // registered.
         let real = unsafe { Region::new(unveil(region.ptr()), region.len(), RegionKind::Private) };
@@ -100,6 +132,9 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
     }
 
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
+        if key == ELSEWHERE {
+            return Ok(());
+        }
         self.devices.retain(|device| *device != key);
         self.inner.deregister(key)
     }
@@ -109,12 +144,17 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
     }
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        if key == ELSEWHERE {
+            return Err(AttachError::Unsupported);
+        }
         let mapped = self.inner.import(peer, key, len)?;
         Ok(mapped.filter(|_| !self.devices.contains(&key)))
     }
 
     fn release(&mut self, peer: Peer, key: RailKey) {
-        self.inner.release(peer, key);
+        if key != ELSEWHERE {
+            self.inner.release(peer, key);
+        }
     }
 
     fn detach(&mut self, peer: Peer) {
@@ -157,6 +197,9 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
+        if local.desc == NOT_HERE || remote.key == ELSEWHERE {
+            return Err(PostError::Unsupported);
+        }
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.post_write(peer, clear(local), remote, data, cx) }
     }
@@ -170,6 +213,9 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
     ) -> Result<Posted, PostError> {
         if self.unreadable {
             return Err(PostError::BadKey);
+        }
+        if local.desc == NOT_HERE || remote.key == ELSEWHERE {
+            return Err(PostError::Unsupported);
         }
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.post_read(peer, clear(local), remote, cx) }
@@ -214,6 +260,23 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
             return Err(PostError::Provider(110));
         }
         Ok(())
+    }
+
+    unsafe fn place_device(
+        &mut self,
+        to: Local,
+        from: Untrusted<'_>,
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
+        self.count(copy)?;
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.write_device(to, from) }
+    }
+
+    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+        self.count(copy)?;
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.read_device(from, into) }
     }
 
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {

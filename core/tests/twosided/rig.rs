@@ -25,6 +25,7 @@ pub const SMALL: MatchConfig = MatchConfig {
     shared_credits: 0,
     shared_headers: 0,
     shared_shorts: 0,
+    pieces: 0,
     seed: 7,
 };
 

@@ -254,6 +254,23 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         unsafe { self.read_device_bytes(from, into) }
     }
 
+    #[cold]
+    unsafe fn place_device(
+        &mut self,
+        to: Local,
+        from: Untrusted<'_>,
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.place_device_bytes(to, from, copy) }
+    }
+
+    #[cold]
+    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.fetch_device_bytes(from, into, copy) }
+    }
+
     #[inline]
     fn notify(&mut self, peer: Peer) {
         self.inner.notify(peer);

@@ -246,7 +246,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         while self.locals[slot].uses > 0 && Instant::now() < deadline && self.step_device() {}
         // If the device may still access the region, its memory must stay valid.
         self.stage.look(self.sharing.driver());
-        let used = self.locals[slot].uses > 0 || self.is_unsure();
+        let (ptr, len) = (self.locals[slot].ptr, self.locals[slot].len as usize);
+        let used = self.locals[slot].uses > 0 || self.is_unsure() || self.is_copying(ptr, len);
         match self.unpin_local(slot) {
             Ok(()) if used => Err(AttachError::Kept(libc::EBUSY)),
             Ok(()) => Ok(()),
@@ -257,6 +258,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Returns whether an operation in flight accesses any of these bytes.
     pub(super) fn touches_memory(&mut self, memory: Local) -> bool {
         self.stage.look(self.sharing.driver());
+        let copying = self.is_copying(memory.ptr.as_ptr() as u64, memory.len);
         let unsure = self.is_unsure();
         let used = |local: &Registered| {
             let ptr = std::ptr::without_provenance(local.ptr as usize);
@@ -269,7 +271,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             OpKind::Direct => op.import.is_none(),
             _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,
         };
-        self.inner.touches(memory) || self.locals.iter().any(used) || self.ops.iter().any(uncounted)
+        copying
+            || self.inner.touches(memory)
+            || self.locals.iter().any(used)
+            || self.ops.iter().any(uncounted)
     }
 
     /// Removes a region. Memory that the device may still access stays pinned.

@@ -214,6 +214,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         for peer in 0..self.peers.len() as u16 {
             self.detach_peer(Peer(peer));
         }
+        self.copies.settle(self.sharing.driver(), Instant::now() + self.config.timeout);
         // Work that has not finished by now may still access any memory.
         let unsure = self.is_unsure() || self.streams.out() > 0;
         for (at, open) in allocated {

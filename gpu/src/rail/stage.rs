@@ -261,19 +261,16 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         from: Untrusted<'_>,
     ) -> Result<(), PostError> {
         let len = to.len.min(from.len());
-        let addr = to.ptr.as_ptr() as u64;
-        let local = self.local_of(to.desc).map(|slot| self.locals[slot as usize]);
-        let local = local.ok_or(PostError::BadKey)?;
-        let target = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
+        let (target, view) = self.own_device(to, len)?;
         let Some((from, _)) = from.split_at(len) else { return Ok(()) };
-        if let Some(view) = local.view(addr) {
-            // SAFETY: `place` has checked that the range is registered, and the processor has it
-            // mapped.
+        if let Some(view) = view {
+            // SAFETY: `own_device` has checked that the range is registered, and the processor has
+            // it mapped.
             unsafe { write_window(view, from) };
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
-        // SAFETY: `place` has checked that the range is registered.
+        // SAFETY: `own_device` has checked that the range is registered.
         unsafe { self.stage.write_device(self.sharing.driver(), target, from, deadline) }
     }
 
@@ -283,18 +280,15 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// The contract of `Rail::read_device` applies.
     pub(super) unsafe fn read_device_bytes(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         let len = from.len.min(into.len());
-        let addr = from.ptr.as_ptr() as u64;
-        let local = self.local_of(from.desc).map(|slot| self.locals[slot as usize]);
-        let local = local.ok_or(PostError::BadKey)?;
-        let source = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
-        if let Some(view) = local.view(addr) {
-            // SAFETY: `place` has checked that the range is registered, and the processor has it
-            // mapped.
+        let (source, view) = self.own_device(from, len)?;
+        if let Some(view) = view {
+            // SAFETY: `own_device` has checked that the range is registered, and the processor has
+            // it mapped.
             unsafe { copy_bytes(view, into.as_mut_ptr(), len) };
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
-        // SAFETY: `place` has checked that the range is registered.
+        // SAFETY: `own_device` has checked that the range is registered.
         unsafe { self.stage.read_device(self.sharing.driver(), source, &mut into[..len], deadline) }
     }
 }

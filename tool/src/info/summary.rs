@@ -62,7 +62,7 @@ fn fabric(fabric: &Value, into: &mut String) {
             let names: Vec<&str> = some.iter().map(|(name, _)| name.as_str()).collect();
             if names.is_empty() { "-".to_owned() } else { names.join(",") }
         };
-        let device = if provider["device_memory"] == true { "yes" } else { "no" };
+        let device = if provider["device_memory"] == true { "yes" } else { "through host memory" };
         let (taken, passed, atomics) = (names(taken), names(passed), text(&provider["atomics"]));
         let _ = writeln!(into, "{name:<MARGIN$} {taken:<22} {passed:<28} {atomics:<8} {device}");
     }

@@ -5,6 +5,7 @@
 use crate::error::Violation;
 use crate::mem::{PeerId, Zeroable};
 use crate::sync::pool::FreeList;
+use crate::sync::seq::Seq;
 
 use super::super::list::NONE;
 use super::super::wire::NO_TOKEN;
@@ -51,7 +52,8 @@ pub struct BlockSlot {
     pub(crate) stream: u32,
     pub(crate) len: u32,
     pub(crate) source: PeerId,
-    /// The token of a synchronous send that waits for the match; otherwise 0.
+    /// The token of a synchronous send that waits for the match; otherwise 0. For a piece of a get,
+    /// its place in the buffer.
     pub(crate) token: u64,
 }
 
@@ -62,6 +64,15 @@ impl BlockSlot {
     /// A free block.
     pub const EMPTY: BlockSlot =
         BlockSlot { link: 0, stream: NONE, len: 0, source: PeerId { index: 0, generation: 0 }, token: 0 };
+
+    /// Returns the next block in a list of taken blocks.
+    pub(crate) fn next(&self) -> u32 {
+        self.link
+    }
+
+    pub(crate) fn set_next(&mut self, next: u32) {
+        self.link = next;
+    }
 }
 
 /// A pool of blocks of equal size and of short blocks of [`SHORT`] bytes. The short blocks have the
@@ -297,6 +308,47 @@ pub struct Account {
     pub(crate) shorts_heard: u32,
     /// Total of short messages that the peer may send.
     pub(crate) shorts_granted: u32,
+    pub(crate) carriage: Carriage,
+}
+
+/// The state of a stream's data that travels in messages from or to device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Carriage {
+    /// Bit n is set if the number `upto - 1 - n` is a piece that was sent to device memory.
+    recent: u64,
+    /// Low 32 bits of the number after the last piece.
+    upto: u32,
+    /// The copy in progress for a get of the peer, or 0.
+    pub(crate) answering: u32,
+    /// The copy in progress for our get, or 0.
+    pub(crate) placing: u32,
+    /// The list of `got` blocks with pieces of our get that were not copied to the device. The
+    /// token of a block is the place of its piece.
+    pub(crate) first: u32,
+    pub(crate) last: u32,
+    pub(crate) got: u8,
+    /// Number of pieces of the peer's puts that wait in blocks.
+    pub(crate) kept: u8,
+}
+
+impl Carriage {
+    /// Returns how many pieces may be unacknowledged, if the stream's next number is `next` and
+    /// `in_flight` numbers are unacknowledged. Returns the maximum if that is unknown.
+    pub(crate) fn in_flight(&self, next: Seq, in_flight: u64) -> u32 {
+        let later = (next.0 as u32).wrapping_sub(self.upto);
+        match in_flight {
+            0 => 0,
+            1..=64 => (self.recent.checked_shl(later).unwrap_or(0) << (64 - in_flight)).count_ones(),
+            _ => u32::MAX,
+        }
+    }
+
+    /// Records a piece that was sent under this number.
+    pub(crate) fn sent(&mut self, number: Seq) {
+        let later = (number.0 as u32).wrapping_sub(self.upto);
+        self.recent = self.recent.checked_shl(later).unwrap_or(0) << 1 | 1;
+        self.upto = number.plus(1).0 as u32;
+    }
 }
 
 const _: () = assert!(core::mem::offset_of!(Account, shorts_sent) == 64 && size_of::<Account>() == 128);
@@ -326,6 +378,16 @@ impl Account {
         shorts_most: 0,
         shorts_heard: 0,
         shorts_granted: 0,
+        carriage: Carriage {
+            recent: 0,
+            upto: 0,
+            answering: 0,
+            placing: 0,
+            first: 0,
+            last: 0,
+            got: 0,
+            kept: 0,
+        },
     };
 
     /// Doubles the peer's credits, if the pool has room.

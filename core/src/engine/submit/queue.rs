@@ -450,14 +450,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let data = match kind {
             _ if left == 0 => 0,
             OpKind::Write => WRITES,
-            OpKind::Message => MESSAGES,
-            OpKind::Read | OpKind::Send | OpKind::Atomic => 0,
+            OpKind::Message | OpKind::Carry => MESSAGES,
+            OpKind::Read | OpKind::Send | OpKind::Atomic | OpKind::Fetch => 0,
         };
         slot.fenced = s.fence & data != 0;
         s.fence &= KEPT | (slot.fenced as u8).wrapping_sub(1);
         (slot.kind, slot.local, slot.local_region) = (kind, local, local_region);
         (slot.remote, slot.offset, slot.left) = (remote, offset, left);
-        (slot.message, slot.fetch) = (message, fetch);
+        (slot.message, slot.fetch, slot.asked) = (message, fetch, 0);
         if RAILS > 1 && kind == OpKind::Read {
             slot.request = left;
         }

@@ -1,11 +1,12 @@
 //! Operations with device memory on one or both sides. They are always posted, never copied by the
-//! processor, and their data never travels in a message. The ordinary path passes the operations
-//! that it rejects to this file, so this file returns their errors. Nothing blocks.
+//! processor. Their data travels in messages only if no rail reaches the memory. The ordinary
+//! path passes the operations that it rejects to this file, so this file returns their errors.
+//! Nothing blocks.
 
 use core::ptr::NonNull;
 
-use crate::error::OpError;
-use crate::mem::{LocalAddr, RemoteAddr};
+use crate::error::{OpError, PostError};
+use crate::mem::{LocalAddr, RailId, RemoteAddr};
 use crate::rail::Rail;
 
 use super::super::super::pending::OpKind;
@@ -39,14 +40,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         let stream = self.stream(context, target.peer)?;
         self.usable(target.peer)?;
+        let carried = self.state.remotes[target.region as usize].carried;
         if message.is_none()
+            && !carried
             && let Some(issued) =
                 self.write_single(stream, source, from.region.index(), len, &target, notice, 0)
         {
             self.flush();
             return Ok(issued);
         }
-        let ask = Ask { message, ..Self::moves(OpKind::Write, source, from, len, &target) };
+        let kind = if carried { OpKind::Carry } else { OpKind::Write };
+        let ask = Ask { message, ..Self::moves(kind, source, from, len, &target) };
         self.enqueue(stream, ask, notice)
     }
 
@@ -73,10 +77,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         from: RemoteAddr,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        let (local, _) = locate(self.state.locals, into, len as u64)?;
+        let (local, here) = locate(self.state.locals, into, len as u64)?;
         let target = self.target_anywhere(from, len as u64)?;
         let stream = self.stream(context, target.peer)?;
-        self.enqueue(stream, Self::moves(OpKind::Read, local, into, len, &target), notice)
+        let kind = match self.state.remotes[target.region as usize].carried {
+            true if here && self.state.pieces() == 0 => {
+                return Err(OpError::Rail(RailId(target.rail), PostError::Unsupported));
+            }
+            true => OpKind::Fetch,
+            false => OpKind::Read,
+        };
+        self.enqueue(stream, Self::moves(kind, local, into, len, &target), notice)
     }
 
     /// Queues a signal to a word that its owner's processor cannot access.

@@ -1,0 +1,453 @@
+//! Device memory that no rail reaches: its bytes travel in messages, in the order of the stream.
+//! An access by the processor would fault, because [`veil`] hides the memory.
+
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::{Config, Issued, Notice, Signal};
+use fishplate_core::error::{AttachError, OpError, PeerError, Use, Violation};
+use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RemoteId};
+use fishplate_core::op::{Outcome, SignalOp, Token};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::sim::Dials;
+
+use super::rig::*;
+use super::support::fleet::{self, End, Node, turn, turn_until};
+use super::support::tap::{Event, shared, tap};
+use super::support::veil::{Veiled, device_region, peek, poke};
+use super::support::*;
+
+const MATCHING: MatchConfig = MatchConfig { pieces: 3, ..SMALL };
+
+/// Two nodes with device memory. Each imports the memory of the other.
+struct Two {
+    nodes: Vec<Node<Veiled<End>, 4>>,
+    regions: [Region; 2],
+    ids: [LocalId; 2],
+    theirs: [RemoteId; 2],
+}
+
+fn two(seed: u64, dials: Dials, delay: u32, config: Config) -> Two {
+    let sim = fleet::fabric(2, 4, 256, dials, seed);
+    let wrap = |_, _, end| {
+        let mut rail = Veiled::new(end);
+        (rail.apart, rail.delay) = (true, delay);
+        rail
+    };
+    let attach = |engine: &mut fishplate_core::engine::Engine<'static, Veiled<End>, 4>| {
+        let streams = 2 * config.contexts as usize;
+        engine.attach_matching(MATCHING, match_memory(MATCHING, streams, 4)).unwrap();
+    };
+    let mut nodes = fleet::prepared(sim, 2, config, SIZE, wrap, attach);
+    let regions = [(); 2].map(|()| device_region(SIZE));
+    let ids = [0, 1].map(|node| nodes[node].engine.register(regions[node]).unwrap());
+    let theirs = [0, 1].map(|node| {
+        let mut handle = [0; 512];
+        let len = nodes[1 - node].engine.export(ids[1 - node], &mut handle).unwrap();
+        let peer = nodes[node].peers[1 - node];
+        nodes[node].engine.import(peer, &handle[..len]).unwrap()
+    });
+    Two { nodes, regions, ids, theirs }
+}
+
+impl Two {
+    fn peer(&self, node: usize) -> PeerId {
+        self.nodes[node].peers[1 - node]
+    }
+
+    fn issue(&mut self, mut call: impl FnMut(&mut Self) -> Result<Issued, OpError>) -> Issued {
+        for _ in 0..100_000 {
+            match call(self) {
+                Ok(issued) => return issued,
+                Err(OpError::Again) => turn(&mut self.nodes),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        panic!("no room after many passes");
+    }
+
+    fn complete(&mut self, node: usize, issued: Issued) -> Outcome {
+        let Issued::Pending(token) = issued else { panic!("not posted: {issued:?}") };
+        let mut outcome = None;
+        turn_until(&mut self.nodes, "a completion", |nodes| {
+            outcome = nodes[node].engine.test(token).unwrap().map(|end| end.outcome);
+            outcome.is_some()
+        });
+        outcome.unwrap()
+    }
+
+    fn put(&mut self, len: usize, from: u64, to: u64) -> Issued {
+        self.issue(|two| {
+            let (from, to) = (two.ids[0].at(from), two.theirs[0].at(to));
+            two.nodes[0].engine.put(CX, from, len, to, Notice::Report(1))
+        })
+    }
+
+    fn get(&mut self, node: usize, len: usize, from: u64, into: u64) -> Issued {
+        self.issue(|two| {
+            let (into, from) = (two.ids[node].at(into), two.theirs[node].at(from));
+            two.nodes[node].engine.get(CX, into, len, from, Notice::Report(2))
+        })
+    }
+
+    fn quiet(&mut self) {
+        turn_until(&mut self.nodes, "quiet", |nodes| {
+            (0..2).all(|node| nodes[node].engine.is_quiet(CX, nodes[node].peers[1 - node]).unwrap())
+        });
+    }
+
+    fn failure(&mut self, node: usize) -> PeerError {
+        let mut error = None;
+        let peer = self.peer(node);
+        turn_until(&mut self.nodes, "the failure of the peer", |nodes| {
+            error = nodes[node].engine.peer_error(peer).unwrap();
+            error.is_some()
+        });
+        error.unwrap()
+    }
+}
+
+fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
+    (0..len).map(|_| random.next() as u8).collect()
+}
+
+/// Puts with signals in all pairings of host and device memory. When a signal is visible, the data
+/// of all puts before it is there, and nothing else was written.
+#[test]
+fn a_signal_follows_the_data_before_it() {
+    const SLOTS: u64 = 8;
+    const SLOT: usize = 4096;
+    for seed in seeds(6) {
+        let config = Config { window: 32, ..Config::DEFAULT };
+        let mut two = two(seed, Dials::WILD, seed as u32 % 4, config);
+        let mut random = Random(seed);
+        let mut sent: Vec<(bool, Vec<u8>)> = vec![(false, vec![]); SLOTS as usize];
+        let mut checked = 0;
+        for n in 1..=400u64 {
+            let len = [0, 1, 8, 100, 127, 128, 129, 1000, 3000][random.below(9) as usize];
+            let (here, there) = (random.below(3) != 0, random.below(3) != 0);
+            let payload = bytes(&mut random, len);
+            let at = (n % SLOTS) * SLOT as u64 + 64;
+            if n % SLOTS == 0 {
+                two.quiet();
+            }
+            match here {
+                true => poke(&two.regions[0], at as usize, &payload),
+                false => write(&two.nodes[0].engine, two.nodes[0].source.at(at), &payload),
+            }
+            let on_device = n % 2 == 0;
+            two.issue(|two| {
+                let host = two.nodes[0].remotes[1];
+                let from = if here { two.ids[0] } else { two.nodes[0].source };
+                let to = if there { two.theirs[0] } else { host };
+                let word = if on_device { two.theirs[0] } else { host };
+                let signal = Signal { at: word.at(8 * (n % 2)), op: SignalOp::Set, value: n };
+                two.nodes[0].engine.put_signal(CX, from.at(at), len, to.at(at), signal, Notice::Silent)
+            });
+            sent[(n % SLOTS) as usize] = (there, payload);
+            loop {
+                let device = u64::from_ne_bytes(peek(&two.regions[1], 0, 8).try_into().unwrap());
+                let host = word(&two.nodes[1].engine, two.nodes[1].target.at(8));
+                let arrived = device.max(host);
+                assert!((checked..=n).contains(&arrived), "seed {seed}: {arrived} after {checked}");
+                for n in (checked + 1).max(arrived.saturating_sub(SLOTS / 2))..=arrived {
+                    let (there, payload) = &sent[(n % SLOTS) as usize];
+                    let at = (n % SLOTS) as usize * SLOT + 64;
+                    let got = match there {
+                        true => peek(&two.regions[1], at, payload.len()),
+                        false => read(&two.nodes[1].engine, two.nodes[1].target.at(at as u64), payload.len()),
+                    };
+                    assert!(got == *payload, "seed {seed}: data before signal {n} is missing");
+                }
+                checked = checked.max(arrived);
+                if checked + random.below(4) >= n && (n != 400 || checked == n) {
+                    break;
+                }
+                turn(&mut two.nodes);
+            }
+        }
+        two.quiet();
+        assert_eq!(two.nodes[1].engine.peer_error(two.peer(1)), Ok(None));
+    }
+}
+
+#[test]
+fn gets_of_every_length_arrive_in_both_directions_at_once() {
+    for seed in seeds(4) {
+        for window in [2, 16] {
+            let config = Config { window, ..Config::DEFAULT };
+            let mut two = two(seed, Dials::WILD, 2, config);
+            let mut random = Random(seed);
+            for (at, len) in [1, 127, 128, 129, 384, 385, 5000, 20_000].into_iter().enumerate() {
+                let payloads = [bytes(&mut random, len), bytes(&mut random, len)];
+                for (region, payload) in two.regions.iter().zip(&payloads) {
+                    poke(region, at, payload);
+                }
+                // Into device memory, and into host memory. From device memory, and from host
+                // memory.
+                let both = [0, 1].map(|node| two.get(node, len, at as u64, 30_000));
+                let host = two.issue(|two| {
+                    let (node, from) = (&mut two.nodes[0], two.theirs[0].at(at as u64));
+                    node.engine.get(CX, node.source.at(0), len, from, Notice::Report(3))
+                });
+                write(&two.nodes[1].engine, two.nodes[1].target.at(64), &payloads[0]);
+                let from_host = two.issue(|two| {
+                    let (node, into) = (&mut two.nodes[0], two.ids[0].at(55_000));
+                    node.engine.get(CX, into, len.min(9000), node.remotes[1].at(64), Notice::Report(4))
+                });
+                for (node, issued) in [(0, both[0]), (1, both[1]), (0, host), (0, from_host)] {
+                    assert_eq!(two.complete(node, issued), Outcome::Done, "seed {seed}: {len} bytes");
+                }
+                for node in 0..2 {
+                    let got = peek(&two.regions[node], 29_999, len + 2);
+                    assert!(got[1..=len] == payloads[1 - node], "seed {seed}: {len} bytes to {node}");
+                    assert_eq!((got[0], got[len + 1]), (0, 0), "wrote outside");
+                    poke(&two.regions[node], 30_000, &vec![0; len]);
+                }
+                assert!(read(&two.nodes[0].engine, two.nodes[0].source.at(0), len) == payloads[1]);
+                let got = peek(&two.regions[0], 55_000, len.min(9000));
+                assert!(got == payloads[0][..len.min(9000)]);
+            }
+            two.quiet();
+        }
+    }
+}
+
+#[test]
+fn long_tagged_messages_arrive_in_device_memory() {
+    for seed in seeds(3) {
+        let mut two = two(seed, Dials::WILD, 2, Config::DEFAULT);
+        for (n, len) in [100, 129, 5000, 40_000].into_iter().enumerate() {
+            let payload = bytes(&mut Random(seed + n as u64), len);
+            write(&two.nodes[0].engine, two.nodes[0].source.at(0), &payload);
+            let (from, into) = (two.peer(1), two.ids[1].at(8));
+            let tag = tag(n as u64);
+            let request = two.nodes[1].engine.recv(Some(from), tag, EXACT, Some((into, len)), 1).unwrap();
+            two.issue(|two| {
+                let (to, node) = (two.peer(0), &mut two.nodes[0]);
+                node.engine.send(CX, to, tag, Payload::Region(node.source.at(0), len), Notice::Silent)
+            });
+            let mut status = None;
+            turn_until(&mut two.nodes, "a receive", |nodes| {
+                status = nodes[1].engine.test_recv(request).unwrap();
+                status.is_some()
+            });
+            assert_eq!(status.map(|status| status.outcome), Some(Received::Ok), "{len} bytes");
+            assert!(peek(&two.regions[1], 8, len) == payload, "{len} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_fence_holds_later_writes_back_until_the_device_has_the_data() {
+    // The rails keep order, and the device is slow.
+    let mut two = two(1, Dials::CALM, 50, Config::DEFAULT);
+    poke(&two.regions[0], 0, &pattern(1, 300));
+    write(&two.nodes[0].engine, two.nodes[0].source.at(0), &[9; 8]);
+    two.put(300, 0, 0);
+    let peer = two.peer(0);
+    let node = &mut two.nodes[0];
+    node.engine.fence(CX, peer).unwrap();
+    node.engine.put(CX, node.source.at(0), 8, node.remotes[1].at(0), Notice::Silent).unwrap();
+    turn_until(&mut two.nodes, "the later write", |nodes| word(&nodes[1].engine, nodes[1].target.at(0)) != 0);
+    assert!(peek(&two.regions[1], 0, 300) == pattern(1, 300));
+}
+
+#[test]
+fn a_target_that_does_not_poll_keeps_few_pieces_and_loses_none() {
+    let mut two = two(1, Dials::CALM, 1, Config::DEFAULT);
+    poke(&two.regions[0], 0, &pattern(1, 5000));
+    let issued = two.put(5000, 0, 0);
+    for _ in 0..2000 {
+        two.nodes[0].engine.progress();
+    }
+    // Each piece has at most 128 bytes.
+    assert_eq!(two.nodes[0].engine.stats().posted, MATCHING.pieces as u64);
+    let get = two.get(1, 5000, 0, 20_000);
+    assert_eq!(two.complete(0, issued), Outcome::Done);
+    assert!(peek(&two.regions[1], 0, 5000) == pattern(1, 5000));
+    assert_eq!(two.complete(1, get), Outcome::Done);
+}
+
+#[test]
+fn regions_in_use_by_pieces_stay() {
+    let mut two = two(1, Dials::CALM, 3, Config::DEFAULT);
+    poke(&two.regions[0], 0, &pattern(1, 5000));
+    let (issued, get) = (two.put(5000, 0, 0), two.get(0, 3000, 0, 10_000));
+    let in_use = Err(AttachError::InUse(Use::Operations));
+    let (theirs, ours) = (two.theirs[0], two.ids[0]);
+    assert_eq!(two.nodes[0].engine.release(theirs), in_use);
+    assert_eq!(two.nodes[0].engine.deregister(ours), in_use);
+    assert_eq!(two.complete(0, issued), Outcome::Done);
+    assert_eq!(two.nodes[0].engine.deregister(ours), in_use, "the get goes on");
+    assert_eq!(two.complete(0, get), Outcome::Done);
+    two.nodes[0].engine.release(theirs).unwrap();
+    two.nodes[0].engine.deregister(ours).unwrap();
+}
+
+#[test]
+fn a_region_that_is_gone_rejects_the_rest() {
+    for get in [false, true] {
+        let mut two = two(1, Dials::CALM, 3, Config::DEFAULT);
+        poke(&two.regions[get as usize], 0, &pattern(1, 5000));
+        let issued = if get { two.get(0, 5000, 0, 0) } else { two.put(5000, 0, 0) };
+        (0..40).for_each(|_| turn(&mut two.nodes));
+        let gone = two.ids[1];
+        two.nodes[1].engine.deregister(gone).unwrap();
+        let before = peek(&two.regions[1], 0, SIZE);
+        assert_eq!(two.failure(1), PeerError::Protocol(Violation::Region), "get: {get}");
+        // The other side is not told, and removes the peer.
+        let peer = two.peer(0);
+        two.nodes[0].engine.remove_peer(peer).unwrap();
+        assert!(matches!(two.complete(0, issued), Outcome::Unknown(_)), "get: {get}");
+        (0..100).for_each(|_| turn(&mut two.nodes));
+        assert!(peek(&two.regions[1], 0, SIZE) == before, "get: {get}: written after it was gone");
+    }
+}
+
+#[test]
+fn a_peer_removed_with_pieces_in_flight_leaves_room_for_the_next() {
+    for seed in seeds(20) {
+        let mut two = two(seed, Dials::CALM, 2, Config::DEFAULT);
+        let issued = [two.put(4000, 0, 0), two.get(0, 4000, 0, 8000)];
+        two.get(1, 4000, 0, 8000);
+        (0..seed % 60).for_each(|_| turn(&mut two.nodes));
+        for node in 0..2 {
+            let peer = two.peer(node);
+            two.nodes[node].engine.remove_peer(peer).unwrap();
+        }
+        (0..50).for_each(|_| turn(&mut two.nodes));
+        for issued in issued {
+            let Issued::Pending(token) = issued else { panic!("{issued:?}") };
+            let outcome = two.nodes[0].engine.test(token).unwrap().map(|end| end.outcome);
+            assert!(outcome.is_some(), "seed {seed}: an operation to a removed peer is open");
+        }
+        for node in 0..2 {
+            let own = two.ids[node];
+            two.nodes[node].engine.deregister(own).unwrap();
+        }
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_carried_is_refused_as_before() {
+    let mut own = own(Config::DEFAULT, [Veiled::new(Loopback::<64>::new())], SIZE);
+    own.engine.rail_mut(RailId(0)).unwrap().apart = true;
+    let device = own.engine.register(device_region(SIZE)).unwrap();
+    let mut handle = [0; 512];
+    // Without matching, nothing keeps the pieces.
+    let len = own.engine.export(device, &mut handle).unwrap();
+    assert_eq!(own.engine.import(own.peer, &handle[..len]), Err(AttachError::Unsupported));
+    let issued = own.engine.put(CX, device.at(0), 8, own.remote.at(0), Notice::Report(1)).unwrap();
+    let Issued::Pending(token) = issued else { panic!("{issued:?}") };
+    let mut outcome = None;
+    for _ in 0..100 {
+        own.engine.progress();
+        outcome = outcome.or(own.engine.test(token).unwrap_or(None));
+    }
+    let fault = outcome.map(|end| end.outcome);
+    assert!(matches!(fault, Some(Outcome::Failed(_))), "{fault:?}");
+}
+
+/// A message in its wire encoding: kind, op, number, and what follows the first 12 bytes.
+fn forged(kind: u8, op: u8, seq: u32, rest: &[&[u8]]) -> Vec<u8> {
+    [&[kind, 0, op, 0][..], &seq.to_le_bytes(), &[0; 4], &rest.concat()].concat()
+}
+
+#[test]
+fn every_lie_about_pieces_is_named_and_writes_nothing() {
+    let word = |value: u64| value.to_le_bytes();
+    let data = |seq, place: [u16; 2], offset, len: usize| {
+        let place = place.map(u16::to_le_bytes).concat();
+        forged(6, 0, seq, &[&place, &word(offset), &vec![0xee; len]])
+    };
+    let get = |seq, place: [u16; 2], offset, token, len, piece: u32| {
+        let place = place.map(u16::to_le_bytes).concat();
+        let last = [piece.to_le_bytes(), [0; 4]].concat();
+        forged(13, 0, seq, &[&place, &word(offset), &word(token), &word(len), &word(0), &last])
+    };
+    let got =
+        |token, into, len: usize| forged(14, 0, 0, &[&[0; 4], &word(token), &word(into), &vec![0xee; len]]);
+    let size = SIZE as u64;
+    for case in 0.. {
+        let control = shared();
+        let mut rail = Veiled::new(Loopback::<64>::new());
+        (rail.apart, rail.delay) = (true, 1000);
+        let config = Config { window: 8, ..Config::DEFAULT };
+        let mut own = own1(config, MATCHING, tap(rail, &control));
+        let (device, into) = (device_region(SIZE), device_region(SIZE));
+        let [device_id, into_id] = [device, into].map(|region| own.engine.register(region).unwrap());
+        let mut handle = [0; 512];
+        let len = own.engine.export(device_id, &mut handle).unwrap();
+        let theirs = own.engine.import(own.me, &handle[..len]).unwrap();
+        let place = [4, 6].map(|at| u16::from_le_bytes([handle[at], handle[at + 1]]));
+        let [region, generation] = place;
+        // A get of four pieces is in flight: its request has arrived, and nothing answers it yet.
+        let issued = own.engine.get(CX, into_id.at(0), 500, theirs.at(0), Notice::Report(1)).unwrap();
+        let Issued::Pending(token) = issued else { panic!("{issued:?}") };
+        passes(&mut own.engine, 3);
+        let token = token.to_raw();
+        let cases: [(&str, Vec<Vec<u8>>, Violation); 17] = [
+            ("data of an unknown region", vec![data(1, [7, generation], 0, 8)], Violation::Region),
+            ("data of an old region", vec![data(1, [region, generation + 1], 0, 8)], Violation::Region),
+            ("data beyond the region", vec![data(1, place, size - 7, 8)], Violation::Bounds),
+            ("an offset that wraps", vec![data(1, place, u64::MAX - 3, 8)], Violation::Bounds),
+            ("data longer than a block", vec![data(1, place, 0, 129)], Violation::Length),
+            ("more pieces than granted", (1..5).map(|n| data(n, place, 0, 8)).collect(), Violation::Credit),
+            ("a number beyond the window", vec![data(9, place, 0, 8)], Violation::Sequence),
+            ("a get of an unknown region", vec![get(1, [7, generation], 0, 9, 8, 8)], Violation::Region),
+            ("a get of an old region", vec![get(1, [region, generation + 1], 0, 9, 8, 8)], Violation::Region),
+            ("a get beyond the region", vec![get(1, place, 1, 9, size, 8)], Violation::Bounds),
+            ("a get whose end wraps", vec![get(1, place, 8, 9, u64::MAX - 3, 8)], Violation::Bounds),
+            ("a get without a token", vec![get(1, place, 0, 0, 8, 8)], Violation::Kind),
+            ("a get in pieces of nothing", vec![get(1, place, 0, 9, 8, 0)], Violation::Kind),
+            ("more than was asked for", vec![got(token, 300, 100)], Violation::Bounds),
+            ("an answer of nothing", vec![got(token, 0, 0)], Violation::Bounds),
+            ("an answer longer than a block", vec![got(token, 0, 129)], Violation::Length),
+            ("more answers than blocks", vec![got(token, 0, 8); 4], Violation::Credit),
+        ];
+        let Some((what, messages, want)) = cases.into_iter().nth(case) else { break };
+        for bytes in messages {
+            control.borrow_mut().inject.push_back(Event::Message(own.me.peer(), bytes));
+            passes(&mut own.engine, 3);
+        }
+        let why = PeerError::Protocol(want);
+        assert_eq!(own.engine.peer_error(own.me), Ok(Some(why)), "{what}");
+        passes(&mut own.engine, 50);
+        for region in [device, into] {
+            assert!(peek(&region, 0, SIZE).iter().all(|&byte| byte == 0), "{what}: wrote");
+        }
+        let end = own.engine.test(Token::from_raw(token)).unwrap();
+        assert!(end.is_some_and(|end| end.outcome != Outcome::Done), "{what}: {end:?}");
+        own.engine.remove_peer(own.me).unwrap();
+    }
+}
+
+#[test]
+fn a_repeated_piece_is_not_copied_again() {
+    let control = shared();
+    let mut rail = Veiled::new(Loopback::<64>::new());
+    (rail.apart, rail.delay) = (true, 2);
+    let mut own = own1(Config { window: 8, ..Config::DEFAULT }, MATCHING, tap(rail, &control));
+    let device = device_region(SIZE);
+    let id = own.engine.register(device).unwrap();
+    let mut handle = [0; 512];
+    own.engine.export(id, &mut handle).unwrap();
+    control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
+    let data = |seq, byte| forged(6, 0, seq, &[&handle[4..8], &64u64.to_le_bytes(), &[byte; 8]]);
+    let hear = |own: &mut Own1<_, 1>, bytes| {
+        control.borrow_mut().inject.push_back(Event::Message(own.me.peer(), bytes));
+        passes(&mut own.engine, 8);
+    };
+    // Repeated while it waits for an earlier number, and again after it was copied. Each waiting
+    // piece has one block, so repeated ones would use up all of them.
+    (0..6).for_each(|_| hear(&mut own, data(1, 0xbb)));
+    assert_eq!(peek(&device, 64, 8), [0; 8], "copied before its turn");
+    hear(&mut own, data(0, 0xaa));
+    assert_eq!(peek(&device, 64, 8), [0xbb; 8]);
+    poke(&device, 64, &[0x11; 8]);
+    hear(&mut own, data(1, 0xbb));
+    assert_eq!(peek(&device, 64, 8), [0x11; 8], "copied again");
+    assert_eq!((own.engine.peer_error(own.me), own.engine.stats().duplicates), (Ok(None), 6));
+    // All blocks are free again.
+    (2..20).for_each(|n| hear(&mut own, data(n % 32, n as u8)));
+    assert_eq!((own.engine.peer_error(own.me), peek(&device, 64, 8)), (Ok(None), vec![19; 8]));
+}

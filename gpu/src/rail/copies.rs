@@ -1,0 +1,338 @@
+//! Copies between host and device memory that nobody waits for, for
+//! [`place_device`](fishplate_core::rail::Rail::place_device) and
+//! [`fetch_device`](fishplate_core::rail::Rail::fetch_device). Each call begins a copy through a
+//! slot of pinned host memory, or asks the driver whether the copy has ended.
+//!
+//! All copies use stream 0, so the device makes them in the order in which they begin. A copy that
+//! nobody continues keeps its slot until it has ended and no other slot is free.
+
+use std::time::Instant;
+
+use fishplate_core::error::PostError;
+use fishplate_core::mem::{Untrusted, copy_bytes};
+use fishplate_core::rail::Local;
+use fishplate_core::sync::host::Host;
+use fishplate_shm::Segment;
+
+use super::stage::write_window;
+use super::{GpuRail, post_error};
+use crate::{Device, DeviceError, DevicePtr, Mark};
+
+/// Number of slots: the copies in progress.
+const SLOTS: usize = 16;
+
+/// Size of a slot, and so the longest copy, in bytes.
+const LEN: usize = 8192;
+
+/// Number of bits of a copy's name that hold its slot, counted from 1.
+const SLOT_BITS: u32 = 8;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// Queued, but the device had no mark left.
+    Unmarked,
+    Marked(Mark),
+    /// Ended, and its result was not taken.
+    Ended,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    state: State,
+    /// Changes with each copy.
+    generation: u32,
+    /// The device memory of the copy.
+    at: DevicePtr,
+    len: usize,
+}
+
+/// The slots.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    memory: Option<(Segment, DevicePtr)>,
+    slots: [Slot; SLOTS],
+    /// The slot to look at first.
+    turn: usize,
+    /// Whether the outcome of a copy will never be known.
+    lost: bool,
+}
+
+impl Copies {
+    /// Creates the slots, if the device can pin their memory.
+    pub(crate) fn new<D: Device>(device: &mut D) -> Self {
+        let segment = Segment::create(SLOTS * LEN).ok();
+        let memory = segment.and_then(|segment| {
+            // SAFETY: `end` unpins the segment before it is unmapped.
+            let at = unsafe { device.pin(segment.ptr(), segment.len()) }.ok()?;
+            Some((segment, at))
+        });
+        let slot = Slot { state: State::Free, generation: 0, at: DevicePtr(0), len: 0 };
+        Copies { memory, slots: [slot; SLOTS], turn: 0, lost: false }
+    }
+
+    /// Frees the slots, unless the device may still access them.
+    pub(crate) fn end<D: Device>(&mut self, device: &mut D) {
+        let Some((segment, _)) = self.memory.take() else { return };
+        // SAFETY: `settle` has waited for all copies, or found them lost.
+        if self.lost || unsafe { device.unpin(segment.ptr()) }.is_err() {
+            std::mem::forget(segment);
+        }
+    }
+
+    /// Waits for all copies. If they do not end before the deadline, they count as lost.
+    pub(crate) fn settle<D: Device>(&mut self, device: &mut D, deadline: Instant) {
+        while (0..SLOTS).any(|slot| self.is_busy(device, slot)) && !self.lost {
+            self.lost = Instant::now() >= deadline;
+        }
+    }
+
+    /// Returns whether a copy's outcome will never be known.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Returns whether the device may still copy from or to any of these bytes.
+    pub(crate) fn touches<D: Device>(&mut self, device: &mut D, at: DevicePtr, len: usize) -> bool {
+        (0..SLOTS).any(|slot| {
+            let known = self.slots[slot];
+            let meets = at.0 < known.at.0 + known.len as u64 && known.at.0 < at.0 + len as u64;
+            meets && self.is_busy(device, slot)
+        })
+    }
+
+    /// Returns whether a copy is in flight. Asks the driver.
+    fn is_busy<D: Device>(&mut self, device: &mut D, slot: usize) -> bool {
+        let _ = self.look(device, slot);
+        matches!(self.slots[slot].state, State::Unmarked | State::Marked(_))
+    }
+
+    /// Asks the driver about a copy in flight.
+    fn look<D: Device>(&mut self, device: &mut D, slot: usize) -> Result<(), PostError> {
+        if self.slots[slot].state == State::Unmarked {
+            match device.mark(0) {
+                Ok(mark) => self.slots[slot].state = State::Marked(mark),
+                // A mark becomes free when queued work completes.
+                Err(DeviceError::Exhausted) => return Ok(()),
+                Err(error) => return Err(self.forsake(error)),
+            }
+        }
+        if let State::Marked(mark) = self.slots[slot].state {
+            match device.reached(mark) {
+                Ok(true) => self.slots[slot].state = State::Ended,
+                Ok(false) => {}
+                Err(error) => {
+                    self.slots[slot].state = State::Ended;
+                    return Err(self.forsake(error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaks the slots, because the device may still access them.
+    #[cold]
+    fn forsake(&mut self, error: DeviceError) -> PostError {
+        self.lost = true;
+        if let Some((segment, _)) = self.memory.take() {
+            std::mem::forget(segment);
+        }
+        PostError::Provider(super::queue::code(error))
+    }
+
+    /// Takes a slot: a free one, or one whose copy has ended and was not continued.
+    fn take<D: Device>(&mut self, device: &mut D) -> Result<usize, PostError> {
+        let order = |turn: usize| (0..SLOTS).map(move |n| (turn + n) % SLOTS);
+        let mut found = order(self.turn).find(|&slot| self.slots[slot].state == State::Free);
+        if found.is_none() {
+            for slot in order(self.turn) {
+                self.look(device, slot)?;
+                if self.slots[slot].state == State::Ended {
+                    found = Some(slot);
+                    break;
+                }
+            }
+        }
+        let slot = found.ok_or(PostError::Again)?;
+        self.turn = (slot + 1) % SLOTS;
+        Ok(slot)
+    }
+
+    /// Returns the slot of a copy, or `None` if the copy has ended and its slot was taken again.
+    fn slot_of(&self, copy: u32) -> Option<usize> {
+        let slot = (copy & ((1 << SLOT_BITS) - 1)) as usize - 1;
+        (self.slots[slot].generation << SLOT_BITS == copy & (u32::MAX << SLOT_BITS)).then_some(slot)
+    }
+
+    /// Queues a copy of `len` bytes between the device memory `at` and a slot, into which `from`
+    /// is copied first. Returns the copy's name.
+    ///
+    /// # Safety
+    /// `len` bytes at `at` are device memory that stays valid while it is [touched](Self::touches).
+    unsafe fn begin<D: Device>(
+        &mut self,
+        device: &mut D,
+        at: DevicePtr,
+        len: usize,
+        from: Option<Untrusted<'_>>,
+    ) -> Result<u32, PostError> {
+        let slot = self.take(device)?;
+        let (segment, start) = self.memory.as_ref().ok_or(PostError::Unsupported)?;
+        let (bytes, staged) = (segment.ptr(), start.at((slot * LEN) as u64));
+        let (to, source) = match from {
+            Some(from) => {
+                // SAFETY: the slot holds `LEN` bytes, at least `len`, and no copy uses it.
+                unsafe { copy_bytes(from.as_ptr(), bytes.as_ptr().add(slot * LEN), len) };
+                (at, staged)
+            }
+            None => (staged, at),
+        };
+        // SAFETY: the slot is pinned, and its owner keeps the device memory while the copy is in
+        // flight.
+        unsafe { device.copy(0, to, source, len as u64) }.map_err(post_error)?;
+        let generation = self.slots[slot].generation.wrapping_add(1);
+        self.slots[slot] = Slot { state: State::Unmarked, generation, at, len };
+        Ok(generation << SLOT_BITS | (slot as u32 + 1))
+    }
+
+    /// Ends a copy into device memory. See [`Rail::place_device`](fishplate_core::rail::Rail).
+    ///
+    /// # Safety
+    /// The conditions of [`begin`](Self::begin), with the length of `from`, at most [`LEN`].
+    unsafe fn place<D: Device>(
+        &mut self,
+        device: &mut D,
+        to: DevicePtr,
+        from: Untrusted<'_>,
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
+        if *copy == 0 {
+            // SAFETY: our caller guarantees the same contract.
+            *copy = unsafe { self.begin(device, to, from.len(), Some(from)) }?;
+        }
+        if let Some(slot) = self.slot_of(*copy) {
+            self.look(device, slot)?;
+            if self.slots[slot].state != State::Ended {
+                return Err(PostError::Again);
+            }
+            self.slots[slot].state = State::Free;
+        }
+        // A copy whose slot was taken again has ended.
+        *copy = 0;
+        if self.lost { Err(PostError::Provider(libc::EIO)) } else { Ok(()) }
+    }
+
+    /// Ends a copy out of device memory. See [`Rail::fetch_device`](fishplate_core::rail::Rail).
+    ///
+    /// # Safety
+    /// The conditions of [`begin`](Self::begin), with the length of `into`, at most [`LEN`].
+    unsafe fn fetch<D: Device>(
+        &mut self,
+        device: &mut D,
+        from: DevicePtr,
+        into: &mut [u8],
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
+        let slot = match *copy {
+            0 => None,
+            copy => self.slot_of(copy),
+        };
+        let slot = match slot {
+            Some(slot) => slot,
+            // The first call, or the slot was taken again and its bytes are gone.
+            None => {
+                *copy = 0;
+                // SAFETY: our caller guarantees the same contract.
+                *copy = unsafe { self.begin(device, from, into.len(), None) }?;
+                match self.slot_of(*copy) {
+                    Some(slot) => slot,
+                    None => return Err(PostError::Again),
+                }
+            }
+        };
+        self.look(device, slot)?;
+        if self.slots[slot].state != State::Ended {
+            return Err(PostError::Again);
+        }
+        let (segment, _) = self.memory.as_ref().ok_or(PostError::Provider(libc::EIO))?;
+        // SAFETY: the slot holds `LEN` bytes, at least those of `into`, and no copy uses it.
+        unsafe { copy_bytes(segment.ptr().as_ptr().add(slot * LEN), into.as_mut_ptr(), into.len()) };
+        (self.slots[slot].state, *copy) = (State::Free, 0);
+        Ok(())
+    }
+}
+
+impl<D: Device, H: Host> GpuRail<D, H> {
+    /// Copies bytes into registered device memory without waiting.
+    ///
+    /// # Safety
+    /// The contract of `Rail::place_device` applies.
+    pub(super) unsafe fn place_device_bytes(
+        &mut self,
+        to: Local,
+        from: Untrusted<'_>,
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
+        let len = to.len.min(from.len());
+        let (target, view) = self.own_device(to, len)?;
+        let Some((from, _)) = from.split_at(len) else { return Ok(()) };
+        match view {
+            _ if len == 0 => Ok(()),
+            Some(view) => {
+                // SAFETY: `own_device` has checked that the range is registered, and the processor
+                // has it mapped.
+                unsafe { write_window(view, from) };
+                Ok(())
+            }
+            // SAFETY: our caller guarantees the same contract.
+            None if len > LEN => unsafe { self.write_device_bytes(to, from) },
+            // SAFETY: `own_device` has checked that the range is registered.
+            None => unsafe { self.copies.place(self.sharing.driver(), target, from, copy) },
+        }
+    }
+
+    /// Copies bytes out of registered device memory without waiting.
+    ///
+    /// # Safety
+    /// The contract of `Rail::fetch_device` applies.
+    pub(super) unsafe fn fetch_device_bytes(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
+        let len = from.len.min(into.len());
+        let (source, view) = self.own_device(from, len)?;
+        match view {
+            _ if len == 0 => Ok(()),
+            Some(view) => {
+                // SAFETY: `own_device` has checked that the range is registered, and the processor
+                // has it mapped.
+                unsafe { copy_bytes(view, into.as_mut_ptr(), len) };
+                Ok(())
+            }
+            // SAFETY: our caller guarantees the same contract.
+            None if len > LEN => unsafe { self.read_device_bytes(from, into) },
+            // SAFETY: `own_device` has checked that the range is registered.
+            None => unsafe { self.copies.fetch(self.sharing.driver(), source, &mut into[..len], copy) },
+        }
+    }
+
+    /// Returns the device address of registered device memory, and its host address if it has one.
+    pub(super) fn own_device(
+        &self,
+        memory: Local,
+        len: usize,
+    ) -> Result<(DevicePtr, Option<*mut u8>), PostError> {
+        let addr = memory.ptr.as_ptr() as u64;
+        let local = self.local_of(memory.desc).map(|slot| self.locals[slot as usize]);
+        let local = local.ok_or(PostError::BadKey)?;
+        let place = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
+        Ok((place, local.view(addr)))
+    }
+
+    /// Returns whether a copy in flight uses any of these bytes of the device.
+    pub(super) fn is_copying(&mut self, at: u64, len: usize) -> bool {
+        self.copies.touches(self.sharing.driver(), DevicePtr(at), len)
+    }
+}

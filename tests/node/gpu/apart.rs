@@ -1,0 +1,142 @@
+//! Device memory that no NIC accesses: its bytes travel through host memory. Over libfabric's tcp,
+//! and over a provider inside the process.
+
+use fishplate::config::Settings;
+use fishplate::core::engine::protocol::Received;
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::op::Outcome;
+use fishplate::node::{Builder, Fabric, Source};
+use fishplate::{Cmp, Issued, Node, Notice, Signal};
+use fishplate_testing::fabric::{Fake, Persona};
+
+use super::super::{SOON, Side, Way, builder, two, ways};
+use super::{LEN, SIZES, device, pattern};
+
+/// Returns a builder of nodes over `rails` rails whose NICs do not access device memory.
+fn over(builder: Builder, provider: &str, interfaces: &[&str]) -> Builder {
+    let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
+    let providers = vec![provider.into()];
+    let settings = Settings { providers, interfaces, nic_device_memory: false, ..Settings::DEFAULT };
+    builder.settings(settings).fabric(Fabric::Required).shared_memory(false)
+}
+
+fn done(node: &mut Node, issued: Issued) {
+    let Issued::Pending(token) = issued else { panic!("{issued:?}") };
+    let end = node.wait_completion(token, SOON).unwrap();
+    assert_eq!(end.outcome, Outcome::Done);
+}
+
+/// Moves every length by every verb between device memory here and device or host memory there.
+fn every_verb(side: &mut Side) {
+    let (node, peer) = (&mut side.node, side.peer);
+    let (device, host) = (node.alloc_device(2 * LEN).unwrap(), node.alloc(2 * LEN + 64).unwrap());
+    let handles = [node.handle(device).unwrap(), node.handle(host).unwrap()];
+    let theirs = handles.map(|handle| side.exchange(&handle));
+    let node = &mut side.node;
+    let [their_device, their_host] = theirs.map(|handle| node.import(peer, handle).unwrap());
+    assert!(node.is_carried(their_device) && !node.is_carried(their_host));
+    assert!(node.rails().iter().all(|rail| !rail.device));
+    side.exchange(&[]);
+    if side.rank == 1 {
+        let mut rounds = 0;
+        for len in SIZES {
+            for on_device in [true, false] {
+                rounds += 1;
+                side.node.wait(host.at(2 * LEN as u64), Cmp::Eq, rounds, Some(peer), SOON).unwrap();
+                let mut got = vec![0; len];
+                match on_device {
+                    true => side.node.read_device(device.at(8), &mut got).unwrap(),
+                    false => side.node.read(host.at(8), &mut got).unwrap(),
+                }
+                assert!(got == pattern(rounds as usize, len), "{len} bytes, device {on_device}");
+                side.exchange(&[]);
+            }
+        }
+        for len in SIZES {
+            side.exchange(&[]);
+            side.node.send(peer, len as u64, host.slice(8..8 + len), Notice::Silent).unwrap();
+            side.exchange(&[]);
+        }
+        return;
+    }
+    let mut rounds = 0;
+    for len in SIZES {
+        for their in [their_device, their_host] {
+            rounds += 1;
+            let node = &mut side.node;
+            node.write_device(device.at(16), &pattern(rounds, len)).unwrap();
+            let signal = Signal::set(their_host.at(2 * LEN as u64), rounds as u64);
+            let from: Source<'_> = device.slice(16..16 + len).into();
+            node.put_signal(from, their.at(8), signal, Notice::Silent).unwrap();
+            side.exchange(&[]);
+            // Back to another place, into device memory and into host memory.
+            let node = &mut side.node;
+            let get = node.get(device.slice(LEN..LEN + len), their.at(8), Notice::Report(1)).unwrap();
+            done(node, get);
+            let mut got = vec![0; len];
+            node.read_device(device.at(LEN as u64), &mut got).unwrap();
+            assert!(got == pattern(rounds, len), "{len} bytes back");
+            if their == their_device {
+                let get = node.get(host.slice(..len), their.at(8), Notice::Report(1)).unwrap();
+                done(node, get);
+                node.read(host.at(0), &mut got).unwrap();
+                assert!(got == pattern(rounds, len), "{len} bytes back to the host");
+                // And a put from host memory, over what is there.
+                node.write(host.at(0), &pattern(rounds + 100, len)).unwrap();
+                let put = node.put(host.slice(..len), their.at(8), Notice::Report(1)).unwrap();
+                done(node, put);
+                let get = node.get(device.slice(LEN..LEN + len), their.at(8), Notice::Report(1)).unwrap();
+                done(node, get);
+                node.read_device(device.at(LEN as u64), &mut got).unwrap();
+                assert!(got == pattern(rounds + 100, len), "{len} bytes from the host");
+            }
+        }
+    }
+    // The last round put this to their host memory.
+    for len in SIZES {
+        let into = device.slice(..len);
+        let request = side.node.post_recv(Some(peer), len as u64, Tag::ZERO, into, 0).unwrap();
+        side.exchange(&[]);
+        assert_eq!(side.node.wait_recv(request, SOON).unwrap().outcome, Received::Ok);
+        let mut got = vec![0; len];
+        side.node.read_device(device.at(0), &mut got).unwrap();
+        assert!(got == pattern(rounds, LEN)[..len], "a message of {len} bytes");
+        side.exchange(&[]);
+    }
+}
+
+#[test]
+fn every_verb_moves_device_memory_over_tcp_through_host_memory() {
+    for way in ways() {
+        let Way::Tcp(first, second) = way else { continue };
+        let rails = |builder: Builder, count| over(builder, "tcp", &vec!["lo"; count]).gpu(device());
+        assert!(first <= second);
+        let change = |builder| rails(builder, first);
+        two(way, change, |mut side| {
+            every_verb(&mut side);
+            side.node.close(SOON).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_provider_without_fi_hmem_moves_device_memory_through_host_memory() {
+    let provider = Fake::new(Persona::cxi(), 5);
+    let interfaces = ["cxi0", "cxi1"].map(|name| over(builder(), "cxi", &[name]).gpu(device()));
+    let mut nodes = interfaces.map(|builder| builder.library(provider.library()).open().unwrap());
+    let addresses = nodes.each_ref().map(|node| node.address().to_vec());
+    let peers = [0, 1].map(|at| nodes[at].connect(&addresses[1 - at]).unwrap());
+    let memory = nodes.each_mut().map(|node| node.alloc_device(LEN).unwrap());
+    let handles = [0, 1].map(|at| nodes[at].handle(memory[at]).unwrap());
+    let theirs = nodes[0].import(peers[0], &handles[1]).unwrap();
+    assert!(nodes[0].is_carried(theirs));
+    nodes[0].write_device(memory[0].at(0), &pattern(1, LEN)).unwrap();
+    let put = nodes[0].put(memory[0].slice(..), theirs.at(0), Notice::Report(1)).unwrap();
+    let Issued::Pending(token) = put else { panic!("{put:?}") };
+    while nodes[0].test(token).unwrap().is_none() {
+        nodes.iter_mut().for_each(|node| _ = node.progress());
+    }
+    let mut got = vec![0; LEN];
+    nodes[1].read_device(memory[1].at(0), &mut got).unwrap();
+    assert!(got == pattern(1, LEN));
+}
