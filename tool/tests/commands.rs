@@ -3,8 +3,8 @@
 //!
 //! A block of the file has `$ ` and the line for the shell, then `? ` and the status. Lines of
 //! standard output follow after `> `, and lines of standard error after `! `. `#` stands for
-//! figures and values that depend on the machine. With `BLESS=1` the test rewrites the file. Lines
-//! that write files do so in `$TMPDIR`.
+//! figures and values that depend on the machine. Names of sockets begin with `@fishplate-`. With
+//! `BLESS=1` the test rewrites the file. Lines that write files do so in `$TMPDIR`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -39,13 +39,17 @@ const MACHINE: [&str; 4] = ["pin", "pss_bytes", "repeats", "floor_unsteady"];
 fn block(line: &str) -> String {
     // Names a libfabric that does not exist, so that lines that need it have the same output
     // everywhere.
-    let mut shell = shell(line);
+    // Sockets have other names in each run, because runs on one machine share these names.
+    let (written, used) = ("@fishplate-", format!("@fishplate-{}-", std::process::id()));
+    let mut shell = shell(&line.replace(written, &used));
     shell.env("FISHPLATE_LIBFABRIC", "/nowhere/libfabric.so.1").env("TMPDIR", env!("CARGO_TARGET_TMPDIR"));
     let output = shell.output().unwrap();
     let status = output.status.code().expect("no signal ends it");
     let mut block = format!("$ {line}\n? {status}\n");
     for (mark, bytes) in [('>', &output.stdout), ('!', &output.stderr)] {
-        for line in text(bytes).lines().filter(|line| !line.starts_with("# floor moved")) {
+        for line in
+            text(bytes).replace(&used, written).lines().filter(|line| !line.starts_with("# floor moved"))
+        {
             let _ = writeln!(block, "{}", format!("{mark} {}", plain(line)).trim_end());
         }
     }
