@@ -4,11 +4,16 @@
 //! [INTERFACE,..]`, or several times with FISHPLATE_RENDEZVOUS=tcp://HOST:PORT and FISHPLATE_SIZE.
 
 use fishplate::{Cmp, Job, Node, Notice, Signal, config::Settings, core::engine::tag::Tag};
-use std::{env::args, error::Error, time::Duration};
+use std::{env::args, error::Error, fmt::Display, time::Duration};
 
 /// Returns the bytes that `from` sends to `to` in a round.
 fn bytes(from: usize, to: usize, round: u64, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at as u64 * 7 + round * 31 + (from * 8 + to) as u64) as u8).collect()
+}
+
+/// Says which rank an error is about.
+fn of<E: Display>(rank: usize) -> impl Fn(E) -> String {
+    move |error| format!("rank {rank}: {error}")
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -26,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let word = |from: usize| size as u64 * 8192 + from as u64 * 8;
     let memory = node.alloc(word(size + 1) as usize)?;
     let handles = job.allgather(node.handle(memory)?)?;
-    let imports = peers.iter().zip(&handles).map(|(&peer, handle)| node.import(peer, handle));
+    let imports = (0..size).map(|rank| node.import(peers[rank], &handles[rank]).map_err(of(rank)));
     let there = imports.collect::<Result<Vec<_>, _>>()?;
 
     for round in 1..=rounds {
@@ -35,15 +40,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         for (to, &peer) in peers.iter().enumerate() {
             let signal = Signal::add(there[to].at(word(me)), 1);
             let place = there[to].at(slot(me, round));
-            node.put_signal(&bytes(me, to, round, 3000)[..], place, signal, Notice::Silent)?;
-            node.send(peer, round, &message(me, to)[..], Notice::Silent)?;
+            node.put_signal(&bytes(me, to, round, 3000)[..], place, signal, Notice::Silent)
+                .map_err(of(to))?;
+            node.send(peer, round, &message(me, to)[..], Notice::Silent).map_err(of(to))?;
         }
-        node.fetch_add(there[0].at(word(size)), 1, timeout)?;
+        node.fetch_add(there[0].at(word(size)), 1, timeout).map_err(of(0))?;
         for (from, &peer) in peers.iter().enumerate() {
-            node.wait(memory.at(word(from)), Cmp::Ge, round, Some(peer), timeout)?;
+            node.wait(memory.at(word(from)), Cmp::Ge, round, Some(peer), timeout).map_err(of(from))?;
             let (mut put, mut sent) = (vec![0; 3000], vec![0; 100_000]);
             node.read(memory.at(slot(from, round)), &mut put)?;
-            let len = node.recv(Some(peer), round, Tag::ZERO, &mut sent, timeout)?.len as usize;
+            let got = node.recv(Some(peer), round, Tag::ZERO, &mut sent, timeout).map_err(of(from))?;
+            let len = got.len as usize;
             assert!(put == bytes(from, me, round, 3000), "rank {me}: wrong bytes of rank {from}");
             assert!(sent[..len] == message(from, me), "rank {me}: wrong message of rank {from}");
         }

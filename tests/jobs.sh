@@ -200,13 +200,32 @@ missing() {
     local rank pids=()
     for rank in 0 1 3; do
         FISHPLATE_RANK=$rank FISHPLATE_SIZE=4 FISHPLATE_RENDEZVOUS=file://$meet \
-            timeout --kill-after=5 60 "$program" 100 8 >"$work/out$rank" 2>&1 &
+            timeout --kill-after=5 60 "$program" 100 4 >"$work/out$rank" 2>&1 &
         pids+=($!)
     done
     for rank in "${pids[@]}"; do wait "$rank"; [ $? = 1 ] || return 1; done
-    [ "$(cat "$work"/out* | grep -c 'rank 2 did not come within 8s')" = 3 ]
+    [ "$(cat "$work"/out* | grep -c 'rank 2 did not come within 4s')" = 3 ]
 }
 say "a missing rank is named by those who wait" missing
+
+# missing_under TEXT COMMAND...: rank 2 of a launcher's job never joins; a rank that waits must say
+# TEXT, and the launcher must end the job
+missing_under() {
+    local text=$1
+    shift
+    # shellcheck disable=SC2016  # for the inner shell
+    timeout --kill-after=5 60 "$@" bash -c 'rank=$PMI_RANK$OMPI_COMM_WORLD_RANK
+        [ "$rank" != 2 ] || exec sleep 30
+        exec "$0" 100 3 >"$1$rank" 2>&1' "$program" "$work/out" >"$work/out-launcher" 2>&1 </dev/null
+    [ $? != 124 ] && cat "$work"/out[0-9] | grep -q "$text"
+}
+for launcher in ${launchers[@]+"${launchers[@]}"}; do
+    declare -n command=$launcher
+    # PMI-1 does not tell who has not reached its barrier.
+    text='rank 2 did not come within 3s'
+    [ "$launcher" != hydra ] || text="not all 4 ranks reached PMI's barrier"
+    say "a missing rank under ${command[*]}: $text" missing_under "$text" "${command[@]}"
+done
 
 # cookie: a process with a wrong cookie is refused, and the job continues without it
 cookie() {
@@ -253,9 +272,9 @@ clean() {
 }
 
 # killed VICTIM DELAY VARIABLE=VALUE...: kills one of four processes; the others must exit by
-# themselves
+# themselves, with status 1, and each must name a rank, unless none had been assigned
 killed() {
-    local victim=$1 delay=$2 rank pids=()
+    local victim=$1 delay=$2 rank status pids=()
     shift 2
     for rank in 0 1 2 3; do
         env "${@//%r/$rank}" "$program" 100000 10 >"$work/out$rank" 2>&1 &
@@ -263,14 +282,26 @@ killed() {
     done
     sleep "$delay"
     kill -9 "${pids[$victim]}"
-    wait "${pids[$victim]}" 2>/dev/null
-    ended "${pids[@]}" && clean
+    ended "${pids[@]}" || return 1
+    for rank in 0 1 2 3; do
+        wait "${pids[$rank]}" 2>/dev/null
+        status=$?
+        if [ $rank = "$victim" ]; then
+            [ $status = 137 ] || return 1
+        else
+            [ $status = 1 ] && grep -q 'rank [0-3]\|1 process did not come' "$work/out$rank" || return 1
+        fi
+    done
+    clean
 }
 for ((n = 0; n < kills; n++)); do
     victim=$((RANDOM % 4)) delay=0.$((RANDOM % 10))$((RANDOM % 10))
-    variables=(FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet")
+    place=file://$meet
+    next
+    ((n / 2 % 2)) && place=tcp://127.0.0.1:$port
+    variables=(FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=$place")
     ((n % 2)) && variables+=(FISHPLATE_RANK=%r)
-    say "process $victim killed after $delay s" killed "$victim" "$delay" "${variables[@]}"
+    say "process $victim killed after $delay s, $place" killed "$victim" "$delay" "${variables[@]}"
 done
 
 # killed_of_tool: kills one of four ranks that the tool started, or the tool; all others must exit
