@@ -7,6 +7,7 @@ use crate::rail::RailKey;
 
 use super::close::Parting;
 use super::epoch::Meeting;
+use super::load::Wait;
 use super::protocol::MatchLimits;
 
 /// Maximum number of rails of an engine.
@@ -45,8 +46,7 @@ pub struct Pairing {
     pub(crate) matching: MatchLimits,
     pub(crate) meeting: Meeting,
     pub(crate) parting: Parting,
-    /// When posts began to wait for a full rail although another had room. 0 if none waits.
-    pub(crate) waits: u64,
+    pub(crate) wait: Wait,
     /// The last epoch used in this slot. It outlives the attachment.
     pub(crate) last: u32,
 }
@@ -65,7 +65,7 @@ impl Pairing {
         matching: MatchLimits::ALIKE,
         meeting: Meeting::NONE,
         parting: Parting::NONE,
-        waits: 0,
+        wait: Wait::NONE,
         last: 0,
     };
 

@@ -31,6 +31,25 @@ use self::speed::{FIRST, Load};
 /// Posts of at least this many bytes are timed.
 pub(crate) const LONG: u64 = 4096;
 
+/// Whether posts to a peer wait for a full rail although another has room.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    /// When the wait began. 0 if no post waits.
+    since: u64,
+    rail: u8,
+}
+
+impl Wait {
+    pub(crate) const NONE: Wait = Wait { since: 0, rail: 0 };
+
+    /// Ends the wait if it is for this rail.
+    pub(crate) fn accepted(&mut self, rail: usize) {
+        if usize::from(self.rail) == rail {
+            self.since = 0;
+        }
+    }
+}
+
 /// Time without a completion, in nanoseconds or passes, after which a rail is no longer limited:
 /// all its posts may be to a peer that has stopped. Also the longest wait for a full rail.
 const STOPPED: [u64; 2] = [200_000_000, 10_000];
@@ -187,20 +206,19 @@ impl<const RAILS: usize> Loads<RAILS> {
     }
 
     /// Chooses one of `rails` for a post of `bytes` bytes, beginning with rail `turn`. The rails in
-    /// `full`, which are not all of `rails`, have refused the post. `waits` belongs to the peer:
-    /// [`Pairing::waits`](super::joint::Pairing). `None`: none of the rails may have more
-    /// outstanding now.
+    /// `full`, which are not all of `rails`, have refused the post. `wait` belongs to the peer.
+    /// `None`: none of the rails may have more outstanding now.
     pub(crate) fn choose(
         &mut self,
         rails: u16,
         full: u16,
         turn: u8,
         bytes: u64,
-        waits: &mut u64,
+        wait: &mut Wait,
     ) -> Option<usize> {
         self.shared |= rails;
         if bytes >= LONG {
-            return self.choose_long(rails, full, turn, bytes, waits);
+            return self.choose_long(rails, full, turn, bytes, wait);
         }
         let rails = rails & !full;
         let mut fast = rails;
@@ -226,9 +244,9 @@ impl<const RAILS: usize> Loads<RAILS> {
     }
 
     /// Chooses the rail that is expected to complete the post first, or one that has to be probed.
-    fn choose_long(&mut self, rails: u16, full: u16, turn: u8, bytes: u64, waits: &mut u64) -> Option<usize> {
+    fn choose_long(&mut self, rails: u16, full: u16, turn: u8, bytes: u64, wait: &mut Wait) -> Option<usize> {
         let (now, untimed) = (self.now(), self.untimed());
-        let waited = if *waits != 0 { now.wrapping_sub(*waits) } else { 0 };
+        let waited = if wait.since != 0 { now.wrapping_sub(wait.since) } else { 0 };
         let (mut best, mut least) = (None, u64::MAX);
         let mut probed = None;
         for rail in ahead(rails, turn) {
@@ -255,8 +273,8 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
         let chosen = probed.or(best)?;
         if full >> chosen & 1 != 0 {
-            if *waits == 0 {
-                *waits = now.max(1);
+            if wait.since == 0 {
+                *wait = Wait { since: now.max(1), rail: chosen as u8 };
             }
             return None;
         }

@@ -203,7 +203,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if posted == Posted::Pending {
             slot.posts += 1;
             state.loads.posted(rail, len);
-            state.not_waiting(peer, full);
+            state.not_waiting(peer, rail);
         }
         if write {
             state.streams[stream as usize].next = state.streams[stream as usize].next.plus(1);
@@ -308,7 +308,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     if posted == Posted::Pending {
                         state.loads.posted(rail, bytes as u64);
                         if bytes as u64 >= LONG {
-                            state.not_waiting(peer, full);
+                            state.not_waiting(peer, rail);
                         }
                     }
                     let s = &mut state.streams[stream as usize];
@@ -367,22 +367,21 @@ impl<const RAILS: usize> State<'_, RAILS> {
             RailPolicy::Fixed => return Some(open.trailing_zeros() as usize),
             RailPolicy::RoundRobin => ahead(open, slot.turn).next()?,
             RailPolicy::LeastOutstanding => {
-                let waits = &mut self.pairings[peer as usize].waits;
-                self.loads.choose(rails, full, slot.turn, bytes, waits)?
+                let wait = &mut self.pairings[peer as usize].wait;
+                self.loads.choose(rails, full, slot.turn, bytes, wait)?
             }
         };
         slot.turn = (rail as u8 + 1) & 15;
         Some(rail)
     }
 
-    /// Records that a long post was accepted. If no rail was full, no post waits any more.
+    /// Records that a rail accepted a long post. If posts waited for that rail, they do no more.
     #[inline(always)]
-    pub(super) fn not_waiting(&mut self, peer: u16, full: u16) {
+    pub(super) fn not_waiting(&mut self, peer: u16, rail: usize) {
         if RAILS > 1
-            && full == 0
             && let Some(pairing) = self.pairings.get_mut(peer as usize)
         {
-            pairing.waits = 0;
+            pairing.wait.accepted(rail);
         }
     }
 

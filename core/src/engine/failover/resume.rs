@@ -154,7 +154,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     if posted == Posted::Pending {
                         state.loads.posted(rail, len as u64);
                     }
-                    state.not_waiting(peer, full);
+                    state.not_waiting(peer, rail);
                     state.took = rail as u8;
                     return Ok(posted);
                 }
