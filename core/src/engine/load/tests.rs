@@ -65,7 +65,8 @@ impl Rig {
             }
         }
         while self.moving().iter().sum::<u32>() < self.depth {
-            let Some(rail) = self.loads.choose(0b11, 0, (self.given[0] & 1) as u8, PIECE, &mut Wait::NONE)
+            let Some(rail) =
+                self.loads.choose(0b11, 0, (self.given[0] & 1) as u8, PIECE, &mut { Wait::NONE })
             else {
                 break;
             };
@@ -124,7 +125,7 @@ impl Rig {
         for turn in 0..count {
             got[self
                 .loads
-                .choose(0b11, 0, (turn & 1) as u8, 8, &mut Wait::NONE)
+                .choose(0b11, 0, (turn & 1) as u8, 8, &mut { Wait::NONE })
                 .expect("short posts always have room")] += 1;
         }
         got
@@ -178,16 +179,16 @@ fn a_rail_that_becomes_slow_is_avoided_at_once() {
 fn new_rails_wait_for_their_first_completion_unless_a_peer_has_stopped() {
     let mut loads = Loads::<2>::new(None);
     for rail in [0, 1] {
-        assert_eq!(loads.choose(0b11, 0, 0, PIECE, &mut Wait::NONE), Some(rail));
+        assert_eq!(loads.choose(0b11, 0, 0, PIECE, &mut { Wait::NONE }), Some(rail));
         loads.posted(rail, PIECE);
     }
-    assert_eq!(loads.choose(0b11, 0, 0, PIECE, &mut Wait::NONE), None);
+    assert_eq!(loads.choose(0b11, 0, 0, PIECE, &mut { Wait::NONE }), None);
     // Short posts are not limited.
-    assert_eq!(loads.choose(0b11, 0, 1, 8, &mut Wait::NONE), Some(1));
+    assert_eq!(loads.choose(0b11, 0, 1, 8, &mut { Wait::NONE }), Some(1));
     loads.passes = STOPPED[1] - 1;
-    assert_eq!(loads.choose(0b11, 0, 0, PIECE, &mut Wait::NONE), None);
+    assert_eq!(loads.choose(0b11, 0, 0, PIECE, &mut { Wait::NONE }), None);
     loads.passes += 1;
-    assert!(loads.choose(0b11, 0, 0, PIECE, &mut Wait::NONE).is_some());
+    assert!(loads.choose(0b11, 0, 0, PIECE, &mut { Wait::NONE }).is_some());
 }
 
 #[test]
@@ -199,7 +200,8 @@ fn a_rail_that_many_posts_waited_for_is_not_limited_once_they_complete() {
     // The peer has stopped, so the rails get more than new rails may have outstanding.
     loads.passes = STOPPED[1];
     for turn in 0..80 {
-        let rail = loads.choose(0b11, 0, turn & 1, PIECE, &mut Wait::NONE).expect("the rails have stopped");
+        let rail =
+            loads.choose(0b11, 0, turn & 1, PIECE, &mut { Wait::NONE }).expect("the rails have stopped");
         loads.posted(rail, PIECE);
     }
     for rail in [0, 1] {
@@ -216,7 +218,7 @@ fn rails_that_do_not_reach_a_peer_are_not_compared_with_those_that_do() {
     let mut loads = Loads::<3>::new(None);
     for turn in 0..100 {
         // Rails 1 and 2 lead to one peer. Rail 0 leads to others, and is far faster.
-        let short = loads.choose(0b110, 0, turn, 8, &mut Wait::NONE);
+        let short = loads.choose(0b110, 0, turn, 8, &mut { Wait::NONE });
         assert!(turn < 10 || short == Some(1), "{turn}: {short:?} {loads:?}");
         (0..3).for_each(|rail| loads.posted(rail, PIECE));
         for (rail, passes) in [(0, 1), (1, 9), (2, 90)] {
@@ -239,7 +241,7 @@ fn isolated_posts_take_the_fast_rail() {
         rig.loads.passes += 1_000_000;
         let rail = rig
             .loads
-            .choose(0b11, 0, (rig.given[0] & 1) as u8, PIECE, &mut Wait::NONE)
+            .choose(0b11, 0, (rig.given[0] & 1) as u8, PIECE, &mut { Wait::NONE })
             .expect("both are idle");
         rig.loads.posted(rail, PIECE);
         rig.loads.passes += rig.takes[rail];
@@ -393,8 +395,8 @@ fn short_posts_avoid_slow_rails_and_take_turns_on_others() {
     assert_eq!(
         (
             loads.slow,
-            loads.choose(0b11, 0, 1, 8, &mut Wait::NONE),
-            loads.choose(0b10, 0, 1, 8, &mut Wait::NONE)
+            loads.choose(0b11, 0, 1, 8, &mut { Wait::NONE }),
+            loads.choose(0b10, 0, 1, 8, &mut { Wait::NONE })
         ),
         (0b10, Some(0), Some(1))
     );
@@ -402,7 +404,10 @@ fn short_posts_avoid_slow_rails_and_take_turns_on_others() {
     rig.run(2_000_000, 1, 0);
     rig.drain();
     assert_eq!(rig.loads.slow, 0);
-    assert_eq!([0, 1].map(|turn| rig.loads.choose(0b11, 0, turn, 8, &mut Wait::NONE)), [Some(0), Some(1)]);
+    assert_eq!(
+        [0, 1].map(|turn| rig.loads.choose(0b11, 0, turn, 8, &mut { Wait::NONE })),
+        [Some(0), Some(1)]
+    );
 }
 
 #[test]
