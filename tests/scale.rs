@@ -7,19 +7,20 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::env;
-use std::fs;
 use std::ptr::{self, NonNull};
 use std::time::{Duration, Instant};
 
-use fishplate::config::Settings;
-use fishplate::node::{Builder, Fabric};
-use fishplate::{Limits, Node, Storage};
+use fishplate::{Limits, Storage};
 use fishplate_core::engine::{Config, ContextId, Engine, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError, PostError};
 use fishplate_core::mem::{LocalId, Peer, PeerId, Region, RegionKind, Untrusted};
 use fishplate_core::op::{AmoSet, SignalOp};
 use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
-use fishplate_testing::fabric::{Fake, Persona};
+
+#[path = "support/resident.rs"]
+mod resident;
+
+use resident::resident;
 
 const CX: ContextId = ContextId(0);
 
@@ -212,13 +213,6 @@ fn contents(from: usize, to: usize) -> u64 {
     (((from as u64) << 32) | to as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1
 }
 
-/// Returns the anonymous memory of this process in bytes.
-fn resident() -> usize {
-    let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
-    1024 * line.trim().trim_end_matches(" kB").parse::<usize>().unwrap()
-}
-
 /// Measures a pass of an idle rank: the minimum of 100 means of 100 passes each.
 fn idle_pass(rank: &mut Rank) -> Duration {
     let pass = |rank: &mut Rank| {
@@ -388,48 +382,4 @@ fn many_ranks_start_meet_and_exchange_everything() {
         many < 8 * few.max(Duration::from_nanos(20)),
         "an idle pass: {few:?} with 4 ranks, {many:?} with {most}"
     );
-}
-
-/// Opens a node for `peers` peers, and connects it to `known` peers of this host that do not exist.
-/// Returns how much anonymous memory that takes.
-fn growth(builder: Builder, peers: u16, known: u16) -> usize {
-    let before = resident();
-    let limits = Limits { peers, ..Limits::DEFAULT };
-    let mut node = builder.limits(limits).open().unwrap();
-    let mut address = node.address().to_vec();
-    for number in 1..=u64::from(known) {
-        // The id and the socket number.
-        address[6..14].copy_from_slice(&number.to_le_bytes());
-        address[14..22].copy_from_slice(&number.to_le_bytes());
-        node.connect(&address).unwrap();
-    }
-    let grown = resident().saturating_sub(before);
-    node.close(Duration::from_secs(20)).unwrap();
-    grown
-}
-
-/// A node that may have a peer, over shared memory or several rails with failover; and a node that
-/// has connected a peer of this host, but has never reached it.
-#[test]
-fn a_peer_never_talked_to_costs_at_most_64_bytes() {
-    // Otherwise malloc reuses memory of an earlier node for zeroed tables, and clears it. SAFETY:
-    // the call takes only numbers.
-    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 4 << 10) };
-    let provider = Fake::new(Persona::tcp(), 1);
-    let settings = Settings { providers: vec!["tcp".into()], ..Settings::DEFAULT };
-    let local = || Node::builder().fabric(Fabric::Off);
-    let rails = || Node::builder().library(provider.library()).settings(settings.clone());
-    let kinds: [(_, &dyn Fn() -> Builder, _); 3] = [
-        ("shared memory", &local, false),
-        ("two rails with failover", &rails, false),
-        ("shared memory, connected", &local, true),
-    ];
-    for (name, builder, connects) in kinds {
-        let grown = |peers: u16| growth(builder(), peers, if connects { peers } else { 0 });
-        // The first node includes one-time costs.
-        let (_, few, many) = (grown(64), grown(64), grown(2064));
-        let each = many.saturating_sub(few) / 2000;
-        println!("{name}: 64 peers: {few} bytes; 2064: {many}; a peer never talked to: {each}");
-        assert!(each <= 64, "{name}: a peer never talked to costs {each} bytes");
-    }
 }

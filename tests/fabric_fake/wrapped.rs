@@ -266,7 +266,7 @@ fn every_call_and_every_report_is_forwarded() {
         (told, log.take())
     };
     let bare = run(&everything);
-    assert_eq!(bare.1.len(), 28, "as many calls as a rail has: {:?}", bare.1);
+    assert_eq!(bare.1.len(), 30, "as many calls as a rail has: {:?}", bare.1);
     assert_eq!(run(&|rail| everything(Guard::new(rail, RailId(0), None))), bare);
 }
 

@@ -266,8 +266,10 @@ mod tests {
             "3",
             "2",
             "on",
+            "off",
             "250",
         ];
+        assert_eq!(VARIABLES.len(), others.len());
         for (variable, other) in VARIABLES.iter().zip(others) {
             let default = variable.show(&Settings::DEFAULT);
             assert_eq!(with(variable.name, &default).unwrap(), Settings::DEFAULT, "{}", variable.name);
