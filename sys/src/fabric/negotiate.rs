@@ -4,10 +4,12 @@
 //! Takes the first available choice in this order:
 //!
 //! 1. completions of writes at `FI_DELIVERY_COMPLETE`, then `FI_TRANSMIT_COMPLETE`, then any;
-//! 2. for each level `FI_PROGRESS_AUTO` with `FI_THREAD_COMPLETION`, then `FI_PROGRESS_MANUAL` with
+//! 2. for each level `FI_PROGRESS_AUTO` with `FI_THREAD_DOMAIN`, then `FI_PROGRESS_MANUAL` with
 //!    `FI_THREAD_DOMAIN`, then with `FI_THREAD_SAFE`.
 //!
 //! A rail has its own domain, which one thread at a time uses, so a provider needs no locks.
+//! `FI_THREAD_COMPLETION` would allow the same, but with it `fi_cq_open` crashes in the tcp provider
+//! of libfabric 2.1 if the queue has a wait object.
 //!
 //! The level determines only when a buffer may be reused and when an error is known. The engine's
 //! acknowledgements make a write visible at its target, so `quiet` means the same at each level.
@@ -51,7 +53,7 @@ pub enum Progress {
 
 /// Progress and threading models, best first.
 const MODELS: [(Progress, c_int); 3] = [
-    (Progress::Auto, FI_THREAD_COMPLETION),
+    (Progress::Auto, FI_THREAD_DOMAIN),
     (Progress::Manual, FI_THREAD_DOMAIN),
     (Progress::Manual, FI_THREAD_SAFE),
 ];

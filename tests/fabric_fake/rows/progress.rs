@@ -65,7 +65,7 @@ fn row_23_automatic_progress_is_requested_first_and_manual_accepted() {
 fn row_24_single_threaded_endpoints_request_no_lock() {
     let locks = Persona { locks: true, ..Persona::cxi() };
     for (persona, threading) in [
-        (Persona::efa_direct(), FI_THREAD_COMPLETION),
+        (Persona::efa_direct(), FI_THREAD_DOMAIN),
         (Persona::cxi(), FI_THREAD_DOMAIN),
         (locks, FI_THREAD_SAFE),
     ] {

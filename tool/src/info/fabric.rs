@@ -147,7 +147,6 @@ fn negotiated(offer: &Offer) -> Value {
         Progress::Manual => "FI_PROGRESS_MANUAL",
     };
     let threading = match info.domain().threading {
-        raw::FI_THREAD_COMPLETION => "FI_THREAD_COMPLETION",
         raw::FI_THREAD_DOMAIN => "FI_THREAD_DOMAIN",
         raw::FI_THREAD_SAFE => "FI_THREAD_SAFE",
         _ => "another",
