@@ -20,8 +20,8 @@ toolchain=$(rustup toolchain list 2>/dev/null | awk '/^nightly/ { print $1; exit
 case $1 in
     address)
         flags="-Zsanitizer=address" programs=(--test lifecycles)
-        # Nodes over tcp: libfabric 1.17 leaks memory per endpoint.
-        skips=(--skip on_descriptors --skip notified_it_or_left)
+        # Agents over tcp: libfabric 1.17 leaks memory per endpoint.
+        skips=(--skip on_descriptors --skip notified_it_or_left --skip adjacent_descriptors --skip released_in_flight --skip a_broken_connection_is_opened)
         ;;
     thread) flags="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" programs=() skips=() ;;
     *) echo "usage: $0 address|thread"; exit 2 ;;

@@ -22,7 +22,7 @@ use core::ptr::NonNull;
 
 use crate::error::{PeerError, PostError, Violation};
 use crate::mem::{Peer, PeerId, RailId, Untrusted, copy_bytes};
-use crate::op::{Fault, Token};
+use crate::op::{Fault, Outcome, Token};
 use crate::rail::{Local, Posted, Rail};
 use crate::sync::seq::truncate;
 
@@ -166,6 +166,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[cold]
     #[inline(never)]
     pub(super) fn post_fetch(&mut self, stream: u32, index: u32, budget: &mut u32) -> Result<(), Blocked> {
+        if !self.state.streams[stream as usize].live {
+            // The peer has not said yet whether it keeps the stream.
+            return Err(Blocked::Window);
+        }
         if self.state.is_kept(stream) {
             // A rail that fails may lose an answer.
             let peer = self.state.streams[stream as usize].peer;
@@ -246,11 +250,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let carriage = &mut protocol.accounts[stream as usize].carriage;
             match placed {
                 Ok(None) => {
-                    let len = protocol.blocks.slots[block as usize].len;
                     (carriage.first, carriage.placing) = (protocol.blocks.slots[block as usize].next(), 0);
                     carriage.got -= 1;
                     protocol.blocks.free(block);
-                    self.state.pending.slots[index as usize].request -= len as u64;
                 }
                 Ok(Some(copy)) => {
                     carriage.placing = copy;
@@ -369,7 +371,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns whether data to and from a peer can travel in messages.
     pub(super) fn can_carry(&self, peer: u16) -> bool {
-        self.protocol.is_some() && self.piece_max(peer) != 0
+        self.block_size() != 0 && self.piece_max(peer) != 0
     }
 
     /// Returns the size of the blocks for pieces that arrive here.
@@ -540,6 +542,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let device = self.fetches_to_device(index);
         let head = self.streams[stream as usize].unposted;
         let slot = &mut self.pending.slots[index as usize];
+        let ours = slot.kind == OpKind::Fetch && slot.stream == stream;
+        if ours && !slot.fetch && !matches!(slot.outcome, Outcome::Done) {
+            // Its copies have failed here, and the peer still answers.
+            self.stats.stale += 1;
+            return Ok(());
+        }
         let waits = slot.kind == OpKind::Fetch && slot.state == Stage::Open && slot.fetch;
         if !waits || slot.stream != stream || device && head != index {
             return Err(Violation::Reply);
@@ -548,13 +556,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if len == 0 || len > slot.request || !in_bounds(into, len, slot.asked) {
             return Err(Violation::Bounds);
         }
+        slot.request -= len;
         if device {
             return self.keep_got(stream, into, payload);
         }
         // SAFETY: the buffer was checked against its region when the get was submitted, and holds
         // at least `asked` bytes.
         unsafe { copy_bytes(payload.as_ptr(), slot.local.add(into as usize), payload.len()) };
-        slot.request -= len;
         if slot.request == 0 && slot.left == 0 {
             slot.fetch = false;
             self.end_if_over(index);

@@ -4,9 +4,10 @@
 //! slot of pinned host memory, or asks the driver whether the copy has ended.
 //!
 //! All copies use stream 0, so the device makes them in the order in which they begin. A copy that
-//! nobody continues keeps its slot until it has ended and no other slot is free.
+//! nobody continues keeps its slot until it has ended and no other slot is free. A copy from the
+//! device keeps its slot at least for [`KEPT`], because its bytes have to be taken.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fishplate_core::error::PostError;
 use fishplate_core::mem::{Untrusted, copy_bytes};
@@ -23,6 +24,9 @@ const SLOTS: usize = 16;
 
 /// Size of a slot, and so the longest copy, in bytes.
 const LEN: usize = 8192;
+
+/// Time for which the bytes of a copy from the device are kept.
+const KEPT: Duration = Duration::from_secs(1);
 
 /// Number of bits of a copy's name that hold its slot, counted from 1.
 const SLOT_BITS: u32 = 8;
@@ -45,6 +49,14 @@ struct Slot {
     /// The device memory of the copy.
     at: DevicePtr,
     len: usize,
+    /// When another copy may take the slot, even if nobody has taken the bytes.
+    kept: Option<Instant>,
+}
+
+impl Slot {
+    fn is_abandoned(&self) -> bool {
+        self.state == State::Ended && self.kept.is_none_or(|until| Instant::now() >= until)
+    }
 }
 
 /// The slots.
@@ -67,7 +79,7 @@ impl Copies {
             let at = unsafe { device.pin(segment.ptr(), segment.len()) }.ok()?;
             Some((segment, at))
         });
-        let slot = Slot { state: State::Free, generation: 0, at: DevicePtr(0), len: 0 };
+        let slot = Slot { state: State::Free, generation: 0, at: DevicePtr(0), len: 0, kept: None };
         Copies { memory, slots: [slot; SLOTS], turn: 0, lost: false }
     }
 
@@ -147,7 +159,7 @@ impl Copies {
         if found.is_none() {
             for slot in order(self.turn) {
                 self.look(device, slot)?;
-                if self.slots[slot].state == State::Ended {
+                if self.slots[slot].is_abandoned() {
                     found = Some(slot);
                     break;
                 }
@@ -177,6 +189,9 @@ impl Copies {
         from: Option<Untrusted<'_>>,
     ) -> Result<u32, PostError> {
         let slot = self.take(device)?;
+        // The name of the slot's last copy is void, even if no new copy begins.
+        let generation = self.slots[slot].generation.wrapping_add(1);
+        (self.slots[slot].state, self.slots[slot].generation) = (State::Free, generation);
         let (segment, start) = self.memory.as_ref().ok_or(PostError::Unsupported)?;
         let (bytes, staged) = (segment.ptr(), start.at((slot * LEN) as u64));
         let (to, source) = match from {
@@ -190,8 +205,8 @@ impl Copies {
         // SAFETY: the slot is pinned, and its owner keeps the device memory while the copy is in
         // flight.
         unsafe { device.copy(0, to, source, len as u64) }.map_err(post_error)?;
-        let generation = self.slots[slot].generation.wrapping_add(1);
-        self.slots[slot] = Slot { state: State::Unmarked, generation, at, len };
+        let kept = from.is_none().then(|| Instant::now() + KEPT);
+        self.slots[slot] = Slot { state: State::Unmarked, generation, at, len, kept };
         Ok(generation << SLOT_BITS | (slot as u32 + 1))
     }
 

@@ -8,8 +8,8 @@
 //!    `FI_THREAD_DOMAIN`, then with `FI_THREAD_SAFE`.
 //!
 //! A rail has its own domain, which one thread at a time uses, so a provider needs no locks.
-//! `FI_THREAD_COMPLETION` would allow the same, but with it `fi_cq_open` crashes in the tcp provider
-//! of libfabric 2.1 if the queue has a wait object.
+//! `FI_THREAD_COMPLETION` would allow the same, but with it `fi_cq_open` of libfabric 2.1 crashes
+//! in the tcp provider if the queue has a wait object.
 //!
 //! The level determines only when a buffer may be reused and when an error is known. The engine's
 //! acknowledgements make a write visible at its target, so `quiet` means the same at each level.
