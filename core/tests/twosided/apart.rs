@@ -380,12 +380,14 @@ fn every_lie_about_pieces_is_named_and_writes_nothing() {
         let theirs = own.engine.import(own.me, &handle[..len]).unwrap();
         let place = [4, 6].map(|at| u16::from_le_bytes([handle[at], handle[at + 1]]));
         let [region, generation] = place;
-        // A get of four pieces is in flight: its request has arrived, and nothing answers it yet.
-        let issued = own.engine.get(CX, into_id.at(0), 500, theirs.at(0), Notice::Report(1)).unwrap();
+        // A get of four pieces, in the last case of one piece, is in flight: its request has arrived,
+        // and nothing answers it yet.
+        let asked = if case == 17 { 100 } else { 500 };
+        let issued = own.engine.get(CX, into_id.at(0), asked, theirs.at(0), Notice::Report(1)).unwrap();
         let Issued::Pending(token) = issued else { panic!("{issued:?}") };
         passes(&mut own.engine, 3);
         let token = token.to_raw();
-        let cases: [(&str, Vec<Vec<u8>>, Violation); 17] = [
+        let cases: [(&str, Vec<Vec<u8>>, Violation); 18] = [
             ("data of an unknown region", vec![data(1, [7, generation], 0, 8)], Violation::Region),
             ("data of an old region", vec![data(1, [region, generation + 1], 0, 8)], Violation::Region),
             ("data beyond the region", vec![data(1, place, size - 7, 8)], Violation::Bounds),
@@ -403,6 +405,7 @@ fn every_lie_about_pieces_is_named_and_writes_nothing() {
             ("an answer of nothing", vec![got(token, 0, 0)], Violation::Bounds),
             ("an answer longer than a block", vec![got(token, 0, 129)], Violation::Length),
             ("more answers than blocks", vec![got(token, 0, 8); 4], Violation::Credit),
+            ("a second answer", vec![got(token, 0, 100); 2], Violation::Bounds),
         ];
         let Some((what, messages, want)) = cases.into_iter().nth(case) else { break };
         for bytes in messages {
