@@ -380,8 +380,8 @@ fn every_lie_about_pieces_is_named_and_writes_nothing() {
         let theirs = own.engine.import(own.me, &handle[..len]).unwrap();
         let place = [4, 6].map(|at| u16::from_le_bytes([handle[at], handle[at + 1]]));
         let [region, generation] = place;
-        // A get of four pieces, in the last case of one piece, is in flight: its request has arrived,
-        // and nothing answers it yet.
+        // A get of four pieces, in the last case of one, is in flight: its request has arrived, and
+        // nothing answers it yet.
         let asked = if case == 17 { 100 } else { 500 };
         let issued = own.engine.get(CX, into_id.at(0), asked, theirs.at(0), Notice::Report(1)).unwrap();
         let Issued::Pending(token) = issued else { panic!("{issued:?}") };

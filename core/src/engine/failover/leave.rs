@@ -53,7 +53,7 @@ const LEAVE: usize = 24;
 const CLOCK_MAX: u64 = u32::MAX as u64;
 
 /// Time, in nanoseconds or passes, until an endpoint is closed although peers have not left it.
-const PATIENCE: [u64; 2] = [250_000_000, 1 << 18];
+const PATIENCE: [u64; 2] = [150_000_000, 1 << 18];
 
 /// The interval between two requests doubles this many times, so that a peer that makes no passes
 /// gets few of them.
