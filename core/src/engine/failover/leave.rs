@@ -52,8 +52,11 @@ const LEAVE: usize = 24;
 /// Maximum of the upper half of a ticket. A peer may send any ticket, so the clock stops there.
 const CLOCK_MAX: u64 = u32::MAX as u64;
 
-/// Time, in nanoseconds or passes, until an endpoint is closed although peers have not left it.
-const PATIENCE: [u64; 2] = [150_000_000, 1 << 18];
+/// Time, in nanoseconds or passes, until an endpoint is closed although peers have not left it: the
+/// first if this side has made [`ENOUGH`] passes, otherwise the second. On a busy machine few passes
+/// fit into the first, and the peers make no more.
+const PATIENCE: [[u64; 2]; 2] = [[80_000_000, 1 << 18], [500_000_000, 1 << 20]];
+const ENOUGH: u32 = 1 << 12;
 
 /// The interval between two requests doubles this many times, so that a peer that makes no passes
 /// gets few of them.
@@ -127,8 +130,9 @@ pub(super) struct Closing {
     /// When the peers were first asked, in [`Failover::time`]. 0 if they have not been asked since
     /// this endpoint last had to wait.
     since: u64,
-    /// Passes until the peers are asked again.
+    /// Passes until the peers are asked again, and the number of passes since they were first asked.
     wait: u32,
+    passes: u32,
     /// Number of times that the peers were asked. Selects the rail that carries the request.
     asked: u32,
     /// Whether it waits for another rail to return to a peer.
@@ -136,7 +140,8 @@ pub(super) struct Closing {
 }
 
 impl Closing {
-    pub(super) const NONE: Closing = Closing { ticket: 0, since: 0, wait: 0, asked: 0, waits: false };
+    pub(super) const NONE: Closing =
+        Closing { ticket: 0, since: 0, wait: 0, passes: 0, asked: 0, waits: false };
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -146,8 +151,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let first = self.state.asks(rail) == Some(peer);
         let Some(closing) = self.state.closing(rail) else { return true };
         closing.waits = false;
-        let Closing { ticket, since, wait, asked, .. } = *closing;
-        if self.state.is_over(since, PATIENCE) {
+        let Closing { ticket, since, wait, passes, asked, .. } = *closing;
+        if self.state.is_over(since, PATIENCE[usize::from(passes < ENOUGH)]) {
             return true;
         }
         let older = self.state.has_older_request(rail, ticket);
@@ -155,7 +160,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(failover) = &mut self.state.failover else { return true };
         let closing = &mut failover.closing[rail];
         if older {
-            closing.since = 0;
+            (closing.since, closing.passes) = (0, 0);
         }
         if !first || older {
             return false;
@@ -164,6 +169,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             closing.since = failover.time;
         }
         closing.wait = wait.saturating_sub(1);
+        closing.passes = passes.saturating_add(1);
         if due {
             (closing.wait, closing.asked) = (AGAIN << asked.min(DOUBLINGS), asked.wrapping_add(1));
         }
