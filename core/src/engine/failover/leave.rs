@@ -52,9 +52,9 @@ const LEAVE: usize = 24;
 /// Maximum of the upper half of a ticket. A peer may send any ticket, so the clock stops there.
 const CLOCK_MAX: u64 = u32::MAX as u64;
 
-/// Time, in nanoseconds or passes, until an endpoint is closed although peers have not left it: the
-/// first if this side has made [`ENOUGH`] passes, otherwise the second. On a busy machine few passes
-/// fit into the first, and the peers make no more.
+/// Time, in nanoseconds or passes, until an endpoint is closed although peers have not left it:
+/// the first if this side has made [`ENOUGH`] passes, otherwise the second. On a busy machine few
+/// passes fit into the first, and the peers make no more.
 const PATIENCE: [[u64; 2]; 2] = [[80_000_000, 1 << 18], [500_000_000, 1 << 20]];
 const ENOUGH: u32 = 1 << 12;
 
@@ -130,7 +130,7 @@ pub(super) struct Closing {
     /// When the peers were first asked, in [`Failover::time`]. 0 if they have not been asked since
     /// this endpoint last had to wait.
     since: u64,
-    /// Passes until the peers are asked again, and the number of passes since they were first asked.
+    /// Passes until the peers are asked again, and number of passes since they were first asked.
     wait: u32,
     passes: u32,
     /// Number of times that the peers were asked. Selects the rail that carries the request.
