@@ -204,7 +204,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let mut sharing = Sharing::new(device, config.imports);
         let device = sharing.device().caps();
         let stage = Stage::new(sharing.driver());
-        let copies = Copies::new(sharing.driver());
+        let copies = Copies::new(sharing.driver(), config.timeout);
         let caps = Caps {
             inject: 0,
             order: Order::None,

@@ -49,13 +49,15 @@ struct Slot {
     /// The device memory of the copy.
     at: DevicePtr,
     len: usize,
-    /// When another copy may take the slot, even if nobody has taken the bytes.
-    kept: Option<Instant>,
+    /// Whether the copy is from the device, so that somebody takes its bytes.
+    fetches: bool,
+    begun: Instant,
 }
 
 impl Slot {
+    /// Returns whether another copy may take the slot.
     fn is_abandoned(&self) -> bool {
-        self.state == State::Ended && self.kept.is_none_or(|until| Instant::now() >= until)
+        self.state == State::Ended && (!self.fetches || self.begun.elapsed() >= KEPT)
     }
 }
 
@@ -68,19 +70,22 @@ pub(crate) struct Copies {
     turn: usize,
     /// Whether the outcome of a copy will never be known.
     lost: bool,
+    /// The longest time that a copy may take.
+    timeout: Duration,
 }
 
 impl Copies {
     /// Creates the slots, if the device can pin their memory.
-    pub(crate) fn new<D: Device>(device: &mut D) -> Self {
+    pub(crate) fn new<D: Device>(device: &mut D, timeout: Duration) -> Self {
         let segment = Segment::create(SLOTS * LEN).ok();
         let memory = segment.and_then(|segment| {
             // SAFETY: `end` unpins the segment before it is unmapped.
             let at = unsafe { device.pin(segment.ptr(), segment.len()) }.ok()?;
             Some((segment, at))
         });
-        let slot = Slot { state: State::Free, generation: 0, at: DevicePtr(0), len: 0, kept: None };
-        Copies { memory, slots: [slot; SLOTS], turn: 0, lost: false }
+        let (at, begun) = (DevicePtr(0), Instant::now());
+        let slot = Slot { state: State::Free, generation: 0, at, len: 0, fetches: false, begun };
+        Copies { memory, slots: [slot; SLOTS], turn: 0, lost: false, timeout }
     }
 
     /// Frees the slots, unless the device may still access them.
@@ -140,6 +145,20 @@ impl Copies {
             }
         }
         Ok(())
+    }
+
+    /// Fails unless a copy has ended. A copy that takes too long is given up. Its slot and its
+    /// device memory stay in use until it ends.
+    fn ended<D: Device>(&mut self, device: &mut D, slot: usize, copy: &mut u32) -> Result<(), PostError> {
+        self.look(device, slot)?;
+        match self.slots[slot] {
+            Slot { state: State::Ended, .. } => Ok(()),
+            Slot { begun, .. } if begun.elapsed() >= self.timeout => {
+                *copy = 0;
+                Err(PostError::Provider(libc::ETIMEDOUT))
+            }
+            _ => Err(PostError::Again),
+        }
     }
 
     /// Leaks the slots, because the device may still access them.
@@ -205,8 +224,8 @@ impl Copies {
         // SAFETY: the slot is pinned, and its owner keeps the device memory while the copy is in
         // flight.
         unsafe { device.copy(0, to, source, len as u64) }.map_err(post_error)?;
-        let kept = from.is_none().then(|| Instant::now() + KEPT);
-        self.slots[slot] = Slot { state: State::Unmarked, generation, at, len, kept };
+        let (fetches, begun) = (from.is_none(), Instant::now());
+        self.slots[slot] = Slot { state: State::Unmarked, generation, at, len, fetches, begun };
         Ok(generation << SLOT_BITS | (slot as u32 + 1))
     }
 
@@ -226,10 +245,7 @@ impl Copies {
             *copy = unsafe { self.begin(device, to, from.len(), Some(from)) }?;
         }
         if let Some(slot) = self.slot_of(*copy) {
-            self.look(device, slot)?;
-            if self.slots[slot].state != State::Ended {
-                return Err(PostError::Again);
-            }
+            self.ended(device, slot, copy)?;
             self.slots[slot].state = State::Free;
         }
         // A copy whose slot was taken again has ended.
@@ -265,10 +281,7 @@ impl Copies {
                 }
             }
         };
-        self.look(device, slot)?;
-        if self.slots[slot].state != State::Ended {
-            return Err(PostError::Again);
-        }
+        self.ended(device, slot, copy)?;
         let (segment, _) = self.memory.as_ref().ok_or(PostError::Provider(libc::EIO))?;
         // SAFETY: the slot holds `LEN` bytes, at least those of `into`, and no copy uses it.
         unsafe { copy_bytes(segment.ptr().as_ptr().add(slot * LEN), into.as_mut_ptr(), into.len()) };

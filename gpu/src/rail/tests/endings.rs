@@ -199,6 +199,36 @@ fn memory_of_an_abandoned_staged_copy_stays_until_the_device_has_finished() {
 }
 
 #[test]
+fn a_copy_that_nobody_waits_for_is_given_up_in_time() {
+    let config = GpuConfig { timeout: Duration::from_millis(4), ..small() };
+    for fetches in [false, true] {
+        let mut pair = Pair::new(Behaviour { late: NEVER, ..Behaviour::LATE }, config.clone(), 8);
+        let local = pair.memory[0].local(0, 64);
+        let (mut copy, mut bytes, begun) = (0, [1; 64], Instant::now());
+        let error = loop {
+            // SAFETY: the range is registered device memory.
+            let done = unsafe {
+                match fetches {
+                    true => pair.rails[0].fetch_device(local, &mut bytes, &mut copy),
+                    false => pair.rails[0].place_device(local, Untrusted::from_slice(&[1; 64]), &mut copy),
+                }
+            };
+            match done {
+                Err(PostError::Again) => assert!(begun.elapsed() < Duration::from_secs(20), "{fetches}"),
+                done => break done,
+            }
+        };
+        assert_eq!((error, copy), (Err(PostError::Provider(libc::ETIMEDOUT)), 0), "{fetches}");
+        assert!(pair.rails[0].touches(local), "{fetches}");
+        pair.driver.behave(|behaviour| behaviour.late = 0);
+        pair.driver.drain();
+        assert!(!pair.rails[0].touches(local), "{fetches}");
+        assert_eq!(pair.rails[0].deregister(pair.memory[0].key), Ok(()), "{fetches}");
+        pair.check();
+    }
+}
+
+#[test]
 fn the_death_of_a_peer_completes_its_operations_and_its_memory_is_not_accessed() {
     for relay in [false, true] {
         for seed in 1..6 {
