@@ -373,6 +373,11 @@ impl Exports {
         }
     }
 
+    /// Returns every allocation, including those that importers have not closed yet.
+    pub(crate) fn all(&self) -> Vec<AllocId> {
+        self.entries.keys().copied().collect()
+    }
+
     /// Hides all entries from importers in this process.
     pub(crate) fn withdraw(&self) {
         let mut home = home();

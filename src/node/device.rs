@@ -72,7 +72,7 @@ impl Node {
     /// valid for ever.
     ///
     /// The memory also stays valid until each peer that imported it has [released](Node::release)
-    /// it, or has failed.
+    /// it, or has failed, or until [`close`](Node::close) has returned without an error.
     pub unsafe fn register_device(&mut self, at: DevicePtr, len: usize) -> Result<Memory, Error> {
         // SAFETY: our caller guarantees the same contract.
         behind!(self, |node| unsafe { node.register_device(at, len) });

@@ -51,8 +51,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Asks all peers to close all memory from [`alloc`](Self::alloc), and waits until they have
-    /// closed it. Slow path.
+    /// Asks all peers to close all memory of this rail, whoever allocated it, and waits until they
+    /// have closed it. Slow path.
     ///
     /// # Errors
     /// [`RevokeError::Deadline`] counts the peers that have not answered.
@@ -75,9 +75,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     fn begin_to_revoke_all(&mut self) -> Result<Vec<AllocId>, ExportError> {
-        let exports = self.sharing.exports();
-        let exported = self.owned.allocated.iter().filter_map(|&at| Some(exports.find(at, 1)?.0));
-        let exported: Vec<AllocId> = exported.collect();
+        let exported = self.sharing.exports().all();
         for &alloc in &exported {
             self.sharing.revoke(&mut self.inner, alloc)?;
         }

@@ -90,6 +90,21 @@ fn revoke_all_counts_each_late_peer_once() {
     pair.check();
 }
 
+/// A program frees registered memory of its own once its node is closed.
+#[test]
+fn revoke_all_waits_for_memory_that_the_program_allocated() {
+    let mut pair = Pair::new(Behaviour::PLAIN, small(), 8);
+    let [importer, owner] = &mut pair.rails;
+    let at = process(owner).alloc(0, MemoryKind::Legacy, LEN as u64).unwrap();
+    let (key, _) = owner.register(&device_region(at, LEN)).unwrap();
+    importer.import(PEER, key, LEN as u64).unwrap();
+    assert!(owner.revoke_all(Instant::now()).is_err(), "the peer has the memory open");
+    polls(&mut pair);
+    assert_eq!(pair.rails[1].revoke_all(Instant::now()), Ok(()));
+    process(&pair.rails[1]).free(0, at).unwrap();
+    pair.check();
+}
+
 #[test]
 fn memory_of_an_unfinished_copy_is_leaked_when_the_rail_is_dropped() {
     for late in [0, NEVER] {
