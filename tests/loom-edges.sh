@@ -25,8 +25,8 @@ build() { # build PACKAGE: where the test binary of its library is
         sed -n 's/.*"executable":"\([^"]*fishplate_'"$1"'-[^"]*\)".*/\1/p' | tail -n 1
 }
 
-# models PACKAGE [edge]: runs its models; with an edge, weakened, until one fails. Status 124: the time
-# limit was reached.
+# models PACKAGE [EDGE]: runs its models. With an edge, weakens it, and ends when a model fails.
+# Status 124: the time limit was reached.
 models() {
     local binary="binary_$1" pid until=$((SECONDS + limit_s))
     FISHPLATE_WEAKEN="${2:-}" "${!binary}" races:: --test-threads=2 >"$log" 2>&1 &
