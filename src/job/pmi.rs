@@ -34,8 +34,7 @@ pub(super) fn join(fd: RawFd, entry: &Entry) -> io::Result<Job> {
         Some(leader) => leader.lead_as(entry)?,
         None => {
             let answer = pmi.ask(&format!("cmd=get kvsname={space} key={KEY}"), "get_result")?;
-            let id = value(&answer, "value").ok_or_else(|| failed("get", &answer))?;
-            meet::at_leader(&UniqueId::from_hex(id)?, entry)?
+            meet::at_leader(&id(&answer)?, entry)?
         }
     };
     // The launcher treats a process that exits without `finalize` as failed.
@@ -65,9 +64,9 @@ impl Pmi<'_> {
                 Err(_) => self.not_ready(libc::POLLOUT, wanted)?,
             }
         }
-        let end = loop {
-            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
-                break end;
+        loop {
+            if let Some(answer) = answer(&mut self.received, wanted)? {
+                return Ok(answer);
             }
             let mut bytes = [0; 1024];
             // SAFETY: `bytes` is writable for its length.
@@ -83,14 +82,7 @@ impl Pmi<'_> {
                 Ok(got) => self.received.extend(&bytes[..got]),
                 Err(_) => self.not_ready(libc::POLLIN, wanted)?,
             }
-            if self.received.len() > LINE_MAX {
-                return Err(failed(wanted, "an answer of more than 4096 bytes"));
-            }
-        };
-        let answer: Vec<u8> = self.received.drain(..=end).collect();
-        let answer = String::from_utf8_lossy(&answer).trim_end().to_owned();
-        let good = value(&answer, "cmd") == Some(wanted) && value(&answer, "rc").unwrap_or("0") == "0";
-        if good { Ok(answer) } else { Err(failed(wanted, &answer)) }
+        }
     }
 
     /// Waits after an `EAGAIN` until the socket may be ready.
@@ -116,6 +108,25 @@ impl Pmi<'_> {
         let text = format!("PMI: {who} within {:?}; check that each rank runs", self.entry.timeout);
         Err(io::Error::new(ErrorKind::TimedOut, text))
     }
+}
+
+/// Removes the first line from what was received, and checks that it reports success for `wanted`.
+/// Returns `None` if the line is incomplete.
+pub(super) fn answer(received: &mut Vec<u8>, wanted: &str) -> io::Result<Option<String>> {
+    let end = received.iter().position(|&byte| byte == b'\n');
+    if end.unwrap_or(received.len()) > LINE_MAX {
+        return Err(failed(wanted, "an answer of more than 4096 bytes"));
+    }
+    let Some(end) = end else { return Ok(None) };
+    let line: Vec<u8> = received.drain(..=end).collect();
+    let answer = String::from_utf8_lossy(&line).trim_end().to_owned();
+    let good = value(&answer, "cmd") == Some(wanted) && value(&answer, "rc").unwrap_or("0") == "0";
+    if good { Ok(Some(answer)) } else { Err(failed(wanted, &answer)) }
+}
+
+/// Reads rank 0's id from the answer to a `get`.
+pub(super) fn id(answer: &str) -> io::Result<UniqueId> {
+    UniqueId::from_hex(value(answer, "value").ok_or_else(|| failed("get", answer))?)
 }
 
 /// Returns the value of a key in a line of `key=value` words.

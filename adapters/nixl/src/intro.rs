@@ -107,6 +107,14 @@ fn begun(magic: &[u8; 4]) -> Vec<u8> {
     out
 }
 
+/// Reads a byte that is 0 or 1.
+fn flag(fields: &mut Reader<'_>) -> Result<bool, Refused> {
+    match fields.u8()? {
+        bit @ 0..=1 => Ok(bit == 1),
+        _ => Err(Refused::Malformed),
+    }
+}
+
 fn within<T>(value: T, bound: bool) -> Result<T, Refused> {
     if bound { Ok(value) } else { Err(Refused::Malformed) }
 }
@@ -145,7 +153,7 @@ impl Question {
 
     pub fn decode(bytes: &[u8]) -> Result<Question, Refused> {
         let mut fields = opened(bytes, b"FPnq")?;
-        let (key, again, len) = (fields.array()?, fields.u8()? != 0, fields.u32()? as usize);
+        let (key, again, len) = (fields.array()?, flag(&mut fields)?, fields.u32()? as usize);
         let name = fields.take(len)?.to_vec();
         let address = fields.rest().to_vec();
         let short = len <= NAME_MAX && address.len() <= ADDRESS_MAX;
@@ -164,7 +172,7 @@ impl Export {
     pub fn decode(bytes: &[u8]) -> Result<Export, Refused> {
         let mut fields = opened(bytes, b"FPnr")?;
         let (start, len, number) = (fields.u64()?, fields.u64()?, fields.u64()?);
-        let device = fields.u8()? != 0;
+        let device = flag(&mut fields)?;
         let handle = fields.rest().to_vec();
         within(Export { start, len, number, device, handle }, start.checked_add(len).is_some())
     }

@@ -23,6 +23,8 @@ mod chunk;
 mod connect;
 mod door;
 mod ffi;
+#[cfg(test)]
+mod fuzz;
 mod intro;
 mod memory;
 mod notes;
