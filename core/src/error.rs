@@ -123,7 +123,9 @@ impl From<Short> for Violation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The named table is full. Its size was fixed at setup.
+    /// The named table is full. A table that the user sizes at setup is named by that setting, like
+    /// `memory.peers` or `ShmConfig::max_regions`. The size of any other table is fixed, and its
+    /// name says what to do.
     Full(&'static str),
     /// The buffer is shorter than the handle to be written.
     BufferTooShort {

@@ -381,7 +381,7 @@ impl Attached {
             _ => self.imports.iter().position(Option::is_none).unwrap_or(self.imports.len()),
         };
         if free >= self.max_imports {
-            return Err(AttachError::Full("shm: imports of one peer"));
+            return Err(AttachError::Full("ShmConfig::max_regions, imports of one peer"));
         }
         let ptr = map(self.remote.as_mut(), parts.kind)?;
         if free >= self.imports.len() {

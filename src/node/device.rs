@@ -30,7 +30,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::NoGpu`]; an empty region; [`Error::Device`]: the device lacks the memory; or
-    /// [`Error::Full`].
+    /// [`Error::Full`] or [`AttachError::Full`].
     pub fn alloc_device(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc_device(len));
         let mut gpu = self.gpu()?;
@@ -64,7 +64,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::NoGpu`]; [`Error::Device`]: the device does not know the memory, or cannot export
-    /// it; or [`Error::Full`].
+    /// it; or [`Error::Full`] or [`AttachError::Full`].
     ///
     /// # Safety
     /// The same as for [`Region::new`], until the memory was [freed](Node::free) without an error,

@@ -183,10 +183,14 @@ impl From<AttachError> for Error {
 }
 
 impl Error {
-    /// Converts an error of setup. A full table becomes [`Error::Full`] with the given limit.
+    /// Converts an error of setup. A full table whose size follows from the given limit becomes
+    /// [`Error::Full`]. Other tables keep their name: they have a fixed size or another setting.
     pub(super) fn of(error: AttachError, limit: &'static str, value: impl Into<u32>) -> Error {
+        let limited = ["memory.", "ShmConfig::max_", "FabricConfig::max_", "GpuConfig::max_"];
         match error {
-            AttachError::Full(_) => Error::Full { limit, value: value.into() },
+            AttachError::Full(table) if limited.iter().any(|start| table.starts_with(start)) => {
+                Error::Full { limit, value: value.into() }
+            }
             error => Error::Attach(error),
         }
     }
@@ -210,5 +214,27 @@ impl From<WaitError> for Error {
             WaitError::Op(error) => Error::Op(error),
             error => Error::Wait(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tables_that_limits_size_are_told_as_limits() {
+        let of = |table| Error::of(AttachError::Full(table), "locals", 8u16).to_string();
+        for table in [
+            "memory.locals",
+            "ShmConfig::max_regions",
+            "ShmConfig::max_segments",
+            "FabricConfig::max_regions",
+            "GpuConfig::max_regions, imports of one peer",
+        ] {
+            assert_eq!(of(table), "limit reached: `Limits::locals` is 8; raise it in `Builder::limits`");
+        }
+        assert_eq!(of("gpu: exports; free one"), "table full: gpu: exports; free one");
+        let of_imports = "table full: GpuConfig::imports; free an entry, or raise this setting at setup";
+        assert_eq!(of("GpuConfig::imports"), of_imports);
     }
 }

@@ -81,9 +81,11 @@ impl Display for Violation {
 impl Display for AttachError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            AttachError::Full(table) => {
-                write!(f, "table full: {table}; free an entry, or enlarge the table at setup if you can set it")
+            // A table that the user sizes is named by its setting.
+            AttachError::Full(table) if table.starts_with("memory.") || table.contains("::") => {
+                write!(f, "table full: {table}; free an entry, or raise this setting at setup")
             },
+            AttachError::Full(table) => write!(f, "table full: {table}"),
             AttachError::BufferTooShort { len, least } => {
                 write!(
                     f,
@@ -297,8 +299,13 @@ mod tests {
         for (error, text) in [
             (
                 AttachError::Full("memory.peers"),
-                "table full: memory.peers; free an entry, or enlarge the table at setup if you can set it",
+                "table full: memory.peers; free an entry, or raise this setting at setup",
             ),
+            (
+                AttachError::Full("ShmConfig::max_regions"),
+                "table full: ShmConfig::max_regions; free an entry, or raise this setting at setup",
+            ),
+            (AttachError::Full("gpu: exports; free one"), "table full: gpu: exports; free one"),
             (
                 AttachError::Memory { what: "memory.streams, peers x contexts", len: 1, least: 2 },
                 "memory too short: memory.streams, peers x contexts: 1 given; lend at least 2",

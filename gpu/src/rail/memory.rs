@@ -142,7 +142,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let alloc = registration.alloc.key();
         if alloc > u64::from(u32::MAX) {
             self.sharing.deregister(&registration);
-            return Err(AttachError::Full("gpu: numbers of allocations"));
+            return Err(AttachError::Full("gpu: numbers of allocations; open a new rail"));
         }
         let version = registration.version & ((1 << 28) - 1);
         let key = RailKey { key: DEVICE << 60 | version << 32 | alloc, base: registration.offset };
@@ -397,7 +397,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.why = Some(Refused::Export(error));
         match error {
             ExportError::BadRange { .. } => AttachError::BadRange,
-            ExportError::Full(_) | ExportError::Segments { .. } => AttachError::Full("gpu: exports"),
+            ExportError::Full(_) => AttachError::Full("gpu: exports; free one"),
+            ExportError::Segments { .. } => {
+                AttachError::Full("gpu: segments of one region; register it in parts")
+            }
             ExportError::Device(
                 DeviceError::NotExportable(_)
                 | DeviceError::NotDeviceMemory
