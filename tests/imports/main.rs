@@ -290,15 +290,25 @@ fn unnamed_orderings(code: &str) -> Vec<String> {
 
 #[test]
 fn every_ordering_is_relaxed_or_an_edge() {
-    for package in ["core", "sys", "shm", "gpu", "", "bindings/c", "adapters/nixl"] {
+    // Not the tool and the test package: no user's data depends on their orderings.
+    let packages = PACKAGES.iter().map(|(package, _)| *package);
+    for package in packages.filter(|package| !["tool", "tests/testing"].contains(package)) {
         for source in sources(package) {
-            // Exempt: the facade, and the fake driver, which uses SeqCst throughout.
-            let seq_cst = source.path.starts_with("fake");
+            // Exempt: the facade.
             if source.path == Path::new("sync/primitive.rs") {
                 continue;
             }
             let mut found = unnamed_orderings(&source.code);
-            found.retain(|found| !(seq_cst && found == "Ordering::SeqCst"));
+            // No model runs these, so they use the strongest ordering alone: the fake driver, the
+            // simulated one for tests, and the Python bindings.
+            if source.path.starts_with("fake") || package == "bindings/python" {
+                found.retain(|found| !["Ordering::SeqCst", "fence("].contains(&found.as_str()));
+            }
+            // In the models a full fence precedes this store, so none fails without its ordering.
+            if package == "adapters/psm2" && source.path == Path::new("lock.rs") {
+                let store = found.iter().position(|found| found == "Ordering::Release");
+                found.remove(store.expect("the store of `inside` that replaces another"));
+            }
             assert!(found.is_empty(), "{package}/src/{}: {found:?}", source.path.display());
         }
     }
