@@ -18,16 +18,38 @@ pub enum End {
     Harmless,
     /// The peer fails for a violation or as dead, depending on timing.
     Either,
+    /// The peer fails if the kernel cannot copy to or from its memory.
+    Unreachable,
 }
-use End::{Blamed, Either, Gone, Harmless};
+use End::{Blamed, Either, Gone, Harmless, Unreachable};
 
 /// The name of a trick, its outcome, and the trick.
 pub type Trick = (&'static str, End, fn(&mut Raw));
 
 /// The key of the victim's private region. It is the first region, so its key is known.
-const KEY: u64 = 1 << 60 | 1 << 48;
-/// The size of the victim's region, in bytes.
+pub const KEY: u64 = 1 << 60 | 1 << 48;
+/// The size in bytes of the victim's region, and of the hostile peer's memory.
 pub const SIZE: usize = 1 << 16;
+
+/// The address of the hostile peer's private memory, and the number of its segment.
+pub const AT: u64 = 1 << 40;
+pub const SEGMENT: u32 = 5000;
+
+/// Connects correctly, with memory for the victim to use.
+pub fn lend(raw: &mut Raw) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: the flags keep the kernel from replacing another mapping.
+    let at = unsafe { libc::mmap(AT as *mut _, SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    assert_eq!(at as u64, AT);
+    raw.meet();
+    keep(segment(raw, SEGMENT, SIZE));
+}
+
+/// Changes the access to the memory that the victim uses.
+fn protect(access: i32) {
+    // SAFETY: `lend` mapped the memory, and nothing here refers to it.
+    assert_eq!(unsafe { libc::mprotect(AT as *mut _, SIZE, access) }, 0);
+}
 
 const WRITE: u32 = 3;
 const READ: u32 = 4;
@@ -142,7 +164,13 @@ fn noise(seed: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-pub const TRICKS: &[Trick] = &[
+/// All tricks.
+pub fn all() -> impl Iterator<Item = &'static Trick> {
+    PACKETS.iter().chain(MEMORY)
+}
+
+/// The tricks with packets of the socket, and with the descriptors in them.
+pub const PACKETS: &[Trick] = &[
     // Packets of the socket.
     ("noise in a packet", Blamed, |raw| say(raw, &[0xee; 100])),
     ("a packet of one byte", Blamed, |raw| say(raw, &[1])),
@@ -226,19 +254,19 @@ pub const TRICKS: &[Trick] = &[
         }
         raw.send(&announce(1, 2 << 20), &[&made(fd)]);
     }),
-    ("a segment of 128 MiB, withdrawn at once", Harmless, |raw| {
-        drop(segment(raw, 1, 128 << 20));
+    ("a segment of 64 MiB, withdrawn at once", Harmless, |raw| {
+        drop(segment(raw, 1, 64 << 20));
         raw.send(&withdraw(1), &[]);
     }),
-    ("a payload in a segment of 128 MiB, withdrawn at once", Either, |raw| {
-        drop(segment(raw, 1, 128 << 20));
-        request_from(raw, 1, 128 << 20);
+    ("a payload in a segment of 64 MiB, withdrawn at once", Either, |raw| {
+        drop(segment(raw, 1, 64 << 20));
+        request_from(raw, 1, 64 << 20);
         raw.send(&withdraw(1), &[]);
     }),
-    ("a payload in a segment of 128 MiB", Harmless, |raw| {
-        segment(raw, 1, 128 << 20);
+    ("a payload in a segment of 64 MiB", Harmless, |raw| {
+        segment(raw, 1, 64 << 20);
         until_taken(raw);
-        request_from(raw, 1, 128 << 20);
+        request_from(raw, 1, 64 << 20);
     }),
     ("a payload in a segment full of holes", Harmless, |raw| {
         let fd = segment(raw, 1, 1 << 20);
@@ -268,16 +296,16 @@ pub const TRICKS: &[Trick] = &[
             send(&raw.socket, &[], &[], libc::MSG_DONTWAIT);
         }
     }),
-    ("253 pieces of memory of 2 MiB each in one packet", Blamed, |raw| {
-        let all: Vec<OwnedFd> = (0..253).map(|_| memory(2 << 20, 0, SEALS)).collect();
-        raw.send(&announce(1, 2 << 20), &all.iter().collect::<Vec<_>>());
+    ("253 pieces of memory of 1 MiB each in one packet", Blamed, |raw| {
+        let all: Vec<OwnedFd> = (0..253).map(|_| memory(1 << 20, 0, SEALS)).collect();
+        raw.send(&announce(1, 1 << 20), &all.iter().collect::<Vec<_>>());
     }),
-    ("a segment with 512 MiB beyond its end", Blamed, |raw| {
+    ("a segment with 256 MiB beyond its end", Blamed, |raw| {
         // SAFETY: the name is a C string literal, and the flags are numbers.
         let fd = made(unsafe { libc::memfd_create(c"beyond".as_ptr(), libc::MFD_ALLOW_SEALING) });
         // SAFETY: the calls take only numbers, and the descriptor is ours.
         unsafe {
-            assert_eq!(libc::fallocate(fd.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, 512 << 20), 0);
+            assert_eq!(libc::fallocate(fd.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, 256 << 20), 0);
             libc::ftruncate(fd.as_raw_fd(), 4096);
             libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS);
         }
@@ -328,6 +356,33 @@ pub const TRICKS: &[Trick] = &[
         let own = raw.socket.try_clone().unwrap();
         announce_as_segment(raw, own);
     }),
+];
+
+/// The tricks with memory, with records of the lane, and with messages.
+pub const MEMORY: &[Trick] = &[
+    // The memory that the victim uses.
+    ("memory that is gone", Unreachable, |_| {
+        // SAFETY: `lend` mapped the memory, and nothing here refers to it.
+        assert_eq!(unsafe { libc::munmap(AT as *mut _, SIZE) }, 0);
+    }),
+    ("memory that nobody may access", Unreachable, |_| protect(libc::PROT_NONE)),
+    ("memory that nobody may write", Unreachable, |_| protect(libc::PROT_READ)),
+    ("memory that comes and goes", Unreachable, |_| {
+        for _ in 0..500 {
+            protect(libc::PROT_NONE);
+            protect(libc::PROT_READ | libc::PROT_WRITE);
+        }
+    }),
+    ("its segment, withdrawn while in use", Either, |raw| {
+        // Leaves time for the victim to import it.
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        say(raw, &withdraw(SEGMENT));
+    }),
+    ("stopped while its memory is in use", Harmless, |_| {
+        played();
+        // SAFETY: the signal stops this process, which the test kills later.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }),
     // Records of the lane.
     ("a record of no kind", Blamed, |raw| raw.record(0, 0, &[])),
     ("a record of a kind too many", Blamed, |raw| raw.record(77, 0, &[])),
@@ -343,8 +398,8 @@ pub const TRICKS: &[Trick] = &[
         (0..32).for_each(|id| read(raw, 0, id, SIZE as u64));
     }),
     ("one number for two reads", Blamed, |raw| (0..2).for_each(|_| read(raw, 0, 3, SIZE as u64))),
-    ("a reply to nothing", Blamed, |raw| raw.record(5, 8, &words(&[0, 0, 0, 0, 0, 0, 0]))),
-    ("the end of nothing", Blamed, |raw| raw.record(6, 0, &words(&[0; 6]))),
+    ("a reply to nothing", Blamed, |raw| raw.record(5, 8, &words(&[1 << 40; 7]))),
+    ("the end of nothing", Blamed, |raw| raw.record(6, 0, &words(&[1 << 40; 6]))),
     ("a cursor far ahead", Either, |raw| raw.word(128).store(1 << 40, Ordering::Relaxed)),
     ("a cursor that runs back", Either, |raw| raw.word(128).store(u64::MAX, Ordering::Relaxed)),
     ("a lane full of noise", Either, |raw| {
