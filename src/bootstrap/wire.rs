@@ -44,8 +44,8 @@ impl Wire {
         self.longest = longest.min(MESSAGE_MAX);
     }
 
-    /// Sends a message and waits for the peer's message. The peer must make the same call. While
-    /// nothing arrives, this call runs `idle`, which returns how many events it handled. After
+    /// Sends a message and waits for the peer's message. The peer must make the same call. Until
+    /// it arrives, this call runs `idle`, which returns how many events it handled. After
     /// several runs without events, this call pauses between runs. If `idle` returns `None`, the
     /// wait stops. A message that arrived before the wait was stopped, or before the peer closed
     /// the connection, is still returned.
@@ -70,7 +70,8 @@ impl Wire {
             if Instant::now() >= deadline {
                 return Err(BootstrapError::Deadline);
             }
-            let found = if moved { Some(1) } else { idle() };
+            // Also runs while bytes arrive: a peer may send a message byte by byte.
+            let found = idle().map(|found| found.saturating_add(moved.into()));
             match found {
                 // The peer may have sent its last message before `idle` saw it leave.
                 None => {

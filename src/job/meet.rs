@@ -190,7 +190,11 @@ pub(super) fn lead(
     let mut told = Instant::now();
     loop {
         let most = places.len() + STRANGERS;
-        while newcomers.len() < most {
+        // Bounded, because strangers may connect faster than this evicts them.
+        for _ in 0..2 * most {
+            if newcomers.len() == most {
+                break;
+            }
             let accepted = match listener.accept() {
                 Ok((stream, _)) => Conn::new(stream),
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {

@@ -30,6 +30,9 @@ pub(super) const RANK: u32 = 6;
 /// Interval at which rank 0 sends the missing ranks to waiting processes.
 pub(super) const TELL: Duration = Duration::from_millis(250);
 
+/// Maximum number of contributions moved between two calls of `meanwhile`.
+const BATCH: usize = 64;
+
 /// A connection between rank 0 and another process.
 #[derive(Debug)]
 pub(super) struct Conn {
@@ -188,10 +191,17 @@ pub(super) fn lead(
     let mut all: Vec<Option<Vec<u8>>> = vec![None; others.len()];
     let mut told = Instant::now();
     loop {
+        let mut got = 0;
         for (at, conn) in others.iter_mut().enumerate() {
             match (conn.frame(), &mut all[at]) {
                 (Ok(None), _) => {}
-                (Ok(Some((DATA, bytes))), place @ None) => *place = Some(bytes),
+                (Ok(Some((DATA, bytes))), place @ None) => {
+                    *place = Some(bytes);
+                    got += 1;
+                    if got % BATCH == 0 {
+                        meanwhile();
+                    }
+                }
                 // The peer's deadline expired before ours.
                 (Ok(Some((EXPIRED, bytes))), _) => {
                     let ranks = Ranks::decode(&bytes).unwrap_or_else(|| Ranks::one(at as u32 + 1));
@@ -231,6 +241,7 @@ fn answer(
     meanwhile: &mut dyn FnMut(),
 ) -> io::Result<()> {
     let mut sent = vec![0; others.len()];
+    let mut moved = 0;
     loop {
         for (at, conn) in others.iter_mut().enumerate() {
             let written = match conn.flush() {
@@ -247,6 +258,11 @@ fn answer(
                 return Err(gone(&rank));
             };
             sent[at] += written;
+            moved += written;
+            if moved >= BATCH * CONTRIBUTION_MAX {
+                moved = 0;
+                meanwhile();
+            }
         }
         let slow = (1..).zip(&sent).filter(|&(_, &sent)| sent < reply.len()).map(|(rank, _)| rank);
         let missing = Ranks::new(slow);
@@ -277,7 +293,12 @@ pub(super) fn follow(
         let written = leader.flush();
         match hear(leader, timeout)? {
             Some(Heard::Missing(ranks)) if Instant::now() < deadline => missing = ranks,
-            Some(Heard::Frame(DATA, bytes)) => all.push(bytes),
+            Some(Heard::Frame(DATA, bytes)) => {
+                all.push(bytes);
+                if all.len() % BATCH != 0 {
+                    continue;
+                }
+            }
             Some(Heard::Frame(..)) => return Err(gone(&Ranks::one(0))),
             // Messages from rank 0 do not extend the deadline.
             None | Some(Heard::Missing(_)) => {
@@ -286,10 +307,10 @@ pub(super) fn follow(
                     leader.mention(EXPIRED, &missing.encode());
                     return Err(expired(&missing, timeout));
                 }
-                meanwhile();
                 sleep_on([(leader.raw_fd(), !written)].into_iter(), PAUSE);
             }
         }
+        meanwhile();
     }
     Ok(all)
 }
