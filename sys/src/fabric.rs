@@ -29,6 +29,7 @@ pub mod error;
 pub mod fabric;
 pub mod info;
 pub mod library;
+mod listeners;
 pub mod mr;
 pub mod negotiate;
 mod object;

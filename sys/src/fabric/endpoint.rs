@@ -18,6 +18,7 @@ use super::cq::{CompletionQueue, CqError, CqWait, Entry};
 use super::domain::Domain;
 use super::error::{CallError, Code};
 use super::info::Info;
+use super::listeners;
 use super::object;
 use super::raw::*;
 
@@ -95,6 +96,7 @@ impl Endpoint {
         }
         self.check_tables()?;
         self.form = AddressForm::new(info.raw().addr_format, self.name()?);
+        listeners::set_timeout(self.form.own());
         Ok(())
     }
 

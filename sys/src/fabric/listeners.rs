@@ -1,0 +1,79 @@
+//! Bounds how long a provider over TCP waits for a client of its listening socket.
+//!
+//! The tcp provider accepts connections in its progress, and receives the request of each from a
+//! blocking socket, in two parts. A client that sends the first part alone would block the caller
+//! for ever. Accepted sockets inherit the receive timeout of their listener. It has no effect on
+//! the non-blocking sockets that the provider uses after the request.
+
+use core::ffi::CStr;
+use core::mem;
+
+/// The shortest time that a kernel waits is one of its ticks.
+static TIMEOUT: libc::timeval = libc::timeval { tv_sec: 0, tv_usec: 1 };
+
+/// Sets the receive timeout of the sockets of this process that listen at `address`, an encoded
+/// socket address. Does nothing without `/proc`. Slow path: makes a few system calls for each open
+/// descriptor.
+pub(super) fn set_timeout(address: &[u8]) {
+    for descriptor in Descriptors::open() {
+        if listens_at(descriptor, address) {
+            let (value, len) = ((&raw const TIMEOUT).cast(), mem::size_of_val(&TIMEOUT) as u32);
+            // SAFETY: the pointer and the length describe a static value. If the call fails, the
+            // provider waits as before.
+            unsafe { libc::setsockopt(descriptor, libc::SOL_SOCKET, libc::SO_RCVTIMEO, value, len) };
+        }
+    }
+}
+
+/// Returns true if a descriptor is a socket that listens at `address`.
+fn listens_at(descriptor: i32, address: &[u8]) -> bool {
+    let (mut listens, mut len) = (0i32, mem::size_of::<i32>() as u32);
+    let into = (&raw mut listens).cast();
+    // SAFETY: the call writes at most `len` bytes into a local number.
+    let got =
+        unsafe { libc::getsockopt(descriptor, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, into, &raw mut len) };
+    let mut own = [0u8; 128];
+    let mut len = own.len() as u32;
+    // SAFETY: the call writes at most `len` bytes into a local array.
+    let named = unsafe { libc::getsockname(descriptor, own.as_mut_ptr().cast(), &raw mut len) };
+    got == 0 && listens != 0 && named == 0 && own.get(..len as usize) == Some(address)
+}
+
+/// The numbers of all open descriptors, from an open folder, or null.
+struct Descriptors(*mut libc::DIR);
+
+impl Descriptors {
+    fn open() -> Self {
+        // SAFETY: the path is a C string literal.
+        Descriptors(unsafe { libc::opendir(c"/proc/self/fd".as_ptr()) })
+    }
+}
+
+impl Iterator for Descriptors {
+    type Item = i32;
+
+    fn next(&mut self) -> Option<i32> {
+        if self.0.is_null() {
+            return None;
+        }
+        loop {
+            // SAFETY: the stream is open until this value is dropped.
+            let entry = unsafe { libc::readdir(self.0).as_ref() }?;
+            // SAFETY: the name ends with a zero byte, and the entry is valid until the next read.
+            let name = unsafe { CStr::from_ptr(entry.d_name.as_ptr()) };
+            // Skips the names of the folder itself and of its parent.
+            if let Some(number) = name.to_str().ok().and_then(|name| name.parse().ok()) {
+                return Some(number);
+            }
+        }
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: `opendir` returned the stream, and it is closed once.
+            unsafe { libc::closedir(self.0) };
+        }
+    }
+}
