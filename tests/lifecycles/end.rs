@@ -7,6 +7,7 @@ use fishplate_core::mem::{LocalId, PeerId, RemoteId};
 use fishplate_core::rail::Rail;
 
 use super::memory::Memory;
+use super::users::{Kind, User};
 
 /// Small limits, so that tests reach all of them.
 pub const CONFIG: Config = Config { window: 8, eager: 64, ..Config::DEFAULT };
@@ -64,7 +65,8 @@ pub struct Imported {
 }
 
 pub struct End<R: Rail, const RAILS: usize> {
-    engine: Option<Engine<'static, R, RAILS>>,
+    pub engine: Option<Engine<'static, R, RAILS>>,
+    pub user: User,
     storage: *mut Own<RAILS>,
     pub regions: Vec<Registered>,
     pub imports: Vec<Imported>,
@@ -82,7 +84,7 @@ pub struct End<R: Rail, const RAILS: usize> {
 type Own<const RAILS: usize> = (Storage<RAILS>, MatchStorage<RAILS>, FailoverStorage);
 
 impl<R: Rail, const RAILS: usize> End<R, RAILS> {
-    pub fn new(rails: [R; RAILS], ends: usize, failover: bool) -> Self {
+    pub fn new(rails: [R; RAILS], ends: usize, failover: bool, kind: Kind) -> Self {
         let streams = LIMITS.peers as usize;
         let matching = MatchStorage::new(&MATCHING, streams, RECEIVES, 2);
         let storage = (Storage::new(&CONFIG, LIMITS), matching, FailoverStorage::new(&CONFIG, LIMITS));
@@ -96,6 +98,7 @@ impl<R: Rail, const RAILS: usize> End<R, RAILS> {
         engine.attach_matching(MATCHING, matching.memory()).unwrap();
         End {
             engine: Some(engine),
+            user: User::new(kind),
             storage,
             regions: vec![],
             imports: vec![],

@@ -1,5 +1,6 @@
 //! Lifecycles: random sequences of register, export, import, all operations, deregister, release,
-//! remove, reattach, and drop during traffic, by both ends, over every rail. Every safe call, in
+//! remove, reattach, and drop during traffic, by both ends, over every rail, and through a worker's
+//! queue or a matched queue. Every safe call, in
 //! any order, must take effect, fail with an error, or do nothing. Deregistered memory is unmapped
 //! at once, so a late access faults. Data must never appear in a region that it was not sent to.
 //!
@@ -14,6 +15,7 @@ mod behaviour;
 mod end;
 mod memory;
 mod program;
+mod users;
 mod worlds;
 
 use behaviour::seeds;
@@ -87,5 +89,20 @@ fn over_devices() {
 
 #[test]
 fn over_libfabric() {
-    is_whole(&run::<worlds::Fabric, 1>(300));
+    let tally = run::<worlds::Fabric, 1>(300);
+    is_whole(&tally);
+    assert!(tally.programs < 50 || tally.done > 1000 && tally.received > 100, "{tally:?}");
+}
+
+#[test]
+fn through_a_queue_and_its_worker() {
+    is_whole(&run::<worlds::Queued, 1>(200));
+}
+
+#[test]
+fn through_a_matched_queue() {
+    let tally = run::<worlds::Matched, 1>(200);
+    let program::Tally { done, received, failed, receives_in_use, .. } = tally;
+    let whole = [done, received, failed, receives_in_use].iter().all(|count| *count > 0);
+    assert!(tally.programs < 50 || whole, "{tally:?}");
 }

@@ -6,16 +6,18 @@ use fishplate_core::engine::protocol::Payload;
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{ContextId, Engine, HANDLE_MAX, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError, Use};
-use fishplate_core::mem::{LocalId, PeerId, RailId, RegionKind};
-use fishplate_core::op::{Amo, AmoOp, Outcome, SignalOp};
+use fishplate_core::mem::{LocalAddr, LocalId, PeerId, RailId, RegionKind};
+use fishplate_core::op::{Amo, AmoOp, Cmp, Outcome, SignalOp};
+use fishplate_core::psm::{Mq, MqReq};
+use fishplate_core::queue::Command;
 use fishplate_core::rail::Rail;
 
 use super::behaviour::Random;
 use super::end::{End, Imported, Registered, Role};
 use super::memory::{Memory, SIZE};
+use super::users::{Kind, User};
 
 const CX: ContextId = ContextId(0);
-const STEPS: u64 = 250;
 
 /// Provides rails, and connects ends.
 pub trait World<const RAILS: usize>: Sized {
@@ -27,6 +29,12 @@ pub trait World<const RAILS: usize>: Sized {
     const OWN: bool = true;
     /// True if the ends use failover and disable rails.
     const FAILOVER: bool = false;
+    /// Who issues the operations.
+    const USER: Kind = Kind::Engine;
+    /// Number of steps of a program.
+    const STEPS: u64 = 250;
+    /// True if an end seldom removes its peer or is replaced, because connecting takes long.
+    const STEADY: bool = false;
     /// True if a rail may keep memory posted to a failed peer in use until the rail is dropped.
     const KEEPS: bool = false;
 
@@ -49,18 +57,18 @@ pub trait World<const RAILS: usize>: Sized {
 #[derive(Debug, Default)]
 pub struct Tally {
     pub programs: u64,
-    done: u64,
-    failed: u64,
-    unknown: u64,
-    received: u64,
+    pub done: u64,
+    pub failed: u64,
+    pub unknown: u64,
+    pub received: u64,
     deregistered: u64,
     operations_in_use: u64,
-    receives_in_use: u64,
+    pub receives_in_use: u64,
     posts_in_use: u64,
     pub imported_in_use: u64,
     release_in_use: u64,
-    refused: u64,
-    stale: u64,
+    pub refused: u64,
+    pub stale: u64,
     removed: u64,
     dropped: u64,
     pub disabled: u64,
@@ -96,7 +104,7 @@ pub fn run<W: World<RAILS>, const RAILS: usize>(seed: u64, tally: &mut Tally) {
     let mut program = Program { random, ends, words: seed << 20, tally, world };
     program.tally.programs += 1;
     program.meet();
-    for _ in 0..STEPS {
+    for _ in 0..W::STEPS {
         program.step();
     }
     program.finish();
@@ -104,7 +112,7 @@ pub fn run<W: World<RAILS>, const RAILS: usize>(seed: u64, tally: &mut Tally) {
 
 /// Creates an end without peers.
 fn fresh<W: World<RAILS>, const RAILS: usize>(world: &mut W, end: usize) -> End<W::Rail, RAILS> {
-    End::new(std::array::from_fn(|rail| world.rail(end, rail)), W::ENDS, W::FAILOVER)
+    End::new(std::array::from_fn(|rail| world.rail(end, rail)), W::ENDS, W::FAILOVER, W::USER)
 }
 
 impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
@@ -161,10 +169,13 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
             13..23 => self.deregister(end),
             23..33 => self.import(end),
             33..38 => self.release(end),
+            // A matched queue is the only user of its engine.
+            38..64 if W::USER == Kind::Mq => self.message(end),
             38..64 => self.post(end),
             64..76 => self.message(end),
             76..95 => self.progress(end),
             95 if W::FAILOVER => self.disable(end),
+            95.. if W::STEADY && self.below(4) > 0 => self.meet_again(),
             95..97 => self.meet_again(),
             97..99 => self.remove(end),
             _ => self.replace(end),
@@ -303,6 +314,22 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         let notice = if report { Notice::Report(1) } else { Notice::Silent };
         let at = to.at(offset);
         let amo = |op, width, operand| Amo { op, width, operand, compare: 0 };
+        if let User::Queue(queue) = &mut self.ends[end].user {
+            let target = Signal { at: to.at(0), op: SignalOp::Set, value: word };
+            let from = source.at(offset);
+            let command = match verb {
+                0..3 => Command::Put { from, len, to: at },
+                3 => Command::PutSignal { from, len, to: at, signal: target },
+                4 => Command::Get { into: scratch.at(offset), len, from: at },
+                5 => Command::Signal(target),
+                6 => Command::Amo { at, amo: amo(AmoOp::Swap, 8, word), fetch: false },
+                7 => Command::Amo { at, amo: amo(AmoOp::Add, 8, 0), fetch: true },
+                _ => Command::Fill { at: scratch.at(offset), len, pattern: word, width: 8 },
+            };
+            let refused = (0..burst).filter(|_| !queue.submit(command)).count();
+            self.tally.refused += refused as u64;
+            return;
+        }
         let engine = self.ends[end].engine();
         for _ in 0..burst {
             let signal = Signal { at: to.at(0), op: SignalOp::Set, value: word };
@@ -341,12 +368,23 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         let from = if self.below(3) == 0 { None } else { Some(peer) };
         let choice = self.below(12);
         let region = match choice {
-            0..4 => self.ends[end].regions.iter().find(|r| r.role == Role::Source).map(|r| r.id),
+            0..4 => {
+                let known = self.ends[end].regions.iter().find(|r| r.role == Role::Source).map(|r| r.id);
+                // Operations that write register sources, but a matched queue has none.
+                known.or_else(
+                    || if W::USER == Kind::Mq { self.register(end, Role::Source, None) } else { None },
+                )
+            }
             _ => self.local(end, Role::Scratch),
         };
         let Some(region) = region else { return };
         let into = Some((region.at(0), len));
         let chosen = self.random.next() as usize;
+        match W::USER {
+            Kind::Engine => {}
+            Kind::Queue => return self.command(end, choice, [from, Some(peer)], (tag, ignore), into, chosen),
+            Kind::Mq => return self.request(end, choice, [from, Some(peer)], (tag, ignore), into, chosen),
+        }
         let End { requests, claimed, .. } = &mut self.ends[end];
         let (mut requests, mut claimed) = (std::mem::take(requests), std::mem::take(claimed));
         let engine = self.ends[end].engine();
@@ -370,20 +408,102 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         (self.ends[end].requests, self.ends[end].claimed) = (requests, claimed);
     }
 
+    /// Submits a command about tagged messages.
+    fn command(
+        &mut self,
+        end: usize,
+        choice: usize,
+        [source, peer]: [Option<PeerId>; 2],
+        (tag, ignore): (Tag, Tag),
+        memory: Option<(LocalAddr, usize)>,
+        chosen: usize,
+    ) {
+        let (Some(to), End { user: User::Queue(queue), claimed, .. }) = (peer, &mut self.ends[end]) else {
+            return;
+        };
+        let message = if choice == 9 { claimed.pop() } else { None };
+        let command = match (choice, message) {
+            (0..4, _) => Command::Send { to, tag, from: memory, sync: choice == 2 },
+            (4..8, _) => Command::Recv { source, tag, ignore, into: memory },
+            (8, _) => Command::Probe { source, tag, ignore, claim: true },
+            (_, Some(message)) if chosen.is_multiple_of(3) => Command::Discard(message),
+            (_, Some(message)) => Command::ClaimedRecv { message, into: memory },
+            (10, _) => return queue.cancel(Some(chosen)),
+            _ if chosen.is_multiple_of(4) => Command::Quiet(to),
+            _ if chosen % 4 == 1 => {
+                let Some((at, _)) = memory else { return };
+                Command::Watch { at, cmp: Cmp::Eq, value: u64::MAX, from: peer }
+            }
+            _ => Command::Fence(to),
+        };
+        self.tally.refused += u64::from(!queue.submit(command));
+    }
+
+    /// Makes a call of a matched queue.
+    fn request(
+        &mut self,
+        end: usize,
+        choice: usize,
+        [source, peer]: [Option<PeerId>; 2],
+        (tag, ignore): (Tag, Tag),
+        memory: Option<(LocalAddr, usize)>,
+        chosen: usize,
+    ) {
+        let (Some(to), End { user: User::Mq(matched), engine: Some(engine), .. }) =
+            (peer, &mut self.ends[end])
+        else {
+            return;
+        };
+        let memory = memory.map(|(at, len)| (at, len as u32));
+        let (tag, select) = (tag.words(), (!ignore).words());
+        let of = |requests: &[MqReq]| (!requests.is_empty()).then(|| requests[chosen % requests.len()]);
+        let open = of(&matched.requests);
+        let done = matched.call(engine, |mq| match (choice, open) {
+            (0..4, _) => mq.isend2(to, (choice == 2).into(), tag, memory, 0).map(Some),
+            (4..8, _) => mq.irecv2(source, tag, select, memory, 0).map(Some),
+            (8, _) => mq.improbe2(source, tag, select).map(|(claimed, _)| Some(claimed)),
+            (9, Some(open)) => mq.imrecv(memory, 0, open).map(|()| None),
+            (10, _) => mq.cancel(&open).map(|()| None),
+            _ => mq.iprobe2(source, tag, select).map(|_| None),
+        });
+        self.tally.refused += u64::from(done.is_err());
+    }
+
+    /// Makes one pass of an end, as its user does.
+    fn pass(&mut self, end: usize) {
+        let End { user, engine: Some(engine), .. } = &mut self.ends[end] else { return };
+        match user {
+            User::Engine => _ = engine.progress(),
+            User::Queue(queue) => queue.turn(engine),
+            User::Mq(matched) => {
+                let poll = |mq: &mut Mq<'_, 'static, W::Rail, RAILS>| {
+                    mq.poll();
+                    Ok(None)
+                };
+                matched.call(engine, poll).expect("a poll cannot fail");
+            }
+        }
+    }
+
     fn progress(&mut self, end: usize) {
         let passes = 1 + self.below(6);
         let check = self.below(20) == 0;
-        let engine = self.ends[end].engine();
         for _ in 0..passes {
-            engine.progress();
+            self.pass(end);
         }
         if check {
-            engine.check_peers();
+            self.ends[end].engine().check_peers();
         }
         self.collect(end);
     }
 
     fn collect(&mut self, end: usize) {
+        let End { user, engine: Some(engine), claimed, .. } = &mut self.ends[end] else { return };
+        match user {
+            User::Engine => {}
+            User::Queue(queue) => return queue.collect(claimed, self.tally),
+            User::Mq(matched) => return matched.collect(engine, self.tally),
+        }
         while let Some(completion) = self.ends[end].engine().next_completion() {
             match completion.outcome {
                 Outcome::Done => self.tally.done += 1,
@@ -460,11 +580,19 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
         for _ in 0..200 {
             for end in 0..W::ENDS {
-                self.ends[end].engine().progress();
+                if let User::Queue(queue) = &mut self.ends[end].user {
+                    queue.cancel(None);
+                }
+                self.pass(end);
                 self.collect(end);
             }
         }
         for end in 0..W::ENDS {
+            match &mut self.ends[end] {
+                End { user: User::Queue(queue), .. } => assert!(queue.is_over(), "a command never ended"),
+                End { user: User::Mq(matched), engine: Some(engine), .. } => assert!(matched.finish(engine)),
+                _ => {}
+            }
             self.tally.returned += self.ends[end].engine().stats().rails_returned;
             while let Some(import) = self.ends[end].imports.pop() {
                 self.ends[end].engine().release(import.id).expect("all operations have ended");

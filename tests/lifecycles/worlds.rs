@@ -18,6 +18,7 @@ use fishplate_testing::fabric::{Fake, Persona};
 use super::end::End;
 use super::memory::SIZE;
 use super::program::World;
+use super::users::Kind;
 
 /// Borrows a rail of an end's engine.
 macro_rules! rail {
@@ -139,6 +140,34 @@ impl World<1> for Disordered {
         }
     }
 }
+
+/// A simulated fabric under another user of the engine.
+macro_rules! simulated {
+    ($name:ident, $called:literal, $user:expr) => {
+        pub struct $name(Simulated);
+
+        impl World<1> for $name {
+            type Rail = SimRail<'static, 'static>;
+            const NAME: &'static str = $called;
+            const USER: Kind = $user;
+
+            fn new(seed: u64) -> Self {
+                $name(Simulated::new(seed))
+            }
+
+            fn rail(&mut self, end: usize, rail: usize) -> Self::Rail {
+                self.0.rail(end, rail)
+            }
+
+            fn attach(&mut self, links: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 1>]) {
+                self.0.attach(links, ends);
+            }
+        }
+    };
+}
+
+simulated!(Queued, "a queue", Kind::Queue);
+simulated!(Matched, "a matched queue", Kind::Mq);
 
 /// Two rails of a simulated fabric that reorders, with or without failover.
 pub struct Two<const FAILOVER: bool>(Owned);
@@ -308,6 +337,8 @@ impl World<1> for Fabric {
     const OWN: bool = false;
     // A provider may not report dead peers, so memory may stay in use.
     const KEEPS: bool = true;
+    const STEADY: bool = true;
+    const STEPS: u64 = 500;
 
     fn new(seed: u64) -> Self {
         let all = Persona::all();
