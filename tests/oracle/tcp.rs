@@ -24,6 +24,7 @@ const FABRIC: FabricConfig = FabricConfig {
     inject: true,
     more: None,
     native_atomics: false,
+    callers: 0,
     seed: None,
 };
 

@@ -30,6 +30,7 @@ pub const SMALL: FabricConfig = FabricConfig {
     inject: true,
     more: None,
     native_atomics: false,
+    callers: 0,
     seed: None,
 };
 
