@@ -56,7 +56,7 @@ pub enum Command {
     Info(InfoArgs),
     /// Find what makes the transport slow or unusable here, with remedies.
     Doctor(DoctorArgs),
-    /// Show the counters of running programs that publish them (Builder::counters).
+    /// Show the counters of running programs that publish them (option counters).
     Stat(StatArgs),
     /// The second process, which `perf` starts.
     #[command(hide = true)]

@@ -38,9 +38,9 @@ fn look(args: &StatArgs) -> Outcome<Vec<Snapshot>> {
         Failure::run(format!("cannot read the counters of process {pid}: {error}; {remedy}"))
     })?;
     match pages.is_empty() {
-        true => {
-            Err(Failure::run(format!("process {pid} has no counters: open its node with Builder::counters")))
-        }
+        true => Err(Failure::run(format!(
+            "process {pid} has no counters: open its node with the option counters"
+        ))),
         false => Ok(pages),
     }
 }
@@ -71,7 +71,7 @@ fn as_text(now: &[Snapshot], before: &[Snapshot]) -> String {
         }
     }
     if now.is_empty() {
-        text += "no process of this user has counters: open nodes with Builder::counters\n";
+        text += "no process of this user has counters: open nodes with the option counters\n";
     }
     text
 }

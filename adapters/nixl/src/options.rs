@@ -10,13 +10,14 @@ use fishplate::node::{Builder, Fabric, Gpu, OpenError};
 use fishplate::{Limits, Node};
 
 /// Parameter names and defaults.
-pub(crate) const DEFAULTS: [(&str, &str); 6] = [
+pub(crate) const DEFAULTS: [(&str, &str); 7] = [
     ("fabric", "auto"),
     ("providers", ""),
     ("interfaces", ""),
     ("shared_memory", "yes"),
     ("device", "auto"),
     ("failover", "yes"),
+    ("counters", "no"),
 ];
 
 /// Table sizes of an agent's node.
@@ -79,6 +80,7 @@ pub(crate) fn open(params: &[(String, String)]) -> Result<(Node, Option<u32>), S
 fn builder(params: &[(String, String)]) -> Result<(Builder, Wanted), String> {
     let mut settings = Settings::DEFAULT;
     let (mut fabric, mut local, mut failover) = (Fabric::IfThere, true, true);
+    let mut counters = false;
     let mut device = Wanted::Auto;
     for (name, value) in params {
         let list = || value.split(',').filter(|part| !part.is_empty()).map(String::from).collect();
@@ -104,6 +106,7 @@ fn builder(params: &[(String, String)]) -> Result<(Builder, Wanted), String> {
             "interfaces" => settings.interfaces = list(),
             "shared_memory" => local = flag()?,
             "failover" => failover = flag()?,
+            "counters" => counters = flag()?,
             "device" => {
                 device = match (value.as_str(), value.parse()) {
                     ("auto", _) => Wanted::Auto,
@@ -131,7 +134,7 @@ fn builder(params: &[(String, String)]) -> Result<(Builder, Wanted), String> {
         .shared_memory(local)
         .failover(failover)
         .patience(Duration::ZERO);
-    Ok((builder, device))
+    Ok((if counters { builder.counters() } else { builder }, device))
 }
 
 #[cfg(test)]
@@ -144,9 +147,22 @@ mod tests {
         for (name, value) in DEFAULTS {
             assert_eq!(with(name, value), Ok(()));
         }
-        for name in ["fabric", "shared_memory", "failover", "device", "speed"] {
+        for name in ["fabric", "shared_memory", "failover", "counters", "device", "speed"] {
             let error = with(name, "fast").unwrap_err();
             assert!(error.contains(name), "{error}");
         }
+    }
+
+    #[test]
+    fn counters_are_published_if_asked_for() {
+        let pages = || fishplate::counters::read(std::process::id()).unwrap().len();
+        let open = |asked: &str| {
+            open(&[("fabric".into(), "off".into()), ("counters".into(), asked.into())]).unwrap().0
+        };
+        let none = open("no");
+        assert_eq!(pages(), 0);
+        let node = open("yes");
+        assert_eq!(pages(), 1);
+        drop((none, node));
     }
 }

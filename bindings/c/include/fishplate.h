@@ -66,6 +66,8 @@ const char *fp_last_error (void);
 #define FP_REQUIRE_FABRIC 4u
 /* Provides a descriptor to wait on (fp_node_fd), even without libfabric rails. */
 #define FP_WAIT_FD 8u
+/* Gives the node a page of counters, which `fishplate stat` shows while the program runs. */
+#define FP_COUNTERS 16u
 
 /* Settings. Zero the structure, then set struct_size. A field of 0 selects the default, which the
  * comments name. */

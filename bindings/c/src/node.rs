@@ -51,6 +51,9 @@ pub const FP_REQUIRE_FABRIC: u32 = 4;
 /// Provides a descriptor to wait on, even without libfabric rails.
 pub const FP_WAIT_FD: u32 = 8;
 
+/// Gives the node a page of counters.
+pub const FP_COUNTERS: u32 = 16;
+
 const DEFAULTS: u32 = 0;
 
 pub(crate) fn millis(timeout: i64) -> Duration {
@@ -176,7 +179,7 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
         let node = place(node, "node")?;
         node.write(std::ptr::null_mut());
         let options = options(given)?;
-        let most = FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC | FP_WAIT_FD;
+        let most = FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC | FP_WAIT_FD | FP_COUNTERS;
         if options.flags & !most != 0 || options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) == 6 {
             return Err(fail(
                 libc::EINVAL,
@@ -204,6 +207,9 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
         builder = builder.shared_memory(options.flags & FP_NO_SHARED_MEMORY == 0);
         if options.flags & FP_WAIT_FD != 0 {
             builder = builder.wait_fd();
+        }
+        if options.flags & FP_COUNTERS != 0 {
+            builder = builder.counters();
         }
         if options.patience_ms != DEFAULTS {
             builder = builder.patience(Duration::from_millis(options.patience_ms.into()));

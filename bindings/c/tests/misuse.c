@@ -235,6 +235,20 @@ static fp_node *open_node (void)
   return node;
 }
 
+/* Returns how many pages of counters this process has. */
+static int pages (void)
+{
+  char path[64], target[64];
+  int count = 0;
+  for (int fd = 0; fd < 1024; fd++) {
+    snprintf (path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t len = readlink (path, target, sizeof target - 1);
+    target[len < 0 ? 0 : len] = 0;
+    count += strstr (target, "fishplate-counters") != NULL;
+  }
+  return count;
+}
+
 static void wrong_options (void)
 {
   fp_options good = { .struct_size = sizeof good, .flags = FP_NO_FABRIC }, bad;
@@ -246,7 +260,7 @@ static void wrong_options (void)
   BAD (struct_size, 0);
   BAD (struct_size, 7);
   BAD (struct_size, 1u << 20);
-  BAD (flags, 16);
+  BAD (flags, 32);
   BAD (flags, FP_NO_FABRIC | FP_REQUIRE_FABRIC);
   BAD (peers, 65536);
   BAD (regions, 65536);
@@ -262,6 +276,12 @@ static void wrong_options (void)
   bad.flags = 99; /* beyond the size that the caller knows */
   EXPECT (fp_node_open (&bad, &node), 0);
   EXPECT (fp_node_close (node, 0), 0);
+  bad = good;
+  bad.flags = FP_NO_FABRIC | FP_COUNTERS;
+  EXPECT (fp_node_open (&bad, &node), 0);
+  EXPECT (pages (), 1);
+  EXPECT (fp_node_close (node, 0), 0);
+  EXPECT (pages (), 0);
   bad = good;
   bad.flags = FP_REQUIRE_FABRIC;
   bad.providers = "no-such-provider";

@@ -86,7 +86,7 @@ impl Node {
     #[new]
     #[pyo3(signature = (*, fabric=None, shared_memory=true, providers=None, interfaces=None, max_rails=None,
         peers=None, regions=None, imports=None, operations=None, receives=None, patience=10.0,
-        connect_timeout=10.0, timeout=30.0, worker=None, gpu=None))]
+        connect_timeout=10.0, timeout=30.0, worker=None, gpu=None, counters=false))]
     #[expect(clippy::too_many_arguments, reason = "settings, all of which have names and defaults")]
     fn open(
         py: Python<'_>,
@@ -105,6 +105,7 @@ impl Node {
         timeout: f64,
         worker: Option<Worker>,
         gpu: Option<&str>,
+        counters: bool,
     ) -> PyResult<Node> {
         let (providers, interfaces) = (providers.unwrap_or_default(), interfaces.unwrap_or_default());
         let rails = Rails { fabric, shared_memory, providers, interfaces, max_rails };
@@ -113,6 +114,7 @@ impl Node {
         let waits = [seconds(patience)?, seconds(connect_timeout)?, seconds(timeout)?];
         let gpu = gpu.map(|name| settings::gpu(py, name)).transpose()?;
         let builder = settings::builder(py, rails, tables, gpu, worker)?;
+        let builder = if counters { builder.counters() } else { builder };
         let opened = py.detach(|| Shared::open(builder, gpu, waits));
         Ok(Node { shared: Arc::new(opened.map_err(|fault| fault.raise(py))?) })
     }

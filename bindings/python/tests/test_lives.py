@@ -27,6 +27,18 @@ def python(code, timeout=SOON):
     return done.stdout
 
 
+def test_a_node_has_a_page_of_counters_if_asked():
+    def pages():
+        fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return sum("fishplate-counters" in os.readlink(fd) for fd in fds if os.path.islink(fd))
+
+    with fishplate.Node(fabric="off"):
+        assert pages() == 0
+        with fishplate.Node(fabric="off", counters=True):
+            assert pages() == 1
+    assert pages() == 0
+
+
 def test_many_nodes_one_after_the_other():
     for _ in range(20):
         with fishplate.Node(fabric="off") as node:

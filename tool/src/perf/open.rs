@@ -62,6 +62,7 @@ impl Setup {
             .policy(policy)
             .patience(super::endpoint::SLICE)
             .connect_timeout(self.setup_time())
+            .counters()
             .shared_memory(!fabric)
             .fabric(if fabric { Fabric::Exactly(self.rails) } else { Fabric::Off });
         if fabric {

@@ -164,7 +164,8 @@ impl Member {
         let most = job.size().max(Limits::DEFAULT.peers.into()) as u16;
         let limits = Limits { peers: most, remotes: 4 * most, operations: 4096, ..Limits::DEFAULT };
         // `Traffic` retries posts between other work, so a post never waits for room.
-        let mut builder = Node::builder().limits(limits).connect_timeout(timeout).patience(Duration::ZERO);
+        let mut builder = Node::builder().limits(limits).connect_timeout(timeout).counters();
+        builder = builder.patience(Duration::ZERO);
         if one_host {
             builder = builder.fabric(Fabric::Off);
         } else if settings.library.is_some() {

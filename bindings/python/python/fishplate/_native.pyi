@@ -63,6 +63,7 @@ class Node:
         timeout: float = 30.0,
         worker: bool | int | None = None,
         gpu: str | None = None,
+        counters: bool = False,
     ) -> Self:
         """Opens a node over shared memory, and over libfabric if it is installed.
 
@@ -73,7 +74,8 @@ class Node:
         its connection. `timeout` is the default timeout. `worker` starts a thread that makes
         progress while the program computes; a number also pins it to that processor. `gpu` is the
         device whose memory peers can access: "cuda:N", "hip:N", or "stand-in" for host memory
-        in its place."""
+        in its place. `counters` gives the node a page of counters, which `fishplate stat` shows
+        while the program runs."""
 
     @property
     def address(self) -> bytes:
