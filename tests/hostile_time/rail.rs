@@ -47,6 +47,7 @@ pub const FABRIC: FabricConfig = FabricConfig {
     inject: true,
     more: None,
     native_atomics: false,
+    callers: 0,
     seed: None,
 };
 
