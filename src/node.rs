@@ -236,14 +236,11 @@ impl Node {
     /// and that call may wait for the device.
     #[inline]
     pub fn progress(&mut self) -> u32 {
-        if self.meeting {
+        // One branch for both.
+        if self.meeting | self.home.engine.is_called() {
             return self.progress_meeting();
         }
-        let events = self.home.engine.progress();
-        if events != 0 {
-            self.admit();
-        }
-        events
+        self.home.engine.progress()
     }
 
     #[cold]
