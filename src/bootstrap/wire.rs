@@ -20,6 +20,9 @@ const NAP: Duration = Duration::from_micros(100);
 /// Polls before the first pause.
 const LOOKS: u32 = 200;
 
+/// Maximum number of receiving calls in a row. A peer may send a message byte by byte.
+const RECEIVES: usize = 32;
+
 /// A connection that carries messages. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Wire {
@@ -145,13 +148,16 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends as much as the socket takes, and receives until a message is complete. Returns whether
-    /// any byte moved.
+    /// Sends as much as the socket takes, and receives until a message is complete, but makes at
+    /// most [`RECEIVES`] calls. Returns whether any byte moved.
     pub(super) fn pump(&mut self) -> Result<bool, BootstrapError> {
         let sent = self.push();
         let mut moved = false;
         let mut chunk = [0; 4096];
-        while self.whole()?.is_none() {
+        for _ in 0..RECEIVES {
+            if self.whole()?.is_some() {
+                break;
+            }
             let n = recv(&self.socket, &mut chunk)?;
             if n == 0 {
                 break;
