@@ -18,21 +18,25 @@ use super::support::*;
 const MATCHING: MatchConfig = MatchConfig { pieces: 3, ..SMALL };
 
 /// Two nodes with device memory. Each imports the memory of the other.
-struct Two {
-    nodes: Vec<Node<Veiled<End>, 4>>,
+struct Two<const RAILS: usize = 4> {
+    nodes: Vec<Node<Veiled<End>, RAILS>>,
     regions: [Region; 2],
     ids: [LocalId; 2],
     theirs: [RemoteId; 2],
 }
 
 fn two(seed: u64, dials: Dials, delay: u32, config: Config) -> Two {
-    let sim = fleet::fabric(2, 4, 256, dials, seed);
+    join(seed, dials, delay, config)
+}
+
+fn join<const RAILS: usize>(seed: u64, dials: Dials, delay: u32, config: Config) -> Two<RAILS> {
+    let sim = fleet::fabric(2, RAILS as u16, 256, dials, seed);
     let wrap = |_, _, end| {
         let mut rail = Veiled::new(end);
         (rail.apart, rail.delay) = (true, delay);
         rail
     };
-    let attach = |engine: &mut fishplate_core::engine::Engine<'static, Veiled<End>, 4>| {
+    let attach = |engine: &mut fishplate_core::engine::Engine<'static, Veiled<End>, RAILS>| {
         let streams = 2 * config.contexts as usize;
         engine.attach_matching(MATCHING, match_memory(MATCHING, streams, 4)).unwrap();
     };
@@ -48,7 +52,7 @@ fn two(seed: u64, dials: Dials, delay: u32, config: Config) -> Two {
     Two { nodes, regions, ids, theirs }
 }
 
-impl Two {
+impl<const RAILS: usize> Two<RAILS> {
     fn peer(&self, node: usize) -> PeerId {
         self.nodes[node].peers[1 - node]
     }
@@ -212,6 +216,25 @@ fn gets_of_every_length_arrive_in_both_directions_at_once() {
 }
 
 #[test]
+fn a_get_in_the_slot_of_an_earlier_read_arrives() {
+    for device in [true, false] {
+        let mut two = two(1, Dials::CALM, 1, Config::DEFAULT);
+        poke(&two.regions[1], 0, &pattern(1, 300));
+        let read = two.issue(|two| {
+            let node = &mut two.nodes[0];
+            node.engine.get(CX, node.source.at(0), 77, node.remotes[1].at(0), Notice::Report(1))
+        });
+        assert_eq!(two.complete(0, read), Outcome::Done);
+        let get = two.issue(|two| {
+            let (node, from) = (&mut two.nodes[0], two.theirs[0].at(0));
+            let into = if device { two.ids[0].at(0) } else { node.source.at(0) };
+            node.engine.get(CX, into, 300, from, Notice::Report(2))
+        });
+        assert_eq!(two.complete(0, get), Outcome::Done, "device: {device}");
+    }
+}
+
+#[test]
 fn long_tagged_messages_arrive_in_device_memory() {
     for seed in seeds(3) {
         let mut two = two(seed, Dials::WILD, 2, Config::DEFAULT);
@@ -249,6 +272,30 @@ fn a_fence_holds_later_writes_back_until_the_device_has_the_data() {
     node.engine.put(CX, node.source.at(0), 8, node.remotes[1].at(0), Notice::Silent).unwrap();
     turn_until(&mut two.nodes, "the later write", |nodes| word(&nodes[1].engine, nodes[1].target.at(0)) != 0);
     assert!(peek(&two.regions[1], 0, 300) == pattern(1, 300));
+}
+
+/// One rail that keeps order delivers later data in order, but the device is slower. So the import
+/// of device memory must make fences hold data back.
+#[test]
+fn a_fence_holds_data_back_even_on_one_rail_that_keeps_order() {
+    for eager in [0, 64] {
+        let (config, dials) = (Config { eager, ..Config::DEFAULT }, Dials { ordered: true, ..Dials::CALM });
+        let mut two = join::<1>(1, dials, 50, config);
+        poke(&two.regions[0], 0, &pattern(1, 300));
+        write(&two.nodes[0].engine, two.nodes[0].source.at(0), &[9; 8]);
+        two.put(300, 0, 0);
+        let peer = two.peer(0);
+        let node = &mut two.nodes[0];
+        node.engine.fence(CX, peer).unwrap();
+        let (from, to) = (node.source.at(0), node.remotes[1].at(0));
+        let signal = Signal::set(node.remotes[1].at(64), 1);
+        // The data is a write, or travels in the message of the signal.
+        node.engine.put_signal(CX, from, 8, to, signal, Notice::Silent).unwrap();
+        turn_until(&mut two.nodes, "the later data", |nodes| {
+            word(&nodes[1].engine, nodes[1].target.at(0)) != 0
+        });
+        assert!(peek(&two.regions[1], 0, 300) == pattern(1, 300), "eager: {eager}");
+    }
 }
 
 #[test]

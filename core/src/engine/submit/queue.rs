@@ -458,8 +458,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (slot.kind, slot.local, slot.local_region) = (kind, local, local_region);
         (slot.remote, slot.offset, slot.left) = (remote, offset, left);
         (slot.message, slot.fetch, slot.asked) = (message, fetch, 0);
-        if RAILS > 1 && kind == OpKind::Read {
-            slot.request = left;
+        match kind {
+            OpKind::Read if RAILS > 1 => slot.request = left,
+            OpKind::Fetch => slot.request = 0,
+            _ => {}
         }
         s.ops.push(&mut self.pending.slots, index);
         if s.unposted == NONE {
