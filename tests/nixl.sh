@@ -142,11 +142,11 @@ if need fi_info libfabric-bin && hosts 2 78 >"$work/why"; then
 else
     echo "SKIPPED NIXL on two hosts: $(cat "$work/why" 2>/dev/null || echo no libfabric)"
 fi
-# devices MODE COUNT PARAMS: device memory and host memory, over a driver without a GPU
+# devices MODE COUNT PARAMS [OTHER]: device memory and host memory, over a driver without a GPU
 devices() {
     export FAKE_CUDA=$1 FAKE_CUDA_REPORT=$work/report LD_LIBRARY_PATH=$work/fake FISHPLATE_NIXL_KINDS=DRAM,VRAM
     rm -f "$FAKE_CUDA_REPORT"
-    transfers 2 "$2" "$seed" "$3" || return
+    transfers 2 "$2" "$seed" "$3" ${4:-} || return
     # One line per process.
     cat "$FAKE_CUDA_REPORT"
     [ "$(grep -c 'violations \[\]$' "$FAKE_CUDA_REPORT")" = 2 ]
@@ -165,6 +165,7 @@ elif cargo build --locked --quiet -p fishplate-fake-cuda && mkdir "$work/fake"; 
         say "device memory over a fake driver${mode:+: $mode}" bash -c "devices '$mode' $((lists / 3)) fabric=off"
     done
     ! need fi_info libfabric-bin || say "device memory over tcp" bash -c "devices late $((lists / 3)) '$tcp'"
+    [ -z "${rails:-}" ] || limit=1800 say "device memory on two hosts, a cable pulled and put back" env PULL="$pull" PUT_BACK="$back" bash -c "devices late $((lists / 3)) '$rails' other"
     limit=900 say "$rounds killed peers with device memory" bash -c killed_devices
 else
     failed=1

@@ -42,6 +42,7 @@ pub(crate) mod list;
 mod load;
 mod peers;
 mod pending;
+mod pieces;
 mod post;
 pub mod protocol;
 #[cfg(test)]

@@ -144,6 +144,13 @@ pub struct RailKey {
     pub base: u64,
 }
 
+impl RailKey {
+    /// The key of device memory that a rail does not reach, although it was registered. The rail
+    /// refuses to import it, and to post from or to it, as unsupported. Other rails may reach the
+    /// memory.
+    pub const ELSEWHERE: RailKey = RailKey { key: u64::MAX, base: u64::MAX };
+}
+
 /// Receives a rail's reports. The methods only change state; none of them posts.
 pub trait Sink {
     /// Reports the completion of a pending post.
@@ -212,8 +219,9 @@ pub unsafe trait Rail {
     /// Returns the capabilities of this rail.
     fn caps(&self) -> Caps;
 
-    /// Registers memory, so that peers can access it. Returns its key and the local descriptor.
-    /// Slow path.
+    /// Registers memory, so that peers can access it. Returns its key and the local descriptor. The
+    /// key is [`RailKey::ELSEWHERE`] if this rail does not reach the memory, but others may. Slow
+    /// path.
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError>;
 
     /// Deregisters memory. The rail refuses later posts of peers to this memory if this side

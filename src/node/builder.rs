@@ -347,7 +347,7 @@ impl Builder {
     /// Whether a peer survives the failure of all but one of its libfabric rails. The other node
     /// needs failover too. Failover costs about 23 KiB for each peer that this node sends to, and
     /// each context. An operation to such a peer occupies one of [`Limits::operations`] until it is
-    /// acknowledged. A node with a device or with [`Settings::native_atomics`] has no failover.
+    /// acknowledged. A node with [`Settings::native_atomics`] has no failover.
     /// Failover needs two libfabric rails of a provider that can fence; only `tcp` can.
     ///
     /// Default: yes. [`Node::address`] changes when a rail has failed; peers that connect later
@@ -413,7 +413,7 @@ impl Builder {
         let network = !opened.is_empty();
         let fences = |open: &OpenRail| open.rail.inner().offer().persona.fences;
         let fencing = opened.iter().filter(|open| fences(open)).count();
-        self.failover &= fencing > 1 && self.gpu.is_none() && !self.settings.native_atomics;
+        self.failover &= fencing > 1 && !self.settings.native_atomics;
         let waits: Option<Vec<_>> = opened.iter().map(|open| open.rail.inner().wait()).collect();
         let (local, profile, agrees, wait_object) = match self.gpu {
             None => {

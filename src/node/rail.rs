@@ -16,7 +16,7 @@ use crate::guard::{Guard, GuardSetup};
 
 /// Returned for device memory that a libfabric rail cannot register: the key that travels to peers,
 /// and the descriptor of posts.
-const ELSEWHERE: RailKey = RailKey { key: u64::MAX, base: u64::MAX };
+const ELSEWHERE: RailKey = RailKey::ELSEWHERE;
 const NOT_HERE: u64 = u64::MAX;
 
 /// A rail of a node. The explicit tag saves an instruction per call over a niche.

@@ -13,7 +13,7 @@ use fishplate_core::engine::{Config, Engine, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError, PeerError, PostError};
 use fishplate_core::mem::{LocalId, Peer, RailId, Region, RegionKind, RemoteId, Untrusted};
 use fishplate_core::op::Outcome;
-use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 use fishplate_core::sync::host::SpinHost;
 use fishplate_shm::ShmConfig;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
@@ -28,11 +28,11 @@ use crate::two::CX;
 const SIZE: u64 = 1 << 18;
 
 /// The key and descriptor of device memory on a libfabric rail.
-const ELSEWHERE: RailKey = RailKey { key: u64::MAX, base: u64::MAX };
+const ELSEWHERE: RailKey = RailKey::ELSEWHERE;
 const NOT_HERE: u64 = u64::MAX;
 
 #[expect(clippy::large_enum_variant, reason = "few rails")]
-enum Mixed {
+pub enum Mixed {
     Device(GpuRail<FakeDevice, SpinHost>),
     Fabric(FabricRail),
 }
@@ -93,6 +93,34 @@ unsafe impl Rail for Mixed {
 
     fn detach(&mut self, peer: Peer) {
         each!(self, rail => rail.detach(peer));
+    }
+
+    fn fence(&mut self, peer: Peer) -> Fence {
+        each!(self, rail => rail.fence(peer))
+    }
+
+    fn mute(&mut self, peer: Peer) {
+        each!(self, rail => rail.mute(peer));
+    }
+
+    fn fence_left(&mut self, peer: Peer) -> Fence {
+        each!(self, rail => rail.fence_left(peer))
+    }
+
+    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        each!(self, rail => rail.reopen(peer, into))
+    }
+
+    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        each!(self, rail => rail.rejoin(peer, address))
+    }
+
+    fn fences_all(&self) -> bool {
+        each!(self, rail => rail.fences_all())
+    }
+
+    fn is_fenced(&self, peer: Peer) -> bool {
+        each!(self, rail => rail.is_fenced(peer))
     }
 
     unsafe fn post_write(
@@ -177,67 +205,83 @@ struct Two {
     _fake: Checked,
 }
 
+/// The settings of matching in these tests.
+pub const MATCHING: MatchConfig =
+    MatchConfig { pieces: 8, shared_credits: 0, shared_headers: 0, ..MatchConfig::for_streams(256) };
+
+/// Connects two engines with a device and four rails each.
+pub fn join(
+    fake: &Fake,
+    (name, persona): (&str, &Persona),
+    processes: &[FakeProcess; 2],
+    (seed, inject): (u64, bool),
+    (engines, size): (Config, usize),
+    prepare: impl Fn(&mut Engine<'static, Mixed, 5>),
+) -> Vec<Node<Mixed, 5>> {
+    let mut ends: Vec<[Mixed; 5]> = (0..2u64)
+        .map(|node| {
+            std::array::from_fn(|rail| {
+                let Some(rail) = rail.checked_sub(1) else {
+                    let device = processes[node as usize].device(0).unwrap();
+                    let shm = ShmConfig { max_peers: 4, ..ShmConfig::default() };
+                    let host = SpinHost::new(1000);
+                    return Mixed::Device(GpuRail::new(device, host, shm, GpuConfig::default()).unwrap());
+                };
+                let interface = persona.interfaces[rail % persona.interfaces.len()];
+                let ask = Ask { interface: Some(interface), ..Ask::new(name) };
+                let offer = negotiate(fake.library(), &ask).expect("the persona is offered");
+                let seed = Some(seed << 16 | (rail as u64) << 8 | node);
+                let (depth, receives, bounces) = (32, 32, 8);
+                let config = FabricConfig {
+                    depth,
+                    receives,
+                    bounces,
+                    deadline: None,
+                    seed,
+                    inject,
+                    ..FabricConfig::default()
+                };
+                Mixed::Fabric(FabricRail::open(&offer, config).expect("a rail on it"))
+            })
+        })
+        .collect();
+    let addresses: Vec<Vec<Vec<u8>>> = ends
+        .iter()
+        .map(|node| {
+            let fabric = node.iter().filter_map(|rail| match rail {
+                Mixed::Fabric(rail) => Some(rail.address().unwrap()),
+                Mixed::Device(_) => None,
+            });
+            fabric.collect()
+        })
+        .collect();
+    for (own, node) in ends.iter_mut().enumerate() {
+        let fabric = node.iter_mut().filter_map(|rail| match rail {
+            Mixed::Fabric(rail) => Some(rail),
+            Mixed::Device(_) => None,
+        });
+        for (at, rail) in fabric.enumerate() {
+            rail.attach_self(Peer(own as u16)).unwrap();
+            rail.attach(Peer(1 - own as u16), &addresses[1 - own][at]).unwrap();
+        }
+    }
+    let joints = |_: usize, _: usize, rails: &[Mixed]| {
+        (1..rails.len()).map(|rail| joint(rail, rail, usize::MAX)).collect()
+    };
+    fleet::join_prepared(ends, engines, size, joints, |_| None, prepare)
+}
+
 impl Two {
     fn new(name: &str, persona: &Persona, behaviour: Behaviour, seed: u64) -> Self {
-        const MATCHING: MatchConfig =
-            MatchConfig { pieces: 8, shared_credits: 0, shared_headers: 0, ..MatchConfig::for_streams(256) };
         let fake = Fake::new(persona.clone(), seed);
         let driver = FakeDriver::new(behaviour, seed);
         let processes = [driver.process(), driver.process()];
-        let mut ends: Vec<[Mixed; 5]> = (0..2u64)
-            .map(|node| {
-                std::array::from_fn(|rail| {
-                    let Some(rail) = rail.checked_sub(1) else {
-                        let device = processes[node as usize].device(0).unwrap();
-                        let shm = ShmConfig { max_peers: 4, ..ShmConfig::default() };
-                        let host = SpinHost::new(1000);
-                        return Mixed::Device(GpuRail::new(device, host, shm, GpuConfig::default()).unwrap());
-                    };
-                    let interface = persona.interfaces[rail % persona.interfaces.len()];
-                    let ask = Ask { interface: Some(interface), ..Ask::new(name) };
-                    let offer = negotiate(fake.library(), &ask).expect("the persona is offered");
-                    let seed = Some(seed << 16 | (rail as u64) << 8 | node);
-                    let (depth, receives, bounces) = (32, 32, 8);
-                    let config = FabricConfig {
-                        depth,
-                        receives,
-                        bounces,
-                        deadline: None,
-                        seed,
-                        ..FabricConfig::default()
-                    };
-                    Mixed::Fabric(FabricRail::open(&offer, config).expect("a rail on it"))
-                })
-            })
-            .collect();
-        let addresses: Vec<Vec<Vec<u8>>> = ends
-            .iter()
-            .map(|node| {
-                let fabric = node.iter().filter_map(|rail| match rail {
-                    Mixed::Fabric(rail) => Some(rail.address().unwrap()),
-                    Mixed::Device(_) => None,
-                });
-                fabric.collect()
-            })
-            .collect();
-        for (own, node) in ends.iter_mut().enumerate() {
-            let fabric = node.iter_mut().filter_map(|rail| match rail {
-                Mixed::Fabric(rail) => Some(rail),
-                Mixed::Device(_) => None,
-            });
-            for (at, rail) in fabric.enumerate() {
-                rail.attach_self(Peer(own as u16)).unwrap();
-                rail.attach(Peer(1 - own as u16), &addresses[1 - own][at]).unwrap();
-            }
-        }
-        let joints = |_: usize, _: usize, rails: &[Mixed]| {
-            (1..rails.len()).map(|rail| joint(rail, rail, usize::MAX)).collect()
-        };
         let prepare = |engine: &mut Engine<'static, Mixed, 5>| {
             let matching = Box::leak(Box::new(MatchStorage::new(&MATCHING, 2, 16, 16)));
             engine.attach_matching(MATCHING, matching.memory()).unwrap();
         };
-        let mut nodes = fleet::join_prepared(ends, Config::DEFAULT, 1 << 16, joints, |_| None, prepare);
+        let engines = (Config::DEFAULT, 1 << 16);
+        let mut nodes = join(&fake, (name, persona), &processes, (seed, true), engines, prepare);
         let memory = [0, 1].map(|node| {
             let engine = &mut nodes[node].engine;
             let Some(Mixed::Device(rail)) = engine.rail_mut(RailId(0)) else { panic!("no device") };

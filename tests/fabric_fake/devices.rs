@@ -440,6 +440,60 @@ fn a_write_is_flushed_before_it_is_reported() {
     }
 }
 
+/// Checks device memory when a read is reported.
+struct Ended<'a>(&'a FakeProcess, DevicePtr, u32);
+
+impl Sink for Ended<'_> {
+    fn done(&mut self, _: u64, result: Result<(), CompleteError>) {
+        assert_eq!(result, Ok(()));
+        assert_eq!(self.0.peek(self.1, 8).unwrap(), [0xaa; 8], "reported before it was flushed");
+        self.2 += 1;
+    }
+
+    fn landed(&mut self, _: Peer, _: u32) {}
+
+    fn message(&mut self, _: Peer, _: Untrusted<'_>) {}
+
+    fn peer_down(&mut self, _: Peer, _: PeerError) {}
+}
+
+#[test]
+fn a_read_that_a_fence_finds_complete_is_flushed_before_it_is_reported() {
+    let persona = Persona::tcp().calm().with_devices();
+    let fake = Checked(Fake::new(persona.clone(), 1));
+    let driver = FakeDriver::new(FLUSHED, 1);
+    let processes = [driver.process(), driver.process()];
+    fake.0.join_devices(Arc::new(Devices(processes.clone())));
+    let open = || {
+        let ask = Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new("tcp") };
+        FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
+    };
+    let (mut origin, mut target) = (open(), open());
+    origin.attach(Peer(0), &target.address().unwrap()).unwrap();
+    target.attach(Peer(0), &origin.address().unwrap()).unwrap();
+    origin.reach(direct(processes[0].device(0).unwrap(), Interface::Cuda)).unwrap();
+    let mut device = processes[0].device(0).unwrap();
+    let memory = device.alloc(4096).unwrap();
+    let into = region(memory, 4096);
+    let (_, desc) = origin.register(&into).unwrap();
+    let source = crate::conformance::leaked(8);
+    // SAFETY: the region is leaked, and has 8 bytes.
+    unsafe { source.ptr().as_ptr().write_bytes(0xaa, 8) };
+    let (key, _) = target.register(&source).unwrap();
+    origin.import(Peer(0), key, 8).unwrap();
+    let local = Local { ptr: into.ptr(), len: 8, desc };
+    // SAFETY: the device memory is registered, and lives until the end of the test.
+    let posted = unsafe { origin.post_read(Peer(0), local, rail::Remote { key, offset: 0 }, 7) };
+    assert_eq!(posted, Ok(Posted::Pending));
+    let mut ended = Ended(&processes[0], memory, 0);
+    // The provider completes the read meanwhile, and nobody reads the queue of its origin.
+    (0..1000).for_each(|_| _ = target.poll(32, &mut ended));
+    assert_eq!(origin.fence(Peer(0)), rail::Fence::Fenced);
+    origin.poll(32, &mut ended);
+    assert_eq!(ended.2, 1);
+    drop((origin, target));
+}
+
 #[test]
 fn a_signal_is_not_applied_when_the_flush_before_it_fails() {
     for (name, persona) in personas() {

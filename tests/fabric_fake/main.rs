@@ -11,6 +11,7 @@ mod conformance;
 mod devices;
 mod edges;
 mod engines;
+mod failing_devices;
 mod failures;
 mod fixture;
 mod given_up;

@@ -15,57 +15,28 @@
 //! Answering a get takes no number and no block, so two sides that get from each other do not wait
 //! for each other. An operation whose data no rail can move becomes a carried one if each rail
 //! refuses its post.
-
-mod message;
+//!
+//! Between sides with failover, each Got has a number, under which it is posted again if its rail
+//! fails. So two sides could wait for room in each other's windows. Therefore a get ends its turn
+//! at once and waits in a short list, and a side has no more gets unanswered than the list holds.
+//! Any rail may have to take over, so data travels in messages if only some rails reach the memory.
 
 use core::ptr::NonNull;
 
 use crate::error::{PeerError, PostError, Violation};
 use crate::mem::{Peer, PeerId, RailId, Untrusted, copy_bytes};
 use crate::op::{Fault, Outcome, Token};
-use crate::rail::{Local, Posted, Rail};
+use crate::rail::{Local, Posted, Rail, RailKey};
 use crate::sync::seq::truncate;
 
 use super::failover::Sent;
 use super::pending::{OpKind, State as Stage};
+use super::pieces::{Answer, COPIER, GETS, Get, Got, LONGEST, PIECE_BITS};
 use super::post::Blocked;
 use super::table::{LocalSlot, NO_RAIL, in_bounds};
 use super::window::{Action, Arrival, Parked};
 use super::wire::{Body, Owner, Place};
 use super::{Engine, State};
-pub(super) use message::{Get, Got};
-
-/// The rail that copies to and from device memory.
-const COPIER: RailId = RailId(0);
-
-/// Longest piece, in bytes. Pieces are staged on the stack.
-const LONGEST: usize = 8192;
-
-/// Number of bits of a parked get that hold the longest piece.
-const PIECE_BITS: u32 = 16;
-
-/// The rest of a get that is being answered.
-#[derive(Clone, Copy)]
-pub(super) struct Answer {
-    pub at: Place,
-    pub token: u64,
-    pub left: u64,
-    pub into: u64,
-    pub piece: u16,
-}
-
-impl Answer {
-    /// Returns what a [parked](Self::parked) message has left to send.
-    pub(super) fn of(at: Place, token: u64, left: u64, into: u64) -> Answer {
-        Answer { at, token, left, into: into >> PIECE_BITS, piece: into as u16 }
-    }
-
-    /// Returns the message to park until the answer continues.
-    pub(super) fn parked(&self) -> Parked {
-        let Answer { at, token, left, into, piece } = *self;
-        Parked { at, what: Action::Get { token, left, into: into << PIECE_BITS | u64::from(piece) } }
-    }
-}
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Posts the rest of a carried put.
@@ -91,6 +62,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             (remote.pieces as u32, Place { region: remote.theirs.0, generation: remote.theirs.1, offset });
         let unacknowledged = match (&state.protocol, most) {
             (_, 0) => 0,
+            // The numbers of answers must not hide how many pieces are in flight.
+            (Some(_), _) if s.in_flight() > 64 && state.is_kept(stream) => state.data_in_flight(stream),
             (Some(protocol), _) => protocol.accounts[stream as usize].carriage.in_flight(seq, s.in_flight()),
             (None, _) => most,
         };
@@ -141,7 +114,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Returns bytes of a registered region. Copies them to `into` first if they are device memory:
     /// [`PostError::Again`] until the copy has ended.
-    fn staged<'a>(
+    pub(super) fn staged<'a>(
         &mut self,
         (ptr, region, len): (*mut u8, u16, usize),
         into: &'a mut [u8; LONGEST],
@@ -169,12 +142,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !self.state.streams[stream as usize].live {
             // The peer has not said yet whether it keeps the stream.
             return Err(Blocked::Window);
-        }
-        if self.state.is_kept(stream) {
-            // A rail that fails may lose an answer.
-            let peer = self.state.streams[stream as usize].peer;
-            let rail = self.state.peers[peer as usize].rails.trailing_zeros() as u8;
-            return Err(Blocked::Refused(RailId(rail), PostError::Unsupported));
         }
         let fetched = self.fetch_more(stream, index, budget);
         if let Err(Blocked::Refused(..)) = fetched {
@@ -204,7 +171,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 return Ok(());
             }
             let s = &state.streams[stream as usize];
-            if s.in_flight() >= state.config.window as u64 {
+            let kept = state.is_kept(stream);
+            let asked = state.protocol.as_ref().map_or(0, |p| p.accounts[stream as usize].carriage.asked);
+            if s.in_flight() >= state.config.window as u64 || kept && asked as usize >= GETS {
                 return Err(Blocked::Window);
             }
             if *budget == 0 {
@@ -223,6 +192,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let nothing = Untrusted::from_slice(&[]);
             let posted = self.post_bytes(stream, peer, &get.encode(), nothing, Owner::Op(index), cursor)?;
             let state = &mut self.state;
+            if kept {
+                state.keep(stream, Sent::Get { op: index, piece, at, len, into }, nothing);
+                if let Some(protocol) = &mut state.protocol {
+                    protocol.accounts[stream as usize].carriage.asked += 1;
+                }
+            }
             let slot = &mut state.pending.slots[index as usize];
             slot.posts += (posted == Posted::Pending) as u32;
             (slot.left, slot.asked, slot.request) = (slot.left - len, slot.asked + len, slot.request + len);
@@ -320,21 +295,45 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(more)
     }
 
-    /// Sends the next pieces that answer a get whose turn it is. Returns `None` once all are sent,
-    /// otherwise what is left.
+    /// Answers a get whose turn it is. Returns `None` if its turn is over, otherwise what is left.
     ///
     /// # Errors
-    /// The violation if the region is gone. [`PeerError::Rail`] if the device or a rail has failed.
+    /// The violation if the region is gone, or if too many gets wait for their answer.
+    /// [`PeerError::Rail`] if the device or a rail has failed.
     #[cold]
     #[inline(never)]
-    pub(super) fn answer(&mut self, stream: u32, mut answer: Answer) -> Result<Option<Answer>, PeerError> {
+    pub(super) fn answer(&mut self, stream: u32, answer: Answer) -> Result<Option<Answer>, PeerError> {
+        match self.state.is_kept(stream) {
+            true => self.state.answer_later(stream, answer).map(|()| None).map_err(PeerError::Protocol),
+            false => self.send_pieces(stream, answer),
+        }
+    }
+
+    /// Continues to answer the oldest get of a peer with failover.
+    pub(super) fn answer_gets(&mut self, stream: u32) {
+        let Some(answer) = self.state.oldest_get(stream) else { return };
+        let rest = self.send_pieces(stream, answer);
+        match rest {
+            Ok(rest) => self.state.get_answered(stream, rest),
+            Err(why) => self.state.fail_peer(self.state.streams[stream as usize].peer, why),
+        }
+    }
+
+    /// Sends the next pieces that answer a get. Returns `None` once all are sent, otherwise what is
+    /// left.
+    fn send_pieces(&mut self, stream: u32, mut answer: Answer) -> Result<Option<Answer>, PeerError> {
+        let kept = self.state.is_kept(stream);
         for _ in 0..self.state.config.batch {
             let state = &mut self.state;
             let s = &state.streams[stream as usize];
             if answer.left == 0 || !s.live {
                 return Ok(None);
             }
-            let (peer, context, word, cursor) = (s.peer, s.context, s.stamp, s.window.expected());
+            if kept && !state.may_send_piece(stream) {
+                return Ok(Some(answer));
+            }
+            let word = if kept { s.word(state.mask) } else { s.stamp };
+            let (peer, context, cursor) = (s.peer, s.context, s.window.expected());
             let most = state.room(peer).min(LONGEST as u64).min(answer.piece.into());
             let len = answer.left.min(most);
             let (ptr, _) = state.place_anywhere(answer.at, answer.left).map_err(PeerError::Protocol)?;
@@ -351,8 +350,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Err(_) => return Err(PeerError::Rail(COPIER)),
             };
             let last = len == answer.left;
-            // The last piece also acknowledges the get.
-            let cursor = cursor.plus(last as u64);
+            // The last piece also acknowledges a get whose turn it is.
+            let cursor = cursor.plus((last && !kept) as u64);
             let (token, into) = (answer.token, answer.into);
             let got = Got { context, last, word, ack: truncate::<32>(cursor.0), token, into };
             let owner = self.state.control(peer);
@@ -360,6 +359,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Ok(_) => {}
                 Err(Blocked::Refused(rail, _)) => return Err(PeerError::Rail(rail)),
                 Err(_) => return Ok(Some(answer)),
+            }
+            if kept {
+                let what = Sent::Got { at: answer.at, len: len as u32, last, token, into };
+                self.state.keep_piece_sent(stream, what);
             }
             answer.at.offset += len;
             (answer.left, answer.into) = (answer.left - len, answer.into + len);
@@ -369,6 +372,67 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
+    /// Returns a rail to a peer with failover that does not reach one of two memories, if there is
+    /// one. Any rail may have to take over, so the data then travels in messages.
+    #[cold]
+    pub(super) fn unreached(&self, peer: u16, local: u16, remote: u16) -> Option<RailId> {
+        let joined = self.joined_rails(peer);
+        let local = self.locals.get(local as usize);
+        let carried = self.remotes[remote as usize].carried;
+        let misses = |rail: &usize| carried || local.is_some_and(|l| l.keys[*rail] == RailKey::ELSEWHERE);
+        let rail = (0..RAILS).filter(|rail| joined >> rail & 1 != 0).find(misses)?;
+        Some(RailId(rail as u8))
+    }
+
+    /// Adds a get to the list of those that wait for their answer.
+    fn answer_later(&mut self, stream: u32, answer: Answer) -> Result<(), Violation> {
+        let Some(failover) = &mut self.failover else { return Err(Violation::Kind) };
+        let resuming = &mut failover.streams[stream as usize];
+        let place = resuming.gets.get_mut(resuming.asked as usize).ok_or(Violation::Credit)?;
+        *place = answer;
+        resuming.asked += 1;
+        self.ask(stream);
+        Ok(())
+    }
+
+    /// Returns the oldest get of a peer that waits for its answer.
+    fn oldest_get(&self, stream: u32) -> Option<Answer> {
+        let resuming = self.failover.as_ref()?.streams.get(stream as usize)?;
+        resuming.gets[..resuming.asked as usize].first().copied()
+    }
+
+    /// Records what is left of the oldest get.
+    fn get_answered(&mut self, stream: u32, rest: Option<Answer>) {
+        let Some(failover) = &mut self.failover else { return };
+        let resuming = &mut failover.streams[stream as usize];
+        match rest {
+            Some(rest) => resuming.gets[0] = rest,
+            None => {
+                resuming.gets.copy_within(1.., 0);
+                resuming.asked = resuming.asked.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Returns whether a piece that answers a get may take a number. Leaves room in the window for
+    /// operations.
+    fn may_send_piece(&self, stream: u32) -> bool {
+        let window = self.config.window;
+        let pieces = self.failover.as_ref().map_or(0, |failover| failover.streams[stream as usize].pieces);
+        self.streams[stream as usize].in_flight() < window.into() && u32::from(pieces) < (window / 4).max(1)
+    }
+
+    /// Records a piece that was posted under the next number.
+    fn keep_piece_sent(&mut self, stream: u32, what: Sent) {
+        self.keep(stream, what, Untrusted::from_slice(&[]));
+        if let Some(failover) = &mut self.failover {
+            failover.streams[stream as usize].pieces += 1;
+        }
+        let s = &mut self.streams[stream as usize];
+        s.next = s.next.plus(1);
+        self.stats.posted += 1;
+    }
+
     /// Returns whether data to and from a peer can travel in messages.
     pub(super) fn can_carry(&self, peer: u16) -> bool {
         self.block_size() != 0 && self.piece_max(peer) != 0
@@ -448,7 +512,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Resolves memory of any kind that a peer names. Also returns whether it is device memory.
-    fn place_anywhere(&self, place: Place, len: u64) -> Result<(*mut u8, bool), Violation> {
+    pub(super) fn place_anywhere(&self, place: Place, len: u64) -> Result<(*mut u8, bool), Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
         if slot.ptr.is_null() || slot.generation as u16 != place.generation {
             return Err(Violation::Region);
@@ -519,7 +583,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Get { context, word, ack, at, token, len, into, piece } = get;
         let Some(stream) = self.arrival_stream(peer, context, word)? else { return Ok(()) };
         self.acknowledged(stream, ack)?;
-        if !self.can_carry(peer.0) || self.kept_peer(peer.0).is_some() {
+        if !self.can_carry(peer.0) {
             return Err(Violation::Kind);
         }
         self.place_anywhere(at, len)?;
@@ -531,9 +595,18 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     fn got(&mut self, peer: Peer, got: Got, payload: Untrusted<'_>) -> Result<(), Violation> {
-        let Got { context, word, ack, token, into, .. } = got;
+        let Got { context, last, word, ack, token, into } = got;
         let Some(stream) = self.arrival_stream(peer, context, word)? else { return Ok(()) };
         self.acknowledged(stream, ack)?;
+        if self.is_kept(stream) {
+            if !self.is_fresh(stream, word)? {
+                return Ok(());
+            }
+            if let Some(protocol) = &mut self.protocol {
+                let asked = &mut protocol.accounts[stream as usize].carriage.asked;
+                *asked = asked.checked_sub(last.into()).ok_or(Violation::Reply)?;
+            }
+        }
         let Ok(index) = self.pending.find(Token(token)) else {
             // The get has failed meanwhile.
             self.stats.stale += 1;

@@ -10,21 +10,19 @@
 use core::ptr::NonNull;
 
 use crate::error::{OpError, PeerError, PostError, Violation, WaitError};
-use crate::mem::{LocalAddr, Peer, PeerId, RailId, Untrusted, copy_bytes};
+use crate::mem::{LocalAddr, Peer, PeerId, Untrusted, copy_bytes};
 use crate::op::{Amo, AmoOp, Cmp, SignalOp};
 use crate::rail::{Local, Rail};
 use crate::sync::event::Park;
 use crate::sync::host::Host;
 
 use super::list::NONE;
+use super::pieces::COPIER;
 use super::table::{NO_RAIL, in_bounds, locate};
 use super::wait::Waiter;
 use super::window::{Action, Parked};
 use super::wire::{Body, Message, Place};
 use super::{Engine, State};
-
-/// The rail that copies to and from device memory.
-const COPIER: RailId = RailId(0);
 
 /// Size of a signal's word, in bytes.
 const SIGNAL: u8 = 8;

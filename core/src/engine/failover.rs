@@ -44,6 +44,7 @@
 //! - Acknowledgements and credits: a report carries both. Room messages are sent again.
 //! - The answers of the two-sided protocol: between kept streams they have numbers. A send in
 //!   chunks ends only when its receiver has confirmed it and its chunks are acknowledged.
+//! - The pieces that answer a get of device memory: between kept streams they have numbers too.
 //! - Reads: a read that a failed rail has ended is posted again as a whole. Before that, the rail
 //!   is fenced here, so that no late piece of the read lands.
 //! - Byes and Hellos are sent again.
@@ -84,8 +85,9 @@ use back::Back;
 use leave::Closing;
 
 use super::joint::RAILS_MAX;
+use super::pieces::{Answer, GETS};
 use super::stream::KEPT;
-use super::table::{PeerState, lent};
+use super::table::{NO_RAIL, PeerState, lent};
 use super::{Engine, State, mix};
 
 /// The memory of failover, borrowed by the engine, for `P` peers, `C` contexts and a window of `W`.
@@ -194,6 +196,15 @@ pub struct FailoverStream {
     answers: bool,
     /// Whether reads must be posted again.
     pub(super) reads: bool,
+    /// Number of the peer's gets in `gets`.
+    pub(super) asked: u8,
+    /// Number of pieces in flight that answer the peer's gets.
+    pub(super) pieces: u16,
+    /// The peer's gets that are not completely answered, oldest first.
+    pub(super) gets: [Answer; GETS],
+    /// The copy in progress out of device memory for a number that is posted again, and the low
+    /// bits of that number.
+    staging: (u32, u32),
 }
 
 // SAFETY: zeroed memory is a valid value, because all fields are numbers and flags.
@@ -201,8 +212,18 @@ unsafe impl Zeroable for FailoverStream {}
 
 impl FailoverStream {
     /// The state of an unused entry: zeros.
-    pub const EMPTY: FailoverStream =
-        FailoverStream { kept: false, heard: Seq(0), told: 0, lost: false, answers: false, reads: false };
+    pub const EMPTY: FailoverStream = FailoverStream {
+        kept: false,
+        heard: Seq(0),
+        told: 0,
+        lost: false,
+        answers: false,
+        reads: false,
+        asked: 0,
+        pieces: 0,
+        gets: [Answer::NONE; GETS],
+        staging: (0, 0),
+    };
 }
 
 /// Returns the rail with this number in a bitmask, counted around and around. Returns `None` if the
@@ -262,7 +283,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// # Errors
     /// [`AttachError::Memory`] names the memory that is too short. [`AttachError::Config`] gives
     /// the reason why failover cannot be attached: it is already attached, a peer is connected, or
-    /// device memory is registered, which failover does not support.
+    /// memory with native atomics is registered, which failover does not support.
     pub fn attach_failover(&mut self, memory: FailoverMemory<'m>) -> Result<(), AttachError> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
         let FailoverMemory { peers, streams, sent } = memory;
@@ -275,8 +296,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             "failover: a peer is connected; attach failover first",
         )?;
         check(
-            self.state.devices == 0,
-            "failover: device memory is registered; failover does not support it",
+            self.state.locals.iter().all(|region| region.native == NO_RAIL),
+            "failover: memory with native atomics is registered; failover does not support it",
         )?;
         lent("failover.peers, as many as peers", peers.len(), count)?;
         lent("failover.streams, peers x contexts", streams.len(), each)?;

@@ -1,10 +1,10 @@
 //! Entry points for fuzzing: every parser of peer-controlled input, and an encoder that makes valid
 //! input for it. Not part of the public interface; the tests in `tests/fuzz` use it.
 
-use super::carried::{Get, Got};
 use super::close::Bye;
 use super::failover::{Asks, Leave, LeaveStage, Rejoin, Told};
 use super::joint::Pairing;
+use super::pieces::{Get, Got};
 use super::protocol::head::{self, Head, Offer};
 use super::table::{Access, HANDLE_MAX, Handle};
 use super::wire::{Body, Bond, HEAD_MAX, Hello, Message, Place};

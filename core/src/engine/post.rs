@@ -147,8 +147,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let inject = local_region == u16::MAX;
         let mut whole = state.piece(peer, left, inject);
         if state.is_kept(stream) {
-            // The piece must also fit the rails that may have to take it over.
+            // The piece must also fit the rails that may have to take it over, and they must reach
+            // its memory.
             whole = state.kept_peer(peer).map_or(whole, |kept| whole.min(kept.longest));
+            if let Some(rail) = state.unreached(peer, local_region, remote) {
+                return Err(Blocked::Refused(rail, PostError::Unsupported));
+            }
         }
         let mut tried = if inject { !state.injecting(peer, whole) } else { 0 };
         // `unable` is a rail that does not reach this memory. `full` are rails without room.

@@ -145,6 +145,19 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
+    /// Records the arrival of a message that needs no turn. Returns `true` if the message is new.
+    #[inline(always)]
+    pub(super) fn is_fresh(&mut self, stream: u32, word: u32) -> Result<bool, Violation> {
+        if self.streams[stream as usize].window.take_in_order(word, self.mask) {
+            self.in_order(stream);
+            return Ok(true);
+        }
+        let (window, mut cells) = self.window(stream);
+        let arrival = window.write(word, &mut cells)?;
+        self.held(stream, arrival);
+        Ok(arrival != Arrival::Duplicate)
+    }
+
     /// Parks a message until its turn. Returns `true` if the message, and so its payload, is new.
     #[inline(never)]
     pub(super) fn park(&mut self, stream: u32, word: u32, parked: Parked) -> Result<bool, Violation> {
@@ -192,17 +205,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
             }
             Body::Data { at } => {
                 let target = self.place(at, payload.len() as u64)?;
-                let next = self.streams[stream as usize].window.take_in_order(message.word, self.mask);
-                let mut fresh = next;
-                if next {
-                    self.in_order(stream);
-                } else {
-                    let (window, mut cells) = self.window(stream);
-                    let arrival = window.write(message.word, &mut cells)?;
-                    self.held(stream, arrival);
-                    fresh = arrival != Arrival::Duplicate;
-                }
-                if fresh {
+                if self.is_fresh(stream, message.word)? {
                     // SAFETY: `place` checked that the payload fits the region at the target.
                     unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }

@@ -30,7 +30,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// # Errors
     /// [`AttachError::Unsupported`] in these cases:
     ///
-    /// - device memory or native atomics, with [failover](Self::attach_failover) attached;
+    /// - native atomics, with [failover](Self::attach_failover) attached;
     /// - native atomics in device memory;
     /// - native atomics, if no rail executes them.
     pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
@@ -42,7 +42,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             true => (0, region.len() as u64),
             false => (region.len() as u64, 0),
         };
-        if device != 0 && (self.state.failover.is_some() || on_device && atomics) {
+        if atomics && (self.state.failover.is_some() || on_device) {
             return Err(AttachError::Unsupported);
         }
         let mut slot = LocalSlot { ptr: region.ptr().as_ptr(), len, device, ..LocalSlot::EMPTY };
@@ -129,7 +129,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.
     ///
-    /// If no rail reaches device memory, its bytes [travel in messages](Self::is_carried). Its
+    /// If no rail reaches device memory, its bytes [travel in messages](Self::is_carried). With
+    /// failover, also if not all rails reach it, because any of them may have to take over. Its
     /// owner needs [`MatchConfig::pieces`](super::protocol::MatchConfig::pieces), and this engine
     /// needs matching.
     ///
@@ -202,10 +203,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // Rails that do not reach the device memory, as a bitmask.
         let mut unable = 0;
         let carries = pieces != 0 && self.state.can_carry(peer.index);
+        let kept = self.state.kept_peer(peer.index).is_some();
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
             {
-                Err(AttachError::Unsupported) if !plain && (carries || (unable | 1 << i) != rails) => {
+                Err(AttachError::Unsupported)
+                    if !plain && (carries || !kept && (unable | 1 << i) != rails) =>
+                {
                     unable |= 1 << i;
                     continue;
                 }
@@ -227,7 +231,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             return Err(error);
         }
-        remote.carried = unable == rails;
+        remote.carried = unable == rails || kept && unable != 0;
         for context in 0..if pieces != 0 { self.state.config.contexts } else { 0 } {
             let stream = self.state.stream_of(context as u8, peer.index);
             // Pieces wait for the device at the target, so even rails that keep order do not order
@@ -280,7 +284,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Returns whether the bytes of an imported region travel in messages through host memory,
-    /// because no rail reaches it. `false` if the region is unknown.
+    /// because no rail reaches it, or with failover, because some do not. `false` if the region is
+    /// unknown.
     pub fn is_carried(&self, region: RemoteId) -> bool {
         let slot = self.state.remotes.get(region.index());
         slot.is_some_and(|slot| slot.taken && slot.generation == region.generation() && slot.carried)

@@ -7,8 +7,8 @@ use crate::mem::PeerId;
 use crate::rail::Rail;
 use crate::sync::seq::Seq;
 
-use super::carried::Answer;
 use super::list::NONE;
+use super::pieces::Answer;
 use super::protocol::Kept;
 use super::stream::{KEPT, MESSAGES, Stream, WRITES};
 use super::table::PeerState;
@@ -60,6 +60,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
         }
         self.acknowledge(stream);
+        // Before new operations, which may fill the window.
+        if self.state.streams[stream as usize].ask && self.state.is_kept(stream) {
+            self.answer_gets(stream);
+        }
         if self.state.streams[stream as usize].unposted != NONE {
             self.advance(stream);
         }

@@ -29,7 +29,7 @@
 //! ```
 //!
 //! `epoch` explains Hello, and `close` explains Bye. `failover::told` and `failover::rejoin` have
-//! the layouts of Told, Asks and Rejoin, and `carried` has those of Get and Got. The messages of
+//! the layouts of Told, Asks and Rejoin, and `pieces` has those of Get and Got. The messages of
 //! `protocol` have kinds from 16 on.
 //!
 //! The sequence has two bits more than the window needs, at most 20. The epoch gets the remaining
@@ -264,7 +264,7 @@ pub(crate) struct Hello {
 }
 
 /// The version of the layout of words and messages.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {
@@ -468,7 +468,7 @@ mod tests {
         }
         let hello =
             Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other, keeps: true, again: true };
-        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 7, 0, 0, 0]);
+        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 8, 0, 0, 0]);
     }
 
     #[test]

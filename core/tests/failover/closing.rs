@@ -264,7 +264,8 @@ fn what_was_sent_on_a_rail_that_is_left_does_not_land_late() {
     for seed in 1..=20 {
         let _scope = Scope::new();
         let sim = fleet::fabric(3, 2, 256, Dials::CALM, seed);
-        let mut fleet: Fleet<2> = fleet::lasting(sim, 3, 2, true, Config::DEFAULT, 4096, |_| ());
+        let mut fleet: Fleet<2> =
+            fleet::lasting(sim, 3, 2, true, Config::DEFAULT, 4096, |_, end| end, |_| ());
         sim.set_dials(0, Dials { min_delay: 300, max_delay: 300, ..Dials::CALM });
         let to = fleet[0].peers[2];
         for value in [1, 2] {

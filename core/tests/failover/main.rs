@@ -11,6 +11,7 @@ mod rig;
 mod support;
 
 mod closing;
+mod devices;
 mod mail;
 mod reads;
 mod run;

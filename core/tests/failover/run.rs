@@ -116,11 +116,19 @@ fn run_with(
     let sim = fleet::fabric(nodes, count, 512, dials, seed);
     let mail_at = Streams::size(nodes.into(), &config);
     let reads_at = mail_at + mail::SIZE;
-    let mut fleet: Fleet<RAILS> =
-        fleet::lasting(sim, nodes, count, closes, config, reads_at + reads::SIZE, |engine| {
+    let mut fleet: Fleet<RAILS> = fleet::lasting(
+        sim,
+        nodes,
+        count,
+        closes,
+        config,
+        reads_at + reads::SIZE,
+        |_, end| end,
+        |engine| {
             let streams = nodes as usize * config.contexts as usize;
             engine.attach_matching(matching, match_memory(matching, streams, 8)).unwrap();
-        });
+        },
+    );
     let pace = [2, 4, 12][random.below(3) as usize];
     let mut streams = Streams::new(&fleet, &config, pace);
     let mut mail = Mail::new(nodes.into(), config.contexts, mail_at as u64, pace, seed);

@@ -1,6 +1,7 @@
 //! The fleet's side of a schedule: which rails the engines use.
 
 use fishplate_core::mem::RailId;
+use fishplate_core::rail::Rail;
 use fishplate_core::rail::sim::schedule::{Nodes, Schedule};
 
 use super::support::fleet::{self, End, Node};
@@ -8,16 +9,16 @@ use super::support::fleet::{self, End, Node};
 pub type Fleet<const RAILS: usize> = Vec<Node<End, RAILS>>;
 
 /// A fleet of nodes with this many rails, which each node numbers differently.
-pub struct Ends<'a, const RAILS: usize>(pub &'a mut [Node<End, RAILS>], pub u16);
+pub struct Ends<'a, R: Rail, const RAILS: usize>(pub &'a mut [Node<R, RAILS>], pub u16);
 
-impl<const RAILS: usize> Ends<'_, RAILS> {
+impl<R: Rail, const RAILS: usize> Ends<'_, R, RAILS> {
     /// Returns a node's own number of a rail.
     fn ours(&self, node: u16, rail: u16) -> RailId {
         RailId(((rail + self.1 - node % self.1) % self.1) as u8)
     }
 }
 
-impl<const RAILS: usize> Nodes for Ends<'_, RAILS> {
+impl<R: Rail, const RAILS: usize> Nodes for Ends<'_, R, RAILS> {
     fn uses(&self, from: u16, to: u16, rail: u16) -> bool {
         let Node { engine, peers, .. } = &self.0[from as usize];
         engine.rail_error(peers[to as usize], self.ours(from, rail)) == Ok(None)
@@ -37,9 +38,9 @@ impl<const RAILS: usize> Nodes for Ends<'_, RAILS> {
 }
 
 /// Waits until both nodes use every link. All links must have been healed.
-pub fn all_return<const RAILS: usize>(
+pub fn all_return<R: Rail, const RAILS: usize>(
     schedule: &Schedule<'_, '_>,
-    fleet: &mut Fleet<RAILS>,
+    fleet: &mut [Node<R, RAILS>],
     rails: u16,
     dead: Option<usize>,
     seed: u64,

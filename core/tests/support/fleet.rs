@@ -171,30 +171,32 @@ pub fn join_prepared<R: Rail, const RAILS: usize>(
 }
 
 /// Creates engines over `count` rails that survive while one rail is left. With `closes`, a fence
-/// closes the whole endpoint of a rail.
-pub fn lasting<const RAILS: usize>(
+/// closes the whole endpoint of a rail. `wrap` wraps the endpoint of each rail.
+#[expect(clippy::too_many_arguments, reason = "a fleet in its parts")]
+pub fn lasting<R: Rail, const RAILS: usize>(
     sim: &'static Sim<'static>,
     nodes: u16,
     count: u16,
     closes: bool,
     config: Config,
     size: usize,
-    prepare: impl Fn(&mut Engine<'static, End, RAILS>),
-) -> Vec<Node<End, RAILS>> {
+    wrap: impl Fn(u16, End) -> R,
+    prepare: impl Fn(&mut Engine<'static, R, RAILS>),
+) -> Vec<Node<R, RAILS>> {
     let rails = |node| {
-        let mut rails = Rails::<End, RAILS>::new();
+        let mut rails = Rails::<R, RAILS>::new();
         for rail in 0..count {
             let end = attached(sim, node, fabric_rail(node, rail, count), nodes);
             let end = if closes { end.with_closing_fence() } else { end };
-            assert!(rails.push(end).is_ok());
+            assert!(rails.push(wrap(rail, end)).is_ok());
         }
         rails
     };
-    let joints = |node: usize, other: usize, rails: &[End]| {
+    let joints = |node: usize, other: usize, rails: &[R]| {
         let theirs = |rail| (rail + node + (rails.len() - 1) * other) % rails.len();
         (0..rails.len()).map(|rail| joint(rail, theirs(rail), usize::MAX)).collect()
     };
-    let prepare = |engine: &mut Engine<'static, End, RAILS>| {
+    let prepare = |engine: &mut Engine<'static, R, RAILS>| {
         engine.attach_failover(failover(&config, nodes.into())).unwrap();
         prepare(engine);
     };

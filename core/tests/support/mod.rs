@@ -3,6 +3,7 @@
 //! - [`tap`]: a rail that observes and changes traffic;
 //! - [`damage`]: a faulty peer;
 //! - [`veil`]: a rail with memory that the processor cannot access;
+//! - [`devices`]: traffic between host memory and such memory;
 //! - [`fleet`]: several engines on a simulated fabric;
 //! - [`goodbye`]: engines that shut down;
 //! - [`lives`]: engines that reattach repeatedly;
@@ -11,6 +12,7 @@
 #![allow(dead_code, reason = "each test file uses its part of this")]
 
 pub mod damage;
+pub mod devices;
 pub mod fleet;
 pub mod goodbye;
 pub mod lives;

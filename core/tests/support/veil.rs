@@ -14,7 +14,7 @@ use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey
 const VEIL: usize = 1 << 62;
 
 /// The key and the descriptor of device memory that is [apart](Veiled::apart).
-const ELSEWHERE: RailKey = RailKey { key: u64::MAX, base: u64::MAX };
+const ELSEWHERE: RailKey = RailKey::ELSEWHERE;
 const NOT_HERE: u64 = u64::MAX;
 
 /// A rail that wraps `R` and adds device memory.
@@ -65,8 +65,7 @@ impl<R> Veiled<R> {
 
 /// Returns zeroed device memory that is never freed.
 pub fn device_region(len: usize) -> Region {
-    let bytes = Box::leak(vec![0u8; len].into_boxed_slice());
-    let ptr = NonNull::from(bytes).cast::<u8>();
+    let ptr = NonNull::from(super::leak(0u64, len.div_ceil(8))).cast::<u8>();
     let ptr = NonNull::new(ptr.as_ptr().map_addr(|addr| addr | VEIL)).unwrap();
     // SAFETY: the memory is leaked, and it is accessed only at its real address.
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }

@@ -3,7 +3,7 @@
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Engine, Notice};
-use fishplate_core::error::{AttachError, OpError, PeerError, Use, Violation};
+use fishplate_core::error::{AttachError, OpError, PeerError, PostError, Use, Violation};
 use fishplate_core::mem::{LocalId, PeerId};
 use fishplate_core::op::{Outcome, Token};
 use fishplate_core::rail::Fence;
@@ -265,4 +265,46 @@ fn import_readable(bench: &mut Bench) -> fishplate_core::mem::RemoteId {
     let remote = import(&mut bench.engine, bench.me, target);
     bench.control.borrow_mut().unreadable = true;
     remote
+}
+
+/// A get of 8 bytes and a piece that answers one, in their wire encoding.
+fn get(number: u32, handle: &[u8]) -> Vec<u8> {
+    let words = [0u64, 9, 8, 0, 8].map(u64::to_le_bytes).concat();
+    [&[13, 0, 0, 0][..], &number.to_le_bytes(), &[0; 4], &handle[4..8], &words].concat()
+}
+
+fn got(number: u32, last: u8, token: u64) -> Vec<u8> {
+    let words = [token, 0].map(u64::to_le_bytes).concat();
+    [&[14, 0, last, 0][..], &number.to_le_bytes(), &[0; 8], &words, &[7; 8]].concat()
+}
+
+#[test]
+fn more_gets_than_wait_for_an_answer_and_answers_to_none_are_named() {
+    for gets in [true, false] {
+        let mut bench = Bench::new(4);
+        let mut handle = [0; 512];
+        bench.engine.export(bench.out, &mut handle).unwrap();
+        // Nothing can be posted, so nothing is answered.
+        bench.control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::Again)));
+        let mut hear = |bytes| {
+            bench.control.borrow_mut().inject.push_back(Event::Message(bench.me.peer(), bytes));
+            passes(&mut bench.engine, 3);
+            bench.engine.peer_error(bench.me).unwrap()
+        };
+        let want = match gets {
+            true => {
+                (0..4).for_each(|number| assert_eq!(hear(get(number, &handle)), None));
+                // A repeated one takes no room.
+                assert_eq!(hear(get(3, &handle)), None);
+                assert_eq!(hear(get(4, &handle)), Some(PeerError::Protocol(Violation::Credit)));
+                Violation::Credit
+            }
+            false => {
+                assert_eq!(hear(got(0, 0, 77)), None, "a get that has failed meanwhile");
+                hear(got(1, 1, 77));
+                Violation::Reply
+            }
+        };
+        assert_eq!(bench.engine.peer_error(bench.me), Ok(Some(PeerError::Protocol(want))));
+    }
 }

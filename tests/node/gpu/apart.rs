@@ -1,6 +1,8 @@
 //! Device memory that no NIC accesses: its bytes travel through host memory. Over libfabric's tcp,
 //! and over a provider inside the process.
 
+use std::time::Instant;
+
 use fishplate::config::Settings;
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
@@ -139,4 +141,70 @@ fn a_provider_without_fi_hmem_moves_device_memory_through_host_memory() {
     let mut got = vec![0; LEN];
     nodes[1].read_device(memory[1].at(0), &mut got).unwrap();
     assert!(got == pattern(1, LEN));
+}
+
+/// The other rail takes over, and the first one returns once the cable is plugged in again.
+#[test]
+fn device_memory_survives_a_pulled_cable() {
+    for carried in [true, false] {
+        // Each end has its own interfaces, because any two of them may form a pair.
+        let interfaces = [["eth0", "eth1"], ["eth2", "eth3"]];
+        let provider = Fake::new(Persona { interfaces: interfaces.concat(), ..Persona::tcp() }, 6);
+        let mut nodes = interfaces.map(|interfaces| {
+            let settings = Settings {
+                providers: vec!["tcp".into()],
+                interfaces: interfaces.map(String::from).into(),
+                nic_device_memory: !carried,
+                ..Settings::DEFAULT
+            };
+            let node = builder().settings(settings).shared_memory(false).gpu(device());
+            node.library(provider.library()).open().unwrap()
+        });
+        let addresses = nodes.each_ref().map(|node| node.address().to_vec());
+        let peers = [0, 1].map(|at| nodes[at].connect(&addresses[1 - at]).unwrap());
+        let memory = nodes.each_mut().map(|node| node.alloc_device(2 * LEN).unwrap());
+        let handles = [0, 1].map(|at| nodes[at].handle(memory[at]).unwrap());
+        let theirs = nodes[0].import(peers[0], &handles[1]).unwrap();
+        assert_eq!(nodes[0].is_carried(theirs), carried);
+        let end = |nodes: &mut [Node; 2], issued: Issued, pull: bool| {
+            let Issued::Pending(token) = issued else { panic!("{issued:?}") };
+            let deadline = Instant::now() + SOON;
+            for turn in 0.. {
+                if let Some(end) = nodes[0].test(token).unwrap() {
+                    assert_eq!(end.outcome, Outcome::Done);
+                    break;
+                }
+                if pull && turn == 1 {
+                    provider.pull("eth0", 20);
+                }
+                assert!(Instant::now() < deadline, "it does not end");
+                nodes.iter_mut().for_each(|node| _ = node.progress());
+            }
+        };
+        let first = nodes[0].put(memory[0].slice(..8), theirs.at(0), Notice::Report(0)).unwrap();
+        end(&mut nodes, first, false);
+        for round in 0..2 {
+            nodes[0].write_device(memory[0].at(0), &pattern(round, LEN)).unwrap();
+            let put = nodes[0].put(memory[0].slice(..LEN), theirs.at(0), Notice::Report(1)).unwrap();
+            end(&mut nodes, put, round == 0);
+            let get = nodes[0].get(memory[0].slice(LEN..2 * LEN), theirs.at(0), Notice::Report(2)).unwrap();
+            end(&mut nodes, get, round == 1);
+            let mut got = vec![0; LEN];
+            for (node, at) in [(1, 0), (0, LEN as u64)] {
+                nodes[node].read_device(memory[node].at(at), &mut got).unwrap();
+                assert!(got == pattern(round, LEN), "round {round}, carried: {carried}");
+            }
+            assert!(nodes[0].stats().rails_failed > 0, "round {round}, carried: {carried}");
+            provider.plug("eth0");
+            let deadline = Instant::now() + SOON;
+            while [0, 1].iter().any(|&at| !nodes[at].rail_errors(peers[at]).unwrap().is_empty()) {
+                assert!(Instant::now() < deadline, "the rail does not return");
+                nodes.iter_mut().for_each(|node| _ = node.progress());
+            }
+        }
+        let reposted: u64 = nodes.iter().map(|node| node.stats().reposted).sum();
+        assert!(reposted > 0 || !carried, "nothing was posted again");
+        assert_eq!([0, 1].map(|at| nodes[at].peer_error(peers[at])), [Ok(None); 2]);
+        assert_eq!(provider.violations(), [] as [String; 0]);
+    }
 }

@@ -11,6 +11,7 @@ use crate::sync::seq::{Seq, truncate};
 
 use super::super::list::NONE;
 use super::super::pending::{OpKind, PendingSlot};
+use super::super::pieces::{COPIER, Get, Got, LONGEST};
 use super::super::post::Blocked;
 use super::super::protocol::head;
 use super::super::wire::{Body, HEAD_MAX, Message, NO_TOKEN, Owner, PostTag};
@@ -90,27 +91,35 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let SentSlot { what, bytes, .. } = *failover.at(stream, seq);
         let s = &self.state.streams[stream as usize];
         let (peer, context, word) = (s.peer, s.context, s.stamp | seq.low(self.state.mask));
+        let cursor = s.window.expected();
+        let (ack, nothing) = (truncate::<32>(cursor.0), Untrusted::from_slice(&[]));
+        let mut staging = [0; LONGEST];
+        let payload = match self.state.source_again(peer, &what)? {
+            Some(source) => self.stage_again(stream, seq, source, &mut staging)?,
+            None => nothing,
+        };
+        let control = self.state.control(peer);
         let (op, posted) = match what {
             Sent::Nothing => (NONE, Posted::Done),
             Sent::Write { op, local, len, offset } => (op, self.rewrite(peer, op, local, len, offset, word)?),
             Sent::Message { op, body, local, len } => {
-                let payload = match local.is_null() {
-                    true => Untrusted::from_slice(&bytes[..len as usize]),
-                    // SAFETY: the source of an operation stays valid until the operation ends,
-                    // which happens only after this number is acknowledged.
-                    false => unsafe { Untrusted::new(local, len as usize) },
-                };
+                let payload =
+                    if local.is_null() { Untrusted::from_slice(&bytes[..len as usize]) } else { payload };
                 (op, self.post_message(stream, peer, word, body, payload, Owner::Op(op))?)
             }
             Sent::Tagged { op } => (op, self.post_send_as(stream, op, word)?),
-            Sent::Answer { kind, op, words, last, local, len, .. } => {
-                // SAFETY: the payload belongs to a send that `keep` holds open until this number is
-                // acknowledged, so its source stays valid. Without a payload, `len` is 0 and no
-                // byte is read.
-                let payload = unsafe { Untrusted::new(local, len as usize) };
+            Sent::Answer { kind, op, words, last, .. } => {
                 let head = head::Head { kind, context, op, word, ack: 0, freed: 0, words };
-                let owner = self.state.control(peer);
-                (NONE, self.post_answer_as(stream, peer, head, last, payload, owner)?)
+                (NONE, self.post_answer_as(stream, peer, head, last, payload, control)?)
+            }
+            Sent::Get { op, piece, at, len, into } => {
+                let token = self.state.pending.slots[op as usize].token().0;
+                let get = Get { context, word, ack, at, token, len, into, piece };
+                (op, self.post_bytes(stream, peer, &get.encode(), nothing, Owner::Op(op), cursor)?)
+            }
+            Sent::Got { last, token, into, .. } => {
+                let got = Got { context, last, word, ack, token, into };
+                (NONE, self.post_bytes(stream, peer, &got.encode(), payload, control, cursor)?)
             }
         };
         if posted == Posted::Pending
@@ -124,6 +133,29 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         self.state.stats.reposted += 1;
         Ok(())
+    }
+
+    /// Returns the payload of a number that is posted again. Copies it to `into` first if it is
+    /// device memory, and fails until the copy has ended.
+    fn stage_again<'a>(
+        &mut self,
+        stream: u32,
+        seq: Seq,
+        source: (*mut u8, u16, usize),
+        into: &'a mut [u8; LONGEST],
+    ) -> Result<Untrusted<'a>, Blocked> {
+        let low = seq.0 as u32;
+        // The copy for a number that is not posted again after all is left to itself.
+        let staging = self.state.resuming(stream).map_or((0, 0), |resuming| resuming.staging);
+        let mut copy = if staging.1 == low { staging.0 } else { 0 };
+        let staged = self.staged(source, into, &mut copy);
+        if let Some(resuming) = self.state.resuming(stream) {
+            resuming.staging = (copy, low);
+        }
+        staged.map_err(|error| match error {
+            PostError::Again => self.state.no_room(),
+            error => Blocked::Refused(COPIER, error),
+        })
     }
 
     /// Posts a piece of a write again.
@@ -263,11 +295,34 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(in super::super) fn is_broken(&self, stream: u32) -> bool {
         let s = &self.streams[stream as usize];
         let (Some(kept), Some(failover)) = (self.kept_peer(s.peer), &self.failover) else { return false };
-        let FailoverStream { lost, answers, reads, .. } = failover.streams[stream as usize];
+        let FailoverStream { lost, answers, reads, asked, .. } = failover.streams[stream as usize];
         let telling = kept.telling.is_some() || kept.is_unconfirmed();
         let leaving = self.is_asked(s.peer) || kept.answers != [None; 2];
         let peer = s.context == 0 && (telling || leaving || self.is_returning(s.peer));
-        s.live && (peer || lost || answers || reads)
+        s.live && (peer || lost || answers || reads || asked != 0)
+    }
+
+    /// Returns the payload of a number that is posted again and is not in its record: its start,
+    /// its region and its length.
+    fn source_again(&mut self, peer: u16, what: &Sent) -> Result<Option<(*mut u8, u16, usize)>, Blocked> {
+        let of = |op: u32| self.pending.slots.get(op as usize).map_or(u16::MAX, |slot| slot.local_region);
+        // The source of an operation stays valid until the operation ends, which happens only after
+        // the number is acknowledged. `keep` holds the send of an answer open as long.
+        Ok(match *what {
+            Sent::Message { len: 0, .. } | Sent::Answer { len: 0, .. } => None,
+            Sent::Message { op, local, len, .. } if !local.is_null() => {
+                Some((local.cast_mut(), of(op), len as usize))
+            }
+            Sent::Answer { of: send, local, len, .. } => Some((local.cast_mut(), of(send), len as usize)),
+            Sent::Got { at, len, .. } => {
+                let (start, _) = self.place_anywhere(at, len.into()).map_err(|violation| {
+                    self.quarantine(peer, violation);
+                    Blocked::PeerDown
+                })?;
+                Some((start, at.region, len as usize))
+            }
+            _ => None,
+        })
     }
 
     fn resuming(&mut self, stream: u32) -> Option<&mut FailoverStream> {

@@ -7,7 +7,7 @@ use crate::sync::seq::Seq;
 
 use super::super::list::NONE;
 use super::super::pending::OpKind;
-use super::super::wire::{Body, NO_TOKEN};
+use super::super::wire::{Body, NO_TOKEN, Place};
 use super::super::{Engine, State};
 use super::{Asks, Failover};
 
@@ -60,6 +60,22 @@ pub(in super::super) enum Sent {
         words: [u64; 2],
         last: Option<u64>,
         local: *const u8,
+    },
+    /// A request for data that no rail moves.
+    Get {
+        op: u32,
+        piece: u32,
+        at: Place,
+        len: u64,
+        into: u64,
+    },
+    /// A piece that answers such a request of the peer.
+    Got {
+        at: Place,
+        len: u32,
+        last: bool,
+        token: u64,
+        into: u64,
     },
 }
 
@@ -180,13 +196,35 @@ impl<const RAILS: usize> State<'_, RAILS> {
         for n in 0..upto.since(first) {
             let Some(failover) = &mut self.failover else { return };
             let slot = failover.at(stream, first.plus(n));
-            let Sent::Answer { of, .. } = slot.what else { continue };
-            slot.what = Sent::Nothing;
-            if let Some(send) = self.pending.slots.get_mut(of as usize) {
-                send.posts -= 1;
-                self.end_if_over(of);
+            match slot.what {
+                Sent::Got { .. } => {
+                    slot.what = Sent::Nothing;
+                    failover.streams[stream as usize].pieces -= 1;
+                }
+                Sent::Answer { of, .. } => {
+                    slot.what = Sent::Nothing;
+                    if let Some(send) = self.pending.slots.get_mut(of as usize) {
+                        send.posts -= 1;
+                        self.end_if_over(of);
+                    }
+                }
+                _ => {}
             }
         }
+    }
+
+    /// Returns the number of data messages in flight on a stream. Slow path: looks at every number
+    /// in flight.
+    #[cold]
+    pub(in super::super) fn data_in_flight(&self, stream: u32) -> u32 {
+        let s = &self.streams[stream as usize];
+        let (first, count) = (s.acked, s.in_flight());
+        let Some(failover) = &self.failover else { return 0 };
+        let window = failover.window as usize;
+        let slots = &failover.sent[stream as usize * window..(stream as usize + 1) * window];
+        let slot = |n| &slots[first.plus(n).0 as usize & (window - 1)];
+        let is_data = |slot: &SentSlot| matches!(slot.what, Sent::Message { body: Body::Data { .. }, .. });
+        (0..count).filter(|&n| is_data(slot(n))).count() as u32
     }
 
     /// Handles the arrival of all numbers below `cursor` at the peer. Returns the cursor up to

@@ -122,15 +122,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             (head::CHUNK, 0) => self.chunk(stream, head.words[0], head.words[1], rest),
             (head::ROOM, 0) if rest.is_empty() => self.room_given(stream, head.words),
             (kind, _) if self.is_numbered(stream, kind) => {
-                if self.streams[stream as usize].window.take_in_order(head.word, self.mask) {
-                    self.in_order(stream);
-                } else {
-                    let (window, mut cells) = self.window(stream);
-                    let arrival = window.write(head.word, &mut cells)?;
-                    self.held(stream, arrival);
-                    if arrival == Arrival::Duplicate {
-                        return Ok(());
-                    }
+                if !self.is_fresh(stream, head.word)? {
+                    return Ok(());
                 }
                 self.tagged_slow(stream, peer, Head { kind: kind - head::NUMBERED, ..head }, rest)
             }

@@ -85,7 +85,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let slot = &protocol.requests.slots[index as usize];
         let (stream, token) = (slot.stream, slot.token);
-        let Some(block) = protocol.outgoing.take(stream, source, want as u32, NO_TOKEN) else {
+        // With failover, the sender waits for a Fin after its chunks.
+        let finishes = if self.state.is_kept(stream) { token } else { NO_TOKEN };
+        let Some(protocol) = &mut self.state.protocol else { return };
+        let Some(block) = protocol.outgoing.take(stream, source, want as u32, finishes) else {
             return self.later(index, Stage::ReadDevice);
         };
         let name = protocol.requests.name(index).0;
@@ -170,8 +173,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 return false;
             }
         }
-        let body = Untrusted::from_slice(piece);
-        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, Some((index, body))).is_none() {
+        let payload = Some((index, ptr.as_ptr().cast_const(), Untrusted::from_slice(piece)));
+        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, payload).is_none() {
             return false;
         }
         self.chunk_sent(index, piece.len() as u64);
@@ -263,7 +266,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         };
         slot.left -= len;
         if slot.left == 0 {
-            (slot.delivered, slot.left, slot.token) = (want, block as u64, NO_TOKEN);
+            (slot.delivered, slot.left) = (want, block as u64);
+            slot.token = protocol.outgoing.slots[block as usize].token;
             protocol.requests.push_due(index, Stage::PlaceOurs);
         }
         Ok(())

@@ -358,7 +358,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // SAFETY: the source of a send stays valid until the send ends, and `sent + len` is within
         // its length.
         let piece = unsafe { Untrusted::new(slot.local.add(sent as usize), len as usize) };
-        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, Some((index, piece))).is_none() {
+        let payload = Some((index, piece.as_ptr(), piece));
+        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, payload).is_none() {
             return false;
         }
         self.chunk_sent(index, len);

@@ -412,8 +412,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Posts an answer of the protocol. If the stream is kept for failover, the answer takes the
     /// next number, unless it is a Room. `payload` is a part of the payload of the send in this
-    /// slot. The part may be read again until that send has ended. Returns `None` if there is no
-    /// room, or if the peer has failed.
+    /// slot, and the place of the part in the source of the send. The part may be read again until
+    /// that send has ended. Returns `None` if there is no room, or if the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,
@@ -421,9 +421,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         op: u8,
         words: [u64; 2],
         last: Option<u64>,
-        payload: Option<(u32, Untrusted<'_>)>,
+        payload: Option<(u32, *const u8, Untrusted<'_>)>,
     ) -> Option<()> {
-        let (of, payload) = payload.unwrap_or((NONE, Untrusted::from_slice(&[])));
+        let nothing = Untrusted::from_slice(&[]);
+        let (of, local, payload) = payload.unwrap_or((NONE, nothing.as_ptr(), nothing));
         let numbered = self.state.is_kept(stream) && kind != head::ROOM;
         let s = &self.state.streams[stream as usize];
         let peer = s.peer;
@@ -436,9 +437,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let owner = self.state.control(peer);
         match self.post_answer_as(stream, peer, head, last, payload, owner) {
             Ok(_) if numbered => {
-                let (local, len) = (payload.as_ptr(), payload.len() as u32);
+                let len = payload.len() as u32;
                 let what = Sent::Answer { of, kind, op, words, last, local, len };
-                self.state.keep(stream, what, Untrusted::from_slice(&[]));
+                self.state.keep(stream, what, nothing);
                 let s = &mut self.state.streams[stream as usize];
                 s.next = s.next.plus(1);
                 self.state.stats.posted += 1;

@@ -329,6 +329,8 @@ pub(crate) struct Carriage {
     pub(crate) got: u8,
     /// Number of pieces of the peer's puts that wait in blocks.
     pub(crate) kept: u8,
+    /// Number of our gets whose last piece has not arrived, from a peer with failover.
+    pub(crate) asked: u8,
 }
 
 impl Carriage {
@@ -387,6 +389,7 @@ impl Account {
             last: 0,
             got: 0,
             kept: 0,
+            asked: 0,
         },
     };
 

@@ -158,7 +158,7 @@ impl FabricRail {
     /// Flushes the device if a NIC may have written to its memory: that is, if the batch has an
     /// arrival or a completed read. If the flush fails, all peers fail and no arrival is reported.
     #[inline(never)]
-    fn prepare(&mut self, count: usize) {
+    pub(super) fn prepare(&mut self, count: usize) {
         let Some(Reached { device, .. }) = &mut self.device else { return };
         if !device.must_flush() {
             return;

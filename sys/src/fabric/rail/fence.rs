@@ -206,13 +206,14 @@ impl FabricRail {
         }
     }
 
-    /// Reads the completions of the closed endpoint. Reports its completed posts and drops its
-    /// arrivals.
+    /// Reads the completions of the closed endpoint. Reports its completed posts, whose data is
+    /// flushed first, and drops its arrivals.
     fn drain(&mut self) {
         loop {
             match self.endpoint.completions(self.entries.room(BATCH)) {
                 Ok(0) => return,
                 Ok(count) => {
+                    self.prepare(count);
                     for at in 0..count {
                         // Not counted as an arrival: its source may be a pointer of another
                         // process.

@@ -401,7 +401,7 @@ impl State {
         if std::mem::replace(&mut op.torn, true) {
             return;
         }
-        let carries = matches!(op.verb, Verb::Write | Verb::Send) && !op.of_device;
+        let carries = matches!(op.verb, Verb::Write | Verb::Send);
         if carries && !op.landed && self.draw(3) != 0 {
             // SAFETY: the payload was copied, or is readable until the completion, which was not
             // reported yet.

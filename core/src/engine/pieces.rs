@@ -1,5 +1,6 @@
-//! The messages of gets that no rail can execute. A [`Get`] has a number, and a [`Got`] answers it
-//! with one piece of the data. A Got has no number: its word only identifies the attachment.
+//! The messages of gets that no rail can execute, and the limits of data in pieces. A [`Get`] has a
+//! number, and a [`Got`] answers it with one piece of the data. A Got has no number: its word only
+//! identifies the attachment. Between sides with failover, a Got has a number too.
 //!
 //! ```text
 //! Get   56 bytes: kind u8 | context u8 | 0 u16 | word u32 | ack u32 | region u16 |
@@ -10,9 +11,49 @@
 
 use crate::bytes::{Put, Reader, Writer};
 use crate::error::Violation;
-use crate::mem::Untrusted;
+use crate::mem::{RailId, Untrusted};
 
-use super::super::wire::{KIND_GET, KIND_GOT, NO_TOKEN, Place};
+use super::window::{Action, Parked};
+use super::wire::{KIND_GET, KIND_GOT, NO_TOKEN, Place};
+
+/// The rail that copies to and from device memory.
+pub(super) const COPIER: RailId = RailId(0);
+
+/// Longest piece, in bytes. Pieces are staged on the stack.
+pub(super) const LONGEST: usize = 8192;
+
+/// Number of bits of a parked get that hold the longest piece.
+pub(super) const PIECE_BITS: u32 = 16;
+
+/// Maximum number of unanswered gets of a stream, between sides with failover.
+pub(super) const GETS: usize = 4;
+
+/// The rest of a get that is being answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    pub at: Place,
+    pub token: u64,
+    pub left: u64,
+    pub into: u64,
+    pub piece: u16,
+}
+
+impl Answer {
+    /// An unused entry: zeros.
+    pub const NONE: Answer =
+        Answer { at: Place { region: 0, generation: 0, offset: 0 }, token: 0, left: 0, into: 0, piece: 0 };
+
+    /// Returns what a [parked](Self::parked) message has left to send.
+    pub(super) fn of(at: Place, token: u64, left: u64, into: u64) -> Answer {
+        Answer { at, token, left, into: into >> PIECE_BITS, piece: into as u16 }
+    }
+
+    /// Returns the message to park until the answer continues.
+    pub(super) fn parked(&self) -> Parked {
+        let Answer { at, token, left, into, piece } = *self;
+        Parked { at, what: Action::Get { token, left, into: into << PIECE_BITS | u64::from(piece) } }
+    }
+}
 
 /// Length of a [`Get`], in bytes.
 const GET: usize = 56;
@@ -23,7 +64,7 @@ const GOT: usize = 32;
 /// A request for `len` bytes of registered memory, in pieces of at most `piece` bytes. The bytes
 /// belong `into` bytes after the start of the buffer of the operation with this token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Get {
+pub(super) struct Get {
     pub context: u8,
     pub word: u32,
     pub ack: u32,
@@ -36,7 +77,7 @@ pub(in super::super) struct Get {
 
 /// The head of a message with a piece of requested data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Got {
+pub(super) struct Got {
     pub context: u8,
     /// Whether this is the last piece that answers a Get.
     pub last: bool,
@@ -47,7 +88,7 @@ pub(in super::super) struct Got {
 }
 
 impl Get {
-    pub(in super::super) fn encode(&self) -> [u8; GET] {
+    pub(super) fn encode(&self) -> [u8; GET] {
         let mut bytes = [0; GET];
         let mut out = Writer::new(&mut bytes);
         out.put(&[KIND_GET, self.context, 0, 0]).put_u32(self.word).put_u32(self.ack);
@@ -58,7 +99,7 @@ impl Get {
 
     /// Copies a Get out of untrusted memory and checks its form. Returns `None` for another kind of
     /// message.
-    pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Get, Violation>> {
+    pub(super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Get, Violation>> {
         let mut raw = [0; GET];
         let len = bytes.copy_out(&mut raw);
         (raw[0] == KIND_GET).then(|| Self::read(&raw[..len], bytes.len()))
@@ -81,7 +122,7 @@ impl Get {
 }
 
 impl Got {
-    pub(in super::super) fn encode(&self) -> [u8; GOT] {
+    pub(super) fn encode(&self) -> [u8; GOT] {
         let mut bytes = [0; GOT];
         let mut out = Writer::new(&mut bytes);
         out.put(&[KIND_GOT, self.context, self.last as u8, 0]).put_u32(self.word).put_u32(self.ack);
@@ -91,7 +132,7 @@ impl Got {
 
     /// Copies the head of a Got out of untrusted memory and checks its form. Returns the head and
     /// the payload, or `None` for another kind of message.
-    pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<(Got, Untrusted<'_>), Violation>> {
+    pub(super) fn decode(bytes: Untrusted<'_>) -> Option<Result<(Got, Untrusted<'_>), Violation>> {
         let mut raw = [0; GOT];
         bytes.copy_out(&mut raw);
         (raw[0] == KIND_GOT).then(|| {
