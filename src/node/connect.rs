@@ -168,8 +168,8 @@ impl Node {
     /// call does not wait. [`progress`](Self::progress) and waits establish the connection: to a
     /// peer of another host when the program first uses it, or asks for its
     /// [error](Self::peer_error), or when the peer's first message arrives. The first operation
-    /// that needs an answer waits for the connection. Until then a peer takes about 60 bytes, more if it
-    /// has more than two rails or addresses longer than those of IPv4. A node with
+    /// that needs an answer waits for the connection. Until then a peer takes about 60 bytes, more
+    /// if it has more than two rails or addresses longer than those of IPv4. A node with
     /// [failover](super::Builder::failover) or a [queue](Self::queue) attaches peers of other hosts
     /// at once.
     ///
