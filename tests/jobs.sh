@@ -8,8 +8,9 @@
 #
 #   tests/jobs.sh [KILLS or --long [EXAMPLE TOOL]]
 #
-# KILLS: 10 by default, 100 for --long. EXAMPLE and TOOL: the built example and tool; by default
-# they are built, optimised. Prints SKIPPED for launchers that cannot be installed.
+# KILLS: 10 by default, 100 for --long; above 10 also that many under each launcher. EXAMPLE and
+# TOOL: the built example and tool; by default they are built, optimised. Prints SKIPPED for
+# launchers that cannot be installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -334,9 +335,13 @@ killed_under() {
     kill -9 "$victim"
     ended $! && clean
 }
+under=1
+((kills <= 10)) || under=$kills
 for launcher in ${launchers[@]+"${launchers[@]}"}; do
     declare -n command=$launcher
-    say "a process killed under $launcher" killed_under "${command[@]}"
+    for ((n = 0; n < under; n++)); do
+        say "a process killed under $launcher, $((n + 1))" killed_under "${command[@]}"
+    done
 done
 # Segments have no names. The names of sockets disappear with their process.
 nothing_remains() {

@@ -215,6 +215,12 @@ echo "-- proofs that measure no time run beside the others"
 beside "$log.untimed" untimed
 stands_still &
 still=$!
+python_calls() {
+    local status=0
+    tests/sanitize.sh python || status=$?
+    [ $status = 0 ] || [ $status = 77 ]
+}
+
 proof "put-signal over shared memory, every payload verified: $iters" put_signal_checked
 proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
 proof "random programs over each rail, and the memory that they leave: $programs each" memory_oracle
@@ -226,6 +232,8 @@ proof "device memory: connect, transfer, kill: $cycles" memory_cycles
 proof "ping-pongs with random delays between threads that park: $pingpongs" no_lost_wake_up
 proof "a side over tcp that stands still for 12 s, which is longer than an operation may take by default" stood_still
 beside_done || failed+=("what ran beside the others")
+# Takes minutes, most of them to build with sanitizers.
+[ $share != 1 ] || proof "random calls from Python, under AddressSanitizer" python_calls
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'FAILED: %s\n' "${failed[@]}"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs the unit tests of every package under AddressSanitizer or ThreadSanitizer. Under
 # AddressSanitizer also runs the lifecycles of engines and nodes, device memory behind NICs, and the
-# C library: its examples, the data of its calls, and misuse.
+# C library: its examples, the data of its calls, and misuse. `python` makes random calls of the
+# Python package under AddressSanitizer.
 # Needs a nightly toolchain; std is not instrumented.
 #
-#   tests/sanitize.sh address|thread
+#   tests/sanitize.sh address|thread|python
 #
 # ThreadSanitizer does not understand fences. That does not matter, because the eventcount's fences
 # order only atomics. ThreadSanitizer checks that plain memory is handed over by a release and an
@@ -24,10 +25,24 @@ case $1 in
         skips=(--skip on_descriptors --skip notified_it_or_left --skip adjacent_descriptors --skip released_in_flight --skip a_broken_connection_is_opened)
         ;;
     thread) flags="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" programs=() skips=() ;;
-    *) echo "usage: $0 address|thread"; exit 2 ;;
+    python) flags="-Zsanitizer=address" ;;
+    *) echo "usage: $0 address|thread|python"; exit 2 ;;
 esac
-export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$1 RUST_BACKTRACE=0
+build=${1/python/address}
+export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$build RUST_BACKTRACE=0
 export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
+if [ "$1" = python ]; then
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "SKIPPED $1: no Python 3.11"; exit 77; }
+    cargo "+$toolchain" build --package fishplate-python --locked --target $host
+    place=$(mktemp -d)
+    trap 'rm -r "$place"' EXIT
+    cp -r bindings/python/python/fishplate "$place"
+    cp "$CARGO_TARGET_DIR/$host/debug/libfishplate_python.so" "$place/fishplate/_native.abi3.so"
+    # The interpreter is not instrumented, and leaks. Its own allocator would hide errors.
+    LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+        PYTHONPATH=$place python3 bindings/python/tests/test_fuzz.py 20000
+    exit
+fi
 # One test loads UCX for comparison. UCX replaces malloc and mmap, which sanitizers do not support.
 cargo "+$toolchain" test --workspace --lib --bins "${programs[@]}" --locked --no-fail-fast --target $host -- --skip as_in_ucx "${skips[@]}"
 if [ "$1" = address ]; then

@@ -1,6 +1,6 @@
 """Random sequences of calls with live, freed and foreign objects. Every call returns or raises an
-exception that a program can handle, and new nodes work afterwards. Also runs without pytest:
-`python test_fuzz.py [CALLS [SEED]]`."""
+exception that a program can handle, and new nodes work afterwards. Also runs without pytest, as
+tests/sanitize.sh does: `python test_fuzz.py [CALLS [SEED]]`."""
 
 import gc
 import inspect
