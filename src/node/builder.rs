@@ -421,7 +421,9 @@ impl Builder {
                 let wait_object = match waits.filter(|_| network || self.wait_fd) {
                     None => NodeWaitObject::Local(rail.wait_object()),
                     Some(waits) => {
-                        let sleep = Sleep::new(waits).map_err(|errno| AttachError::System(errno.raw()))?;
+                        // SAFETY: the rails were just opened, and only this thread uses them.
+                        let sleep =
+                            unsafe { Sleep::new(waits) }.map_err(|errno| AttachError::System(errno.raw()))?;
                         rail.watch_peers(sleep.set());
                         NodeWaitObject::Network(rail.wait_object(), Arc::new(sleep))
                     }

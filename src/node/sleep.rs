@@ -35,7 +35,10 @@ pub(super) struct Sleep {
 
 impl Sleep {
     /// Creates a set with these queues.
-    pub fn new(queues: Vec<CqWait>) -> Result<Sleep, Errno> {
+    ///
+    /// # Safety
+    /// The queues' rails are open, and no other thread uses them during the call.
+    pub unsafe fn new(queues: Vec<CqWait>) -> Result<Sleep, Errno> {
         // SAFETY: each call returns a new descriptor or -1.
         let (set, called) = unsafe {
             (
@@ -43,11 +46,11 @@ impl Sleep {
                 owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
             )
         };
-        add(&set, called.as_raw_fd(), 0)?;
+        add(&set, called.as_raw_fd())?;
         for queue in &queues {
-            // Edge-triggered, because `fi_trywait` of tcp before 1.18 leaves the descriptor
-            // readable.
-            add(&set, queue.fd(), libc::EPOLLET)?;
+            // SAFETY: our caller guarantees that the rails are open and that no other thread uses
+            // them.
+            unsafe { queue.join(set.as_raw_fd()) }?;
         }
         Ok(Sleep { set: Arc::new(set), called, queues, refused: AtomicU32::new(0) })
     }
@@ -166,8 +169,8 @@ unsafe fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
     if fd < 0 { Err(Errno::last()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
-fn add(set: &OwnedFd, fd: RawFd, flags: i32) -> Result<(), Errno> {
-    let mut event = libc::epoll_event { events: (libc::EPOLLIN | flags) as u32, u64: 0 };
+fn add(set: &OwnedFd, fd: RawFd) -> Result<(), Errno> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
     // SAFETY: both descriptors are open, and `event` is only read during the call.
     match unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
         0 => Ok(()),

@@ -8,6 +8,7 @@ mod bare;
 mod behaviour;
 #[path = "../../core/tests/conformance/mod.rs"]
 mod conformance;
+mod damaged;
 mod devices;
 mod edges;
 mod engines;

@@ -62,7 +62,8 @@ impl Plan {
 /// Runs the given plan for four nodes, or a random plan for two or three.
 fn run<const RAILS: usize>(seed: u64, given: Option<Plan>) -> (u64, u64) {
     let interfaces = ["eth0", "eth1", "eth2", "eth3"];
-    let persona = Persona { interfaces: interfaces[..RAILS].to_vec(), ..Persona::tcp() };
+    let provider = if seed % 4 < 2 { Persona::tcp() } else { Persona::net() };
+    let persona = Persona { interfaces: interfaces[..RAILS].to_vec(), ..provider };
     let fake = Fake::new(persona.clone(), seed);
     let mut random = Random(!seed);
     let inject = random.below(2) == 0;

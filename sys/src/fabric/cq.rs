@@ -6,6 +6,7 @@ use alloc::sync::Arc;
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering::Relaxed};
 
 use super::domain::Domain;
 use super::error::{CallError, Code};
@@ -13,6 +14,7 @@ use super::fabric::TryWait;
 use super::library::copy_string;
 use super::object;
 use super::raw::*;
+use crate::Errno;
 
 /// A completion entry.
 pub type Entry = fi_cq_data_entry;
@@ -61,39 +63,88 @@ pub struct CompletionQueue {
     domain: Arc<Domain>,
 }
 
-/// The wait object of a queue, on which a thread sleeps until the queue has an entry. It does not
-/// keep the queue open.
-#[derive(Clone, Copy, Debug)]
-pub struct CqWait {
-    fd: c_int,
+/// The wait object of a rail's queue, on which a thread sleeps until the queue has an entry. If the
+/// rail replaces its queue, the wait object follows. It does not keep the queue open.
+#[derive(Clone, Debug)]
+pub struct CqWait(Arc<WaitObject>);
+
+#[derive(Debug)]
+struct WaitObject {
     try_wait: TryWait,
     fabric: *mut fid_fabric,
-    queue: NonNull<fid_cq>,
+    // All accesses are Relaxed: only the thread that may use the rail reads or writes these fields.
+    queue: AtomicPtr<fid_cq>,
+    fd: AtomicI32,
+    /// A descriptor of the epoll set that [`CqWait::join`] was given, or -1.
+    set: AtomicI32,
 }
 
 // SAFETY: only `may_sleep` uses the pointers, and its caller excludes other threads.
-unsafe impl Send for CqWait {}
+unsafe impl Send for WaitObject {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for CqWait {}
+unsafe impl Sync for WaitObject {}
 
 impl CqWait {
-    /// Returns the descriptor, which is open as long as the queue. It becomes readable once the
-    /// queue may have an entry. Use it only with `poll(2)` and similar calls.
-    pub fn fd(&self) -> c_int {
-        self.fd
+    fn new(try_wait: TryWait, fabric: *mut fid_fabric, queue: NonNull<fid_cq>, fd: c_int) -> CqWait {
+        let (queue, fd, set) = (AtomicPtr::new(queue.as_ptr()), AtomicI32::new(fd), AtomicI32::new(-1));
+        CqWait(Arc::new(WaitObject { try_wait, fabric, queue, fd, set }))
+    }
+
+    /// Adds the queue's descriptor to an `epoll(7)` set, edge-triggered, because `fi_trywait` of
+    /// tcp before 1.18 leaves the descriptor readable. It becomes readable once the queue may have
+    /// an entry. If the rail replaces its queue, the set gets the new descriptor. Call this once.
+    ///
+    /// # Errors
+    /// The error of `fcntl(2)` or `epoll_ctl(2)`.
+    ///
+    /// # Safety
+    /// The rail is open, and no other thread uses it during the call.
+    pub unsafe fn join(&self, set: c_int) -> Result<(), Errno> {
+        // SAFETY: the call duplicates a descriptor and accesses no memory.
+        let set = unsafe { libc::fcntl(set, libc::F_DUPFD_CLOEXEC, 0) };
+        if set < 0 {
+            return Err(Errno::last());
+        }
+        self.0.set.store(set, Relaxed);
+        self.0.add(self.0.fd.load(Relaxed))
     }
 
     /// Returns whether a thread may sleep on the descriptor now. If not, poll the rail first. Does
     /// not block; may make system calls.
     ///
     /// # Safety
-    /// The queue is open, and no other thread uses it or its endpoint during the call.
+    /// The rail is open, and no other thread uses it during the call.
     #[doc(alias = "fi_trywait")]
     pub unsafe fn may_sleep(&self) -> bool {
-        let mut object: *mut fid = self.queue.as_ptr().cast();
-        // SAFETY: the queue has a wait object, and our caller keeps it open and excludes other
-        // threads. An open queue keeps its fabric open.
-        unsafe { (self.try_wait)(self.fabric, &mut object, 1) == 0 }
+        let WaitObject { try_wait, fabric, queue, .. } = &*self.0;
+        let mut object: *mut fid = queue.load(Relaxed).cast();
+        // SAFETY: the pointer leads to the queue of the rail, which our caller keeps open, and the
+        // queue has a wait object. Our caller excludes other threads. An open queue keeps its
+        // fabric open.
+        unsafe { try_wait(*fabric, &mut object, 1) == 0 }
+    }
+}
+
+impl WaitObject {
+    /// Adds the descriptor of a queue to the set, if there is one.
+    fn add(&self, fd: c_int) -> Result<(), Errno> {
+        let set = self.set.load(Relaxed);
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        // SAFETY: this value owns the set's descriptor, and `event` is only read during the call.
+        match set < 0 || unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) } == 0 {
+            true => Ok(()),
+            false => Err(Errno::last()),
+        }
+    }
+}
+
+impl Drop for WaitObject {
+    fn drop(&mut self) {
+        let set = *self.set.get_mut();
+        if set >= 0 {
+            // SAFETY: this value owns the descriptor.
+            unsafe { libc::close(set) };
+        }
     }
 }
 
@@ -147,13 +198,35 @@ impl CompletionQueue {
         // SAFETY: the queue is open, and `FI_GETWAIT` writes one descriptor to `fd`.
         let found = unsafe { object::control("fi_control", self.as_fid(), FI_GETWAIT, (&raw mut fd).cast()) };
         if found.is_ok() && fd >= 0 {
-            self.wait = Some(CqWait { fd, try_wait, fabric: fabric.as_ptr(), queue: self.fid });
+            self.wait = Some(CqWait::new(try_wait, fabric.as_ptr(), self.fid, fd));
         }
     }
 
     /// Returns the wait object, if the queue has one.
     pub fn wait(&self) -> Option<CqWait> {
-        self.wait
+        self.wait.clone()
+    }
+
+    /// Takes over the wait object of a queue that this one replaces in its rail.
+    ///
+    /// # Errors
+    /// `FI_ENOSYS` if this queue has no wait object, or the error of `epoll_ctl(2)`. Nothing has
+    /// changed then.
+    pub(super) fn take_over(&mut self, old: &CompletionQueue) -> Result<(), CallError> {
+        let Some(CqWait(theirs)) = &old.wait else { return Ok(()) };
+        let Some(CqWait(ours)) = &self.wait else { return Err(CallError::missing("FI_GETWAIT")) };
+        let (fd, before) = (ours.fd.load(Relaxed), theirs.fd.load(Relaxed));
+        theirs.add(fd).map_err(|errno| CallError { call: "epoll_ctl", code: Code(errno.raw()) })?;
+        let set = theirs.set.load(Relaxed);
+        if set >= 0 {
+            // SAFETY: the call accesses no memory. The old queue is open, so its descriptor is its
+            // own.
+            unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_DEL, before, ptr::null_mut()) };
+        }
+        theirs.fd.store(fd, Relaxed);
+        theirs.queue.store(self.fid.as_ptr(), Relaxed);
+        self.wait = Some(CqWait(Arc::clone(theirs)));
+        Ok(())
     }
 
     pub(super) fn as_fid(&self) -> *mut fid {

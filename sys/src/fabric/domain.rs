@@ -46,7 +46,7 @@ impl Domain {
         self.fid.as_ptr()
     }
 
-    pub(super) fn fabric(&self) -> &Fabric {
+    pub(super) fn fabric(&self) -> &Arc<Fabric> {
         &self.fabric
     }
 

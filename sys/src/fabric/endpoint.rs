@@ -253,6 +253,14 @@ impl Endpoint {
         unsafe { self.av.remove(number) }
     }
 
+    /// Takes over the wait object of an endpoint that this one replaces in its rail.
+    ///
+    /// # Errors
+    /// The errors of [`CompletionQueue::take_over`]. Nothing has changed then.
+    pub(super) fn take_over(&mut self, old: &Endpoint) -> Result<(), CallError> {
+        self.cq.take_over(&old.cq)
+    }
+
     /// Returns the queue's wait object, if it has one.
     pub fn wait(&self) -> Option<CqWait> {
         self.cq.wait()

@@ -137,6 +137,14 @@ pub struct Offer {
     pub notify: Notify,
 }
 
+impl Offer {
+    /// Returns whether this version of the provider [frees reads
+    /// twice](Persona::frees_reads_twice).
+    pub fn frees_reads_twice(&self) -> bool {
+        self.persona.frees_reads_twice.contains(&self.info.provider_version())
+    }
+}
+
 /// Why an offer was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {

@@ -119,6 +119,10 @@ enum Event {
 
 struct Registered {
     key: u64,
+    ptr: NonNull<u8>,
+    len: usize,
+    /// The number of the device if it is device memory.
+    ordinal: Option<u32>,
     memory: MemoryRegion,
 }
 
@@ -147,6 +151,9 @@ pub struct FabricStats {
     pub kept: u32,
     /// Contexts that the provider still holds after their completion was reported as unknown.
     pub orphans: u32,
+    /// Domains that the rail has replaced, because the provider [freed reads
+    /// twice](super::persona::Persona::frees_reads_twice).
+    pub replaced: u32,
 }
 
 /// A rail over a libfabric endpoint. The [module](self) describes its behaviour.
@@ -220,6 +227,10 @@ pub struct FabricRail {
     /// The device whose memory the rail registers.
     device: Option<Reached>,
     broken: bool,
+    /// Whether the provider [frees reads twice](super::persona::Persona::frees_reads_twice).
+    frees_reads_twice: bool,
+    /// Whether the domain may be damaged, so that the next endpoint is opened in another domain.
+    damaged: bool,
     /// Number of posts to all peers that the provider had accepted at the last check. Wraps.
     accepted_marked: u32,
     /// The poll count at the next long poll. Wraps.
@@ -425,6 +436,24 @@ impl FabricRail {
         }
     }
 
+    /// Registers memory of a region in a domain.
+    fn register_in(
+        &mut self,
+        domain: &Arc<Domain>,
+        (ptr, len): (NonNull<u8>, usize),
+        ordinal: Option<u32>,
+        key: u64,
+    ) -> Result<MemoryRegion, AttachError> {
+        let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+        match ordinal {
+            Some(ordinal) => self.register_device(domain, (ptr, len), ordinal, access, key),
+            // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
+            // registered and may be written at any time.
+            None => unsafe { MemoryRegion::register(domain, ptr, len, access, key) }
+                .map_err(|error| AttachError::System(error.code.0)),
+        }
+    }
+
     /// Posts a receive buffer.
     #[inline(always)]
     fn post_receive(&mut self, index: u32) -> Result<(), Code> {
@@ -520,26 +549,22 @@ unsafe impl Rail for FabricRail {
             return Err(AttachError::Full("FabricConfig::max_regions"));
         }
         let system = |error: CallError| AttachError::System(error.code.0);
-        let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-        let key = self.fresh_key();
-        let mut memory = match ordinal {
-            Some(ordinal) => self.register_device((ptr, len), ordinal, access, key)?,
-            // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
-            // registered and may be written at any time.
-            None => unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }.map_err(system)?,
-        };
+        let (domain, key) = (Arc::clone(&self.domain), self.fresh_key());
+        let mut memory = self.register_in(&domain, (ptr, len), ordinal, key)?;
         let mode = self.offer.info.domain().mr_mode;
         if mode & FI_MR_ENDPOINT != 0 {
             // SAFETY: `FabricRail::drop` drops the registrations before the endpoint.
             unsafe { memory.bind(&self.endpoint) }.map_err(system)?;
         }
         let base = if mode & FI_MR_VIRT_ADDR != 0 { ptr.as_ptr() as u64 } else { 0 };
-        let (key, desc) = (memory.key(), memory.desc() as u64);
+        let key = memory.key();
+        // Another domain would have another descriptor. Such a provider does not need it.
+        let desc = if self.frees_reads_twice { 0 } else { memory.desc() as u64 };
         let start = ptr.as_ptr().addr();
         if let Some(reached) = self.device.as_mut().filter(|_| ordinal.is_some()) {
             reached.add(key, start..start + len);
         }
-        self.regions.push(Registered { key, memory });
+        self.regions.push(Registered { key, ptr, len, ordinal, memory });
         Ok((RailKey { key, base }, desc))
     }
 

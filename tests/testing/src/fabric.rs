@@ -106,6 +106,11 @@ impl Fake {
         self.state().keeps_registrations = keep;
     }
 
+    /// Sets whether the provider refuses to register memory.
+    pub fn refuse_registrations(&self, refuse: bool) {
+        self.state().refuses_registrations = refuse;
+    }
+
     /// Connects the NICs to devices, if the persona has `FI_HMEM`.
     pub fn join_devices(&self, bus: Arc<dyn Bus>) {
         self.state().bus = Some(bus);
@@ -208,4 +213,6 @@ pub struct Counts {
     pub strays: u64,
     /// Strays that have landed.
     pub landed_late: u64,
+    /// Domains that were damaged.
+    pub damaged: u64,
 }

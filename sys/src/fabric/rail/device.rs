@@ -2,6 +2,7 @@
 //! copies to and from it for the engine's messages.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::ops::Range;
@@ -12,6 +13,7 @@ use fishplate_core::mem::{Untrusted, copy_bytes};
 use fishplate_core::rail::Local;
 
 use super::FabricRail;
+use crate::fabric::domain::Domain;
 use crate::fabric::mr::MemoryRegion;
 use crate::fabric::raw::*;
 
@@ -172,6 +174,7 @@ impl FabricRail {
     #[cold]
     pub(super) fn register_device(
         &mut self,
+        domain: &Arc<Domain>,
         (ptr, len): (NonNull<u8>, usize),
         ordinal: u32,
         access: u64,
@@ -185,7 +188,7 @@ impl FabricRail {
         if interface == Interface::Host {
             // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
             // registered.
-            return unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }
+            return unsafe { MemoryRegion::register(domain, ptr, len, access, key) }
                 .map_err(|error| AttachError::System(error.code.0));
         }
         if self.offer.info.raw().caps & FI_HMEM == 0 {
@@ -197,15 +200,14 @@ impl FabricRail {
             let by = Some((buffer.fd, buffer.offset));
             // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
             // registered. `DeviceMemory` guarantees that the descriptor refers to that memory.
-            let region =
-                unsafe { MemoryRegion::register_device(&self.domain, (ptr, len), whose, by, access, key) };
+            let region = unsafe { MemoryRegion::register_device(domain, (ptr, len), whose, by, access, key) };
             if let Ok(region) = region {
                 return Ok(region);
             }
         }
         // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
         // registered.
-        unsafe { MemoryRegion::register_device(&self.domain, (ptr, len), whose, None, access, key) }.map_err(
+        unsafe { MemoryRegion::register_device(domain, (ptr, len), whose, None, access, key) }.map_err(
             |error| {
                 self.note_error(error.code);
                 AttachError::System(error.code.0)

@@ -7,12 +7,21 @@
 //! reported as lost and stay fenced until they are attached again. If the interface has lost its
 //! address, no new endpoint can be opened; the rail retries when it attaches a peer again.
 //!
+//! `net` of libfabric 1.17.0 [frees the record of a read
+//! twice](crate::fabric::persona::Persona::frees_reads_twice) if the endpoint is closed while the
+//! data arrives. The pool of records belongs to the domain. So after a fence during reads the rail
+//! opens another domain, registers all memory there under the same keys, and closes the old domain.
+//! Peers do not notice. If a peer closes the connection, the provider frees the record once.
+//!
 //! A peer that has closed its own endpoint needs no such fence: its connections are gone. It is
 //! marked as fenced once the provider has completed all posts to it.
 //!
 //! Some milliseconds after the fence the rail reports the peer as up. The pause doubles if the peer
 //! is fenced again soon after its return. The report is repeated at growing intervals.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem;
 use core::time::Duration;
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError};
@@ -23,9 +32,11 @@ use super::address::Address;
 use super::complete::is_arrival;
 use super::peers::PeerSlot;
 use super::pool::{ContextKind, Slot};
-use super::{BATCH, Event, FabricRail};
+use super::setup::open_endpoint;
+use super::{BATCH, Event, FabricRail, Registered};
 use crate::clock::monotonic_ns;
-use crate::fabric::error::Code;
+use crate::fabric::domain::Domain;
+use crate::fabric::error::{CallError, Code};
 use crate::fabric::raw::*;
 
 /// The minimum and maximum pause before a fenced peer may return.
@@ -64,6 +75,7 @@ impl FabricRail {
         if !self.offer.persona.fences || bound || self.broken {
             return Fence::Unknown;
         }
+        self.damaged |= self.frees_reads_twice && self.pool.has_reads();
         if let Err(error) = self.endpoint.close() {
             // The endpoint is still open, so the provider may still execute all posts.
             self.break_down(error.code);
@@ -125,8 +137,12 @@ impl FabricRail {
             return true;
         }
         self.unposted.clear();
-        if let Err(error) = self.endpoint.reopen(&self.domain, &self.offer.info) {
-            self.note_error(error.code);
+        let opened = match self.damaged {
+            true => self.replace_domain(),
+            false => self.endpoint.reopen(&self.domain, &self.offer.info).map_err(|error| error.code),
+        };
+        if let Err(code) = opened {
+            self.note_error(code);
             return false;
         }
         for index in (self.caps.depth..self.pool.len() as u32).rev() {
@@ -134,6 +150,45 @@ impl FabricRail {
         }
         self.hurry();
         true
+    }
+
+    /// Opens another domain with an endpoint, registers all memory there under the same keys, and
+    /// closes the old domain.
+    ///
+    /// # Errors
+    /// The provider's code. The rail has no endpoint, and everything else is as before.
+    #[cold]
+    fn replace_domain(&mut self) -> Result<(), Code> {
+        let of_call = |error: CallError| error.code;
+        let domain = Domain::open(Arc::clone(self.domain.fabric()), &self.offer.info).map_err(of_call)?;
+        let mut endpoint = open_endpoint(&domain, &self.offer, &self.config).map_err(of_call)?;
+        let mut regions = Vec::with_capacity(self.config.max_regions as usize);
+        for at in 0..self.regions.len() {
+            let Registered { key, ptr, len, ordinal, .. } = self.regions[at];
+            let memory = self.register_in(&domain, (ptr, len), ordinal, key);
+            let memory = memory.map_err(|error| match error {
+                AttachError::System(code) => Code(code),
+                _ => Code(FI_EOTHER),
+            })?;
+            if memory.key() != key {
+                return Err(Code(FI_ENOKEY));
+            }
+            regions.push(Registered { key, ptr, len, ordinal, memory });
+        }
+        endpoint.take_over(&self.endpoint).map_err(of_call)?;
+        self.endpoint = endpoint;
+        for region in mem::replace(&mut self.regions, regions) {
+            if let Err((memory, error)) = region.memory.close() {
+                self.stats.kept += 1;
+                self.note_error(error.code);
+                self.kept.push(memory);
+            }
+        }
+        self.domain = domain;
+        self.peers.forget_addresses();
+        self.damaged = false;
+        self.stats.replaced += 1;
+        Ok(())
     }
 
     /// Reports that a fenced peer may return, if its next report is due.
@@ -180,12 +235,14 @@ impl FabricRail {
         if theirs.provider == self.endpoint.form().own() && theirs.number != self.number {
             return Err(AttachError::BadHandle);
         }
+        // Read after `open_again`, which may replace the address vector.
+        let addr = self.peers.slots[peer.0 as usize].addr;
         self.peers.detach(peer.0);
-        if slot.addr != FI_ADDR_NOTAVAIL {
+        if addr != FI_ADDR_NOTAVAIL {
             // On an error the provider keeps an unused address, which is harmless. SAFETY: `addr`
             // was the peer's number in the vector. The slot is free, so no post uses the number any
             // more.
-            let _ = unsafe { self.endpoint.remove(slot.addr) };
+            let _ = unsafe { self.endpoint.remove(addr) };
         }
         let inserted = self.endpoint.insert(theirs.provider);
         let addr = *inserted.as_ref().unwrap_or(&FI_ADDR_NOTAVAIL);

@@ -346,6 +346,14 @@ impl Peers {
         true
     }
 
+    /// Forgets the addresses of all peers, because they belong to another address vector. All peers
+    /// are down.
+    pub fn forget_addresses(&mut self) {
+        for slot in &mut self.slots {
+            slot.addr = FI_ADDR_NOTAVAIL;
+        }
+    }
+
     /// Routes all writes to the general path from now on.
     pub fn look_at_writes(&mut self) {
         for slot in &mut self.slots {

@@ -147,6 +147,13 @@ impl Pool {
         })
     }
 
+    /// Returns whether the provider holds the context of a read. Slow path: scans all contexts.
+    pub fn has_reads(&self) -> bool {
+        // SAFETY: the index is in range. The provider writes only the scratch part, and only this
+        // thread writes the fields behind it.
+        (0..self.len).any(|index| unsafe { (*self.at(index)).used_for().0 } == ContextKind::Read)
+    }
+
     /// Returns the context at an index below [`len`](Self::len).
     #[inline(always)]
     pub fn at(&self, index: usize) -> *mut Slot {

@@ -46,17 +46,7 @@ impl FabricRail {
         let receives = limit(config.receives, info.rx().size.saturating_sub(1)).max(1);
         let room = info.ep().max_msg_size;
         let max_message = config.max_message.min(room.saturating_sub(HEAD));
-        let completions = match config.completions {
-            0 => offer.persona.completions,
-            n => n,
-        };
-        let cq = CompletionQueue::open(&domain, completions).map_err(words)?;
-        let av = match AddressVector::open(&domain, FI_AV_TABLE, config.max_peers as usize) {
-            Ok(av) => av,
-            Err(_) => AddressVector::open(&domain, info.domain().av_type, config.max_peers as usize)
-                .map_err(words)?,
-        };
-        let endpoint = Endpoint::open(&domain, info, cq, av).map_err(words)?;
+        let endpoint = open_endpoint(&domain, offer, &config).map_err(words)?;
         let slab = Slab::new(receives as usize + config.bounces as usize, max_message + HEAD);
 
         let seed = config.seed.unwrap_or_else(random);
@@ -122,6 +112,8 @@ impl FabricRail {
             scratch: vec![0; inject_message.max(HEAD + 4)].into(),
             device: None,
             broken: false,
+            frees_reads_twice: offer.frees_reads_twice(),
+            damaged: false,
             accepted_marked: 0,
             plain_polls: 0,
             polls_planned: 0,
@@ -160,6 +152,23 @@ impl FabricRail {
         }
         Ok(rail)
     }
+}
+
+/// Opens an endpoint in a domain, with its completion queue and address vector.
+pub(super) fn open_endpoint(
+    domain: &Arc<Domain>,
+    offer: &Offer,
+    config: &FabricConfig,
+) -> Result<Endpoint, CallError> {
+    let completions = match config.completions {
+        0 => offer.persona.completions,
+        n => n,
+    };
+    let cq = CompletionQueue::open(domain, completions)?;
+    let peers = config.max_peers as usize;
+    let av = AddressVector::open(domain, FI_AV_TABLE, peers)
+        .or_else(|_| AddressVector::open(domain, offer.info.domain().av_type, peers))?;
+    Endpoint::open(domain, &offer.info, cq, av)
 }
 
 /// Mixes all bits of a number (the finaliser of splitmix64).

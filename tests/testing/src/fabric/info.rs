@@ -191,7 +191,9 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
         let fabric = &mut *info.fabric_attr;
         fabric.name = string(persona.fabric);
         fabric.prov_name = string(persona.provider);
-        (fabric.prov_version, fabric.api_version) = (VERSION, VERSION);
+        let flawed = persona.frees_reads_twice;
+        fabric.prov_version = if flawed { fi_version(117, 0) } else { VERSION };
+        fabric.api_version = VERSION;
         info.nic = nic(persona, interface);
     }
     Some(info)

@@ -62,6 +62,10 @@ pub struct Persona {
     /// True if the completion of an incoming write has only the data flag, as with shm of libfabric
     /// 2.
     pub data_flag_alone: bool,
+    /// True if the provider frees the record of a read twice if the endpoint is closed while the
+    /// data arrives, as `net` of libfabric 1.17.0 does. That damages the domain, so no other
+    /// endpoint may be opened in it.
+    pub frees_reads_twice: bool,
     /// True if the provider executes only 8-byte additions and compare-and-swaps, as InfiniBand
     /// NICs do.
     pub few_atomics: bool,
@@ -124,6 +128,7 @@ impl Persona {
             data_takes_receive: false,
             stray_context: false,
             data_flag_alone: false,
+            frees_reads_twice: false,
             few_atomics: false,
             jitter: 5,
             refuse: 10,
@@ -229,6 +234,11 @@ impl Persona {
         }
     }
 
+    /// The tcp of libfabric 1.17.0.
+    pub fn net() -> Persona {
+        Persona { provider: "net", frees_reads_twice: true, ..Self::tcp() }
+    }
+
     /// The shm provider of libfabric 1: remote addresses are virtual addresses, and the program
     /// chooses the keys. The completion of an incoming write has an arbitrary context.
     pub fn shm() -> Persona {
@@ -252,7 +262,7 @@ impl Persona {
     }
 
     /// All personas, by name.
-    pub fn all() -> [(&'static str, Persona); 8] {
+    pub fn all() -> [(&'static str, Persona); 9] {
         [
             ("efa-direct", Self::efa_direct()),
             ("efa", Self::efa()),
@@ -260,6 +270,7 @@ impl Persona {
             ("cxi", Self::cxi()),
             ("psm3", Self::psm3()),
             ("tcp", Self::tcp()),
+            ("tcp", Self::net()),
             ("shm", Self::shm()),
             ("shm", Self::shm2()),
         ]

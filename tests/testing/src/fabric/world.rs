@@ -145,6 +145,10 @@ pub(super) struct State {
     pub faults: Vec<Fault>,
     /// True if closing registrations is refused.
     pub keeps_registrations: bool,
+    /// True if registering is refused.
+    pub refuses_registrations: bool,
+    /// Domains in which the record of a read was freed twice.
+    pub damaged: BTreeSet<u32>,
     pub cut: Vec<String>,
     /// Interfaces with broken connections, and how late operations in flight may land.
     pub pulled: Vec<(String, u32)>,
@@ -180,6 +184,8 @@ impl World {
                 ended: HashMap::new(),
                 faults: vec![],
                 keeps_registrations: false,
+                refuses_registrations: false,
+                damaged: BTreeSet::new(),
                 cut: vec![],
                 pulled: vec![],
                 bare: vec![],
@@ -366,6 +372,14 @@ impl State {
 
     fn is_alive(&self, ep: Option<u32>) -> bool {
         ep.and_then(|ep| self.eps.get(&ep)).is_some_and(|ep| !ep.dead)
+    }
+
+    /// Damages the domain of an endpoint that is being closed, if the data of a read arrives.
+    pub fn damage_by_close(&mut self, ep: u32) {
+        let arrives = |op: &Op| op.src == ep && op.verb == Verb::Read && op.stage == Stage::Flying;
+        if self.persona.frees_reads_twice && self.ops.iter().any(arrives) {
+            self.counts.damaged += u64::from(self.damaged.insert(self.eps[&ep].domain));
+        }
     }
 
     fn is_cut(&self, ep: u32) -> bool {

@@ -52,6 +52,9 @@ pub(super) unsafe extern "C" fn open_ep(
         if state.bare.contains(&interface) {
             return -libc::EADDRNOTAVAIL;
         }
+        if state.damaged.contains(&domain.id) {
+            state.violation("an endpoint opened in a damaged domain");
+        }
         let id = begin(&mut state);
         state.eps.insert(
             id,
@@ -170,6 +173,7 @@ unsafe extern "C" fn close_ep(object: *mut fid) -> c_int {
     if state.mrs.iter().any(|mr| mr.ep == Some(this.id)) {
         state.violation("an endpoint closed before a registration bound to it");
     }
+    state.damage_by_close(this.id);
     state.forget(this.id);
     state.eps.remove(&this.id);
     state.open -= 1;

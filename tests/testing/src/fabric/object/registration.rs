@@ -97,6 +97,9 @@ unsafe fn add(
     unsafe {
         let domain = &*domain.cast::<FakeDomain>();
         let mut state = domain.world.state();
+        if state.refuses_registrations {
+            return -libc::ENOMEM;
+        }
         let mask = u64::MAX >> (64 - 8 * state.persona.key_bytes as u32);
         let taken =
             |state: &State, key: u64| state.mrs.iter().any(|mr| mr.domain == domain.id && mr.key == key);

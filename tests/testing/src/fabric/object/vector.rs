@@ -95,7 +95,10 @@ unsafe extern "C" fn remove(av: *mut fid_av, numbers: *mut u64, count: usize, _f
         for at in 0..count {
             match known.get_mut(numbers.add(at).read() as usize) {
                 Some(place) if place.is_some() => *place = None,
-                _ => return -libc::EINVAL,
+                _ => {
+                    state.violation("an address removed that the vector does not have");
+                    return -libc::EINVAL;
+                }
             }
         }
     }
