@@ -153,16 +153,19 @@ impl Victim {
         let region = engine.register(unsafe { Region::new(first, SIZE, RegionKind::Private) }).unwrap();
         let mut forks = Forks::begin();
         forks.fork(&[&[HONEST][..], &address(&engine)].concat());
+        let end = soon();
         let theirs = loop {
             if let Some(address) = forks.heard() {
                 break address;
             }
+            assert!(Instant::now() < end, "no honest process");
         };
         let honest = join(&mut engine, &theirs);
         let meter = Meter::new();
         let mut victim = Victim { engine, honest, region, memory, posted: 0, rounds: 0, asks: true, meter };
         while victim.rounds < ROUNDS {
             victim.turn();
+            assert!(Instant::now() < end, "{} rounds", victim.rounds);
         }
         (victim, forks)
     }

@@ -327,6 +327,7 @@ fn suffers(hostile: &mut Forks, trick: usize) -> Took {
             meter.longest.0 = meter.longest.0.saturating_sub(CHECKS);
         }
         ToLeader | Member => {
+            let end = soon();
             let at = match against {
                 ToLeader => local(free_port()),
                 _ => {
@@ -335,6 +336,7 @@ fn suffers(hostile: &mut Forks, trick: usize) -> Took {
                         if let Some(at) = hostile.heard() {
                             break std::str::from_utf8(&at).unwrap().parse().unwrap();
                         }
+                        assert!(Instant::now() < end, "{name}: no hostile process");
                     }
                 }
             };
@@ -344,7 +346,6 @@ fn suffers(hostile: &mut Forks, trick: usize) -> Took {
             }
             let mut job = Job::join(at, 2, Duration::from_secs(20)).unwrap();
             // A flood waits in the socket.
-            let end = soon();
             while hostile.heard().is_none() {
                 assert!(Instant::now() < end, "{name}: not played");
             }
