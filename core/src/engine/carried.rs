@@ -469,6 +469,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let slot = &self.pending.slots[index as usize];
         let here = self.locals.get(slot.local_region as usize).is_some_and(LocalSlot::is_device);
         let remote = &self.remotes[slot.remote as usize];
+        if remote.native != NO_RAIL {
+            // Only the owner's provider may access it.
+            return false;
+        }
         // A host region takes any number of pieces.
         let there = remote.on_device;
         let kind = match slot.kind {

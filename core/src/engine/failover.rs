@@ -140,9 +140,9 @@ pub struct FailoverPeer {
     told: u16,
     /// Passes until the reports are repeated.
     wait: u32,
-    /// When a fence began to wait for other peers, or for this peer to close its endpoint, in
-    /// [`Failover::time`]. 0 if none waits.
-    waits: u64,
+    /// For each rail, when its fence began to wait for other peers, or for this peer to close its
+    /// endpoint, in [`Failover::time`]. 0 if it does not wait.
+    waits: [u64; RAILS_MAX],
     /// The state of failed rails that return to use.
     back: Back,
     /// Longest write that all joined rails accept, in bytes.
@@ -173,7 +173,7 @@ impl FailoverPeer {
         confirmed: 0,
         told: 0,
         wait: 0,
-        waits: 0,
+        waits: [0; RAILS_MAX],
         back: Back::NONE,
         longest: 0,
         why: [None; RAILS_MAX],
@@ -509,6 +509,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         pairing.longest =
             messages.filter(|(at, _)| left >> at & 1 != 0).map(|(_, &most)| most).max().unwrap_or(0);
         pairing.parting.say_again();
+        pairing.wait.end(rail);
         self.eager = self.eager.min(self.room(peer) as u32);
         self.open_accounts(peer);
         // The rail may have mapped memory of the peer.

@@ -42,8 +42,8 @@ pub(crate) struct Wait {
 impl Wait {
     pub(crate) const NONE: Wait = Wait { since: 0, rail: 0 };
 
-    /// Ends the wait if it is for this rail.
-    pub(crate) fn accepted(&mut self, rail: usize) {
+    /// Ends the wait if it is for this rail: the rail has accepted a post, or has failed.
+    pub(crate) fn end(&mut self, rail: usize) {
         if usize::from(self.rail) == rail {
             self.since = 0;
         }

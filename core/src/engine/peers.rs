@@ -228,7 +228,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pairings[peer as usize] = Pairing::ALIKE;
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
-            self.streams[stream] = Stream::new(context as u8, peer, Seq(self.config.first_sequence));
+            // The list of due streams may contain it already.
+            let Stream { due, due_next, .. } = self.streams[stream];
+            let fresh = Stream::new(context as u8, peer, Seq(self.config.first_sequence));
+            self.streams[stream] = Stream { due, due_next, ..fresh };
         }
         self.reset_accounts(peer);
         self.reached = self.reached.max(peer as usize + 1);

@@ -385,7 +385,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if RAILS > 1
             && let Some(pairing) = self.pairings.get_mut(peer as usize)
         {
-            pairing.wait.accepted(rail);
+            pairing.wait.end(rail);
         }
     }
 

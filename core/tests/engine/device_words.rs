@@ -354,3 +354,33 @@ fn a_word_that_is_deregistered_before_its_turn_is_not_changed() {
     assert_eq!(rig.own.engine.peer_error(rig.own.peer), Ok(Some(why)));
     assert_eq!(rig.word(0), 0);
 }
+
+/// A wait for a device word makes stream 0 due before a peer has it.
+#[test]
+fn a_peer_that_is_set_up_after_a_wait_for_a_device_word_is_served() {
+    let mut engine = engine(Config { window: 16, ..Config::DEFAULT }, [Veiled::new(Loopback::<64>::new())]);
+    let local = engine.register(device_region(SIZE)).unwrap();
+    engine.rail_mut(RailId(0)).unwrap().full = u32::MAX;
+    let mut waiter = waiter();
+    let waited = engine.wait_signal_anywhere(local.at(0), Cmp::Eq, 1, None, &mut waiter, 1);
+    assert!(matches!(waited, Err(WaitError::Deadline(_))), "{waited:?}");
+    engine.rail_mut(RailId(0)).unwrap().full = 0;
+    let peers = [0, 1].map(|_| {
+        let peer = engine.reserve_peer().unwrap();
+        engine.connect_peer(peer, 1).unwrap();
+        peer
+    });
+    let source = engine.register(region(SIZE)).unwrap();
+    let targets = peers.map(|peer| {
+        let local = engine.register(region(SIZE)).unwrap();
+        import(&mut engine, peer, local)
+    });
+    for n in 0..200 {
+        for (peer, target) in peers.into_iter().zip(targets) {
+            let signal = Signal::add(target.at(0), 1);
+            engine.put_signal(CX, source.at(64), 512, target.at(64), signal, Notice::Silent).unwrap();
+            let quiet = engine.quiet(CX, peer, &mut waiter, 500_000 * (n + 1));
+            assert_eq!(quiet, Ok(()), "put {n} to {peer:?}");
+        }
+    }
+}

@@ -20,7 +20,7 @@ use super::support::tap::{Event, NOW, Tap, shared};
 use super::support::{CX, Random, failover, fleet, read, seeds, write};
 
 /// The kind of a message about a rail to leave.
-const LEAVE: u8 = 12;
+pub const LEAVE: u8 = 12;
 
 fn link(a: u16, b: u16, rail: u16) -> Link {
     Link { a, b, rail }

@@ -12,6 +12,7 @@ mod support;
 
 mod closing;
 mod devices;
+mod leaving;
 mod mail;
 mod reads;
 mod run;

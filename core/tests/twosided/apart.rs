@@ -3,9 +3,9 @@
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
-use fishplate_core::error::{AttachError, OpError, PeerError, Use, Violation};
+use fishplate_core::error::{AttachError, OpError, PeerError, PostError, Use, Violation};
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RemoteId};
-use fishplate_core::op::{Outcome, SignalOp, Token};
+use fishplate_core::op::{Fault, Outcome, SignalOp, Token};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::Dials;
 
@@ -481,7 +481,7 @@ fn a_repeated_piece_is_not_copied_again() {
     let id = own.engine.register(device).unwrap();
     let mut handle = [0; 512];
     own.engine.export(id, &mut handle).unwrap();
-    control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
+    control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::Again)));
     let data = |seq, byte| forged(6, 0, seq, &[&handle[4..8], &64u64.to_le_bytes(), &[byte; 8]]);
     let hear = |own: &mut Own1<_, 1>, bytes| {
         control.borrow_mut().inject.push_back(Event::Message(own.me.peer(), bytes));
@@ -500,4 +500,30 @@ fn a_repeated_piece_is_not_copied_again() {
     // All blocks are free again.
     (2..20).for_each(|n| hear(&mut own, data(n % 32, n as u8)));
     assert_eq!((own.engine.peer_error(own.me), peek(&device, 64, 8)), (Ok(None), vec![19; 8]));
+}
+
+/// Such memory takes no pieces and answers no gets.
+#[test]
+fn memory_with_native_atomics_is_out_of_reach_of_device_memory_apart() {
+    for puts in [true, false] {
+        let mut rail = Veiled::new(Loopback::<256>::new().with_native_atomics());
+        rail.apart = true;
+        let mut own = own1(Config::DEFAULT, MATCHING, [rail]);
+        let device = own.engine.register(device_region(SIZE)).unwrap();
+        let words = own.engine.register(region(4096).with_native_atomics()).unwrap();
+        let words = import(&mut own.engine, own.me, words);
+        let (here, there, notice) = (device.at(0), words.at(0), Notice::Report(1));
+        let issued = match puts {
+            true => own.engine.put(CX, here, 64, there, notice),
+            false => own.engine.get(CX, here, 64, there, notice),
+        };
+        assert!(issued.is_ok(), "{issued:?}");
+        let ends = (0..1000).find_map(|_| {
+            own.engine.progress();
+            own.engine.next_completion()
+        });
+        let refused = Outcome::Failed(Fault::Post(RailId(0), PostError::Unsupported));
+        assert_eq!(ends.map(|end| end.outcome), Some(refused), "puts: {puts}");
+        assert_eq!(own.engine.peer_error(own.me), Ok(None), "puts: {puts}");
+    }
 }

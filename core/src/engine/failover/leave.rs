@@ -135,13 +135,15 @@ pub(super) struct Closing {
     passes: u32,
     /// Number of times that the peers were asked. Selects the rail that carries the request.
     asked: u32,
+    /// The first peer that could not be asked in the last round, because a rail had no room.
+    next: u16,
     /// Whether it waits for another rail to return to a peer.
     waits: bool,
 }
 
 impl Closing {
     pub(super) const NONE: Closing =
-        Closing { ticket: 0, since: 0, wait: 0, passes: 0, asked: 0, waits: false };
+        Closing { ticket: 0, since: 0, wait: 0, passes: 0, asked: 0, next: 0, waits: false };
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -151,7 +153,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let first = self.state.asks(rail) == Some(peer);
         let Some(closing) = self.state.closing(rail) else { return true };
         closing.waits = false;
-        let Closing { ticket, since, wait, passes, asked, .. } = *closing;
+        let Closing { ticket, since, wait, passes, asked, next, .. } = *closing;
         if self.state.is_over(since, PATIENCE[usize::from(passes < ENOUGH)]) {
             return true;
         }
@@ -173,16 +175,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if due {
             (closing.wait, closing.asked) = (AGAIN << asked.min(DOUBLINGS), asked.wrapping_add(1));
         }
-        let mut left = true;
-        for other in 0..self.state.peers.len() as u16 {
+        let (mut left, mut missed) = (true, None);
+        for other in (next..self.state.peers.len() as u16).chain(0..next) {
             if self.state.may_leave(other, rail) {
                 left = false;
-                if due {
-                    self.ask_to_leave(other, rail, ticket, asked);
+                if due && !self.ask_to_leave(other, rail, ticket, asked) {
+                    missed = missed.or(Some(other));
                 }
             } else if self.state.is_undrained(other, rail) {
                 left = false;
             }
+        }
+        if let (Some(other), Some(closing)) = (missed, self.state.closing(rail)) {
+            closing.next = other;
         }
         left
     }
@@ -204,34 +209,37 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Asks a peer to leave a rail. The caller repeats the request, so it may be lost.
-    fn ask_to_leave(&mut self, peer: u16, rail: usize, ticket: u64, turn: u32) {
+    /// Asks a peer to leave a rail. The caller repeats the request, so it may be lost. Returns
+    /// `false` if the rail that carries it has no room.
+    fn ask_to_leave(&mut self, peer: u16, rail: usize, ticket: u64, turn: u32) -> bool {
         let rest = self.state.peers[peer as usize].rails & !(1 << rail);
-        let Some(over) = nth(rest, turn) else { return };
+        let Some(over) = nth(rest, turn) else { return true };
         let epoch = self.state.kept_peer(peer).map_or(0, |kept| kept.back.epoch(rail));
         let (rail, over) = (rail as u8, over as u8);
-        self.post_leave(peer, Leave { rail, over, stage: Stage::Asks, word: 0, epoch, ticket });
+        self.post_leave(peer, Leave { rail, over, stage: Stage::Asks, word: 0, epoch, ticket })
     }
 
     /// Posts the answers to a peer's messages. They may be lost, because requests are repeated.
     pub(super) fn answer_leave(&mut self, peer: u16) {
         let Some(kept) = self.state.kept_peer_mut(peer) else { return };
         for answer in core::mem::take(&mut kept.answers).into_iter().flatten() {
-            self.post_leave(peer, answer);
+            _ = self.post_leave(peer, answer);
         }
     }
 
-    /// Posts a message on the rail that it names, if that rail is in use.
-    fn post_leave(&mut self, peer: u16, message: Leave) {
+    /// Posts a message on the rail that it names, if that rail is in use. Returns `false` if the
+    /// rail has no room.
+    fn post_leave(&mut self, peer: u16, message: Leave) -> bool {
         if self.state.peers[peer as usize].rails >> message.over & 1 == 0 {
-            return;
+            return true;
         }
         let stream = self.state.stream_of(0, peer);
         let s = &self.state.streams[stream as usize];
         let (word, cursor) = (s.stamp, s.ack_sent);
         let (bytes, owner) = (Leave { word, ..message }.encode(), self.state.control(peer));
-        _ = self.post_on(message.over as usize, stream, peer, &bytes, owner, cursor);
+        let posted = self.post_on(message.over as usize, stream, peer, &bytes, owner, cursor);
         self.state.ask(stream);
+        posted
     }
 }
 
@@ -409,11 +417,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
             failover.clock = failover.clock.max(leave.ticket >> 32);
         }
         let in_use = self.peers[peer.0 as usize].rails & via != 0;
+        // A node that lets others leave a rail does not close its own endpoint of it before them.
+        let first = self.request(rail).is_none_or(|ticket| ticket >= leave.ticket);
         let stays = in_use && self.request(over).is_none_or(|ticket| ticket > leave.ticket);
         let answer = match leave.stage {
-            Stage::Asks if stays && self.may_leave(peer.0, rail) => Stage::Answers,
+            Stage::Asks if first && stays && self.may_leave(peer.0, rail) => Stage::Answers,
             Stage::Answers if in_use && self.request(rail) == Some(leave.ticket) => Stage::Confirms,
-            Stage::Confirms if stays && self.may_leave(peer.0, rail) => {
+            Stage::Confirms if first && stays && self.may_leave(peer.0, rail) => {
                 if let Some(kept) = self.kept_peer_mut(peer.0) {
                     kept.allowed |= ours;
                 }

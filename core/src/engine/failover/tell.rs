@@ -56,7 +56,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Fence::Fenced => {
                     kept.fencing &= !(1 << rail);
                     kept.fenced |= 1 << rail;
-                    kept.waits = 0;
+                    kept.waits[rail] = 0;
                     kept.tell_anew();
                 }
                 Fence::Pending => {}
@@ -76,12 +76,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let all = self.rails[rail].fences_all() && !self.rails[rail].is_fenced(id);
         let needed = self.state.needs_fence(peer, rail);
         let patient =
-            !self.state.kept_peer(peer).is_some_and(|kept| self.state.is_over(kept.waits, PATIENCE));
+            !self.state.kept_peer(peer).is_some_and(|kept| self.state.is_over(kept.waits[rail], PATIENCE));
         let time = self.state.failover.as_ref().map_or(0, |failover| failover.time);
         let Some(kept) = self.state.kept_peer_mut(peer) else { return Fence::Pending };
         if all && kept.allowed & bit != 0 {
             if patient {
-                kept.waits = match (needed, kept.waits) {
+                kept.waits[rail] = match (needed, kept.waits[rail]) {
                     (false, _) => 0,
                     (true, 0) => time,
                     (true, since) => since,
@@ -89,7 +89,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 let left = kept.left & bit != 0;
                 return if left { self.rails[rail].fence_left(id) } else { Fence::Pending };
             }
-            (kept.allowed, kept.waits) = (kept.allowed & !bit, 0);
+            (kept.allowed, kept.waits[rail]) = (kept.allowed & !bit, 0);
         }
         if all && kept.leaving & bit == 0 {
             // The fence may have to wait. What arrives late must not be taken for something new.
@@ -108,9 +108,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Cost::Wait if patient => {
                 self.state.closing_waits(rail);
                 if let Some(kept) = self.state.kept_peer_mut(peer)
-                    && kept.waits == 0
+                    && kept.waits[rail] == 0
                 {
-                    kept.waits = time;
+                    kept.waits[rail] = time;
                 }
                 return Fence::Pending;
             }

@@ -1,0 +1,155 @@
+//! How long fences of closing endpoints wait, and who lets whom leave. The tests set the time.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use fishplate_core::engine::{Config, Engine, Notice};
+use fishplate_core::error::PostError;
+use fishplate_core::mem::{Peer, RailId};
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::sim::{Dials, Sim};
+
+use super::closing::LEAVE;
+use super::support::fleet::{self, End, Node};
+use super::support::scope::Scope;
+use super::support::tap::{Event, NOW, Shared, Tap, shared};
+use super::support::{CX, failover};
+
+type Fleet<const RAILS: usize> = Vec<Node<Tap<End, true>, RAILS>>;
+
+/// Connects nodes whose rails have a clock.
+fn timed<const RAILS: usize>(controls: &[Shared]) -> (&'static Sim<'static>, Fleet<RAILS>) {
+    let count = controls.len() as u16;
+    let sim = fleet::fabric(count, RAILS as u16, 1024, Dials::CALM, 1);
+    let keep = |engine: &mut Engine<'static, Tap<End, true>, RAILS>| {
+        engine.attach_failover(failover(&Config::DEFAULT, count.into())).unwrap();
+    };
+    let wrap = |node: u16, rail: u16, end: End| {
+        Tap::timed(end.with_closing_fence(), rail.into(), &controls[node as usize])
+    };
+    (sim, fleet::prepared(sim, count, Config::DEFAULT, 4096, wrap, keep))
+}
+
+fn passes<R: Rail, const RAILS: usize>(fleet: &mut [Node<R, RAILS>], who: &[usize], count: usize) {
+    for _ in 0..count {
+        who.iter().for_each(|&node| _ = fleet[node].engine.progress());
+    }
+}
+
+#[test]
+fn two_nodes_that_close_the_same_rail_for_others_get_it_back() {
+    for (offset, first) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 1)] {
+        let _scope = Scope::new();
+        NOW.set(1);
+        let controls: Vec<_> = (0..5).map(|_| shared()).collect();
+        let (sim, mut fleet) = timed::<2>(&controls);
+        for node in [0, 1u16] {
+            // All but these two answer too late.
+            controls[node as usize].borrow_mut().edit = Some(Box::new(move |_, event| match event {
+                Event::Message(from, bytes) if bytes[0] == LEAVE && from != Peer(1 - node) => vec![],
+                event => vec![event],
+            }));
+        }
+        for node in [first, 1 - first] {
+            let lost = fleet[node].peers[node + 2];
+            fleet[node].engine.disable_rail(lost, RailId(0)).unwrap();
+            passes(&mut fleet, &[0, 1, 2, 3], offset);
+        }
+        passes(&mut fleet, &[0, 1, 2, 3], 500);
+        // The endpoints need not be closed any more.
+        sim.kill(2);
+        sim.kill(3);
+        for _ in 0..300 {
+            NOW.set(NOW.get() + 10_000_000);
+            passes(&mut fleet, &[0, 1], 5);
+            for node in [0, 1] {
+                fleet[node].engine.check_peers();
+            }
+        }
+        for node in [0, 1] {
+            let other = fleet[node].peers[1 - node];
+            let error = fleet[node].engine.rail_error(other, RailId(0));
+            assert_eq!(error, Ok(None), "node {node}, passes between: {offset}, first: {first}");
+        }
+    }
+}
+
+/// Returns after how many milliseconds node 0 gives up node 1, whose endpoint of rail 1 it cannot
+/// close, because it is the last rail to node 2. `leaves`: node 0 has left rail 2 to node 1.
+fn given_up_after(leaves: bool) -> u64 {
+    let _scope = Scope::new();
+    NOW.set(1);
+    let controls: Vec<_> = (0..4).map(|_| shared()).collect();
+    let (_, mut fleet) = timed::<3>(&controls);
+    let (peers, other) = (fleet[0].peers.clone(), fleet[1].peers[3]);
+    for rail in [0, 2] {
+        fleet[0].engine.disable_rail(peers[2], RailId(rail)).unwrap();
+        // It may return, so the fence of rail 1 waits for it.
+        fleet[0].engine.enable_rail(peers[2], RailId(rail)).unwrap();
+    }
+    passes(&mut fleet, &[0, 1, 3], 200);
+    if leaves {
+        // What node 0 sends to node 1 on rail 2 is lost, so node 0 needs the fence of rail 2.
+        controls[1].borrow_mut().edit = Some(Box::new(|rail, event| match event {
+            Event::Landed(Peer(0), _) | Event::Message(Peer(0), _) if rail == 2 => vec![],
+            event => vec![event],
+        }));
+        for n in 0..8 {
+            let node = &mut fleet[0];
+            let (from, to) = (node.source.at(0), node.remotes[1].at(512 * n));
+            node.engine.put(CX, from, 512, to, Notice::Silent).unwrap();
+        }
+        passes(&mut fleet, &[0, 1, 3], 200);
+        // Node 2 makes no passes, so node 1 asks node 0 to leave rail 2 but does not close it.
+        fleet[1].engine.disable_rail(other, RailId(2)).unwrap();
+        passes(&mut fleet, &[0, 1, 3], 4000);
+        assert_ne!(fleet[0].engine.rail_error(peers[1], RailId(2)), Ok(None), "node 0 has not left");
+        assert_ne!(fleet[0].engine.is_quiet(CX, peers[1]), Ok(true));
+    }
+    let wait = |fleet: &mut Fleet<3>, ms: u64| {
+        for at in (0..ms).step_by(5) {
+            if fleet[0].engine.peer_error(peers[1]) != Ok(None) {
+                return at;
+            }
+            NOW.set(NOW.get() + 5_000_000);
+            passes(fleet, &[0], 5);
+        }
+        ms
+    };
+    assert_eq!(wait(&mut fleet, 900), 900, "given up before its endpoint was to be closed");
+    fleet[0].engine.disable_rail(peers[1], RailId(1)).unwrap();
+    passes(&mut fleet, &[0, 1, 3], 2000);
+    wait(&mut fleet, 3000)
+}
+
+#[test]
+fn the_fence_of_one_rail_does_not_shorten_the_patience_with_another() {
+    let [alone, both] = [false, true].map(given_up_after);
+    assert!((900..1100).contains(&alone) && (900..1100).contains(&both), "{alone} ms, {both} ms");
+}
+
+#[test]
+fn every_peer_is_asked_to_leave_though_a_rail_has_room_for_one_request() {
+    let _scope = Scope::new();
+    NOW.set(1);
+    let controls: Vec<_> = (0..6).map(|_| shared()).collect();
+    let (_, mut fleet) = timed::<2>(&controls);
+    let pass = Rc::new(Cell::new(0));
+    let (now, mut last) = (pass.clone(), 0);
+    controls[0].borrow_mut().refuse = Some(Box::new(move |post| {
+        let again =
+            post.bytes.first() == Some(&LEAVE) && std::mem::replace(&mut last, now.get()) == now.get();
+        again.then_some(PostError::Again)
+    }));
+    let lost = fleet[0].peers[1];
+    fleet[0].engine.disable_rail(lost, RailId(0)).unwrap();
+    for n in 1..1000 {
+        pass.set(n);
+        passes(&mut fleet, &[0, 1], 1);
+    }
+    let control = controls[0].borrow();
+    let asked = control.posts.iter().filter(|post| post.bytes.first() == Some(&LEAVE));
+    let asked: BTreeSet<u16> = asked.map(|post| post.peer.0).collect();
+    assert!((2..6).all(|peer| asked.contains(&peer)), "asked: {asked:?}");
+}
