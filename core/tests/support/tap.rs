@@ -45,6 +45,9 @@ pub struct Post {
     pub cx: u64,
 }
 
+/// The context word of a message that has completed when it was posted.
+pub const ABSORBED: u64 = u64::MAX;
+
 type Refuse = Box<dyn FnMut(&Post) -> Option<PostError>>;
 pub type Edit = Box<dyn FnMut(usize, Event) -> Vec<Event>>;
 
@@ -63,6 +66,8 @@ pub struct Control {
     pub caps: Option<fn(Caps) -> Caps>,
     /// Makes imports fail, so payloads are sent in messages.
     pub unreadable: bool,
+    /// Completes messages when they are posted, as a rail with long buffers does.
+    pub absorbs: bool,
     /// Decides for each post whether it is refused.
     pub refuse: Option<Refuse>,
     /// Replaces each event by a list of events.
@@ -319,6 +324,10 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         if self.control.borrow().caps.is_some() && post.len > self.inner.caps().max_message {
             self.backlog.extend([Event::Message(peer, post.bytes.clone()), Event::Done(cx, Ok(()))]);
             return self.note(post, Ok(Posted::Pending));
+        }
+        if self.control.borrow().absorbs {
+            let result = self.inner.post_message(peer, head, body, ABSORBED);
+            return self.note(post, result.map(|_| Posted::Done));
         }
         let result = self.inner.post_message(peer, head, body, cx);
         self.note(post, result)

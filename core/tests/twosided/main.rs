@@ -25,4 +25,5 @@ mod refused;
 mod rig;
 mod room;
 mod scenarios;
+mod speed;
 mod stops;
