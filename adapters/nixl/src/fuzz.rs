@@ -91,7 +91,7 @@ fn what_agents_send_neither_panics_nor_changes() {
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     println!("FISHPLATE_SEED={seed}");
     for target in TARGETS {
-        let count = driver::drive(&target, &corpus, seed, Duration::from_millis(200));
+        let count = driver::drive(&target, &corpus, seed, Duration::from_millis(100));
         let count = count.unwrap_or_else(|error| panic!("FISHPLATE_SEED={seed}\n{error}"));
         println!("{}: {count:?}", target.name);
         assert!(count.accepted > 0 && count.accepted < count.inputs, "{}: {count:?}", target.name);
