@@ -173,7 +173,11 @@ fn memory_that_cannot_be_registered_again_keeps_the_rail_out_of_use() {
     assert_eq!(three.read(A, B, 2), Err(PostError::PeerDown));
     assert_eq!(three.network.0.open_objects(), objects - 1, "nothing but the endpoint is closed");
     three.network.0.refuse_registrations(false);
-    three.rejoin(A, B);
+    // Opens the endpoint, in another domain.
+    three.ends[0].rail.rejoin(B, &theirs).unwrap();
+    let ours = three.ends[0].rail.address().unwrap();
+    three.until("it opens again", |ends| ends[1].rail.reopen(A, &mut [0; REOPEN_MAX]).is_some());
+    three.ends[1].rail.rejoin(A, &ours).unwrap();
     three.exchange(A, B);
     assert_eq!(three.replaced(), [1, 0, 0]);
     assert_eq!(three.network.0.open_objects(), objects);
