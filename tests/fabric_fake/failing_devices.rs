@@ -78,7 +78,7 @@ fn run<R: Rail, const RAILS: usize>(
     let (mut until, mut rest) = (600, 0);
     for turn in 0.. {
         let stats = || nodes.iter().map(|node| node.engine.stats()).collect::<Vec<_>>();
-        assert!(turn < 3_000_000, "seed {seed}: no end; {:?}", stats());
+        assert!(turn < 300_000, "seed {seed}: no end: {}; {:?}", traffic.open(), stats());
         let rail = random.below(rails as u64) as usize;
         if turn < until && random.below(200) == 0 {
             let uses = |other: usize| {
@@ -101,6 +101,13 @@ fn run<R: Rail, const RAILS: usize>(
                     late => {
                         fake.pull(INTERFACES[rail], if late == 1 { LATE } else { 20 });
                         down[rail] = true;
+                        // A message that has left is lost silently, so the nodes watch the link.
+                        for Node { engine, peers, .. } in &mut nodes {
+                            for &peer in &*peers {
+                                _ = engine.disable_rail(peer, id(rail));
+                                _ = engine.enable_rail(peer, id(rail));
+                            }
+                        }
                     }
                 }
             }
@@ -145,7 +152,7 @@ fn check(name: &str, totals: &Totals, count: usize) {
     println!("{name}: {count} seeds: {totals:?}");
     let Totals { issued, failed, reposted, .. } = *totals;
     let covered = issued >= 1000 && failed.min(reposted) >= 1;
-    assert!(count < 3 || covered, "{name}: {totals:?}");
+    assert!(count < 8 || covered, "{name}: {totals:?}");
 }
 
 const BEHAVIOUR: Behaviour = Behaviour { must_flush: true, ..Behaviour::LATE };
@@ -179,7 +186,7 @@ fn nics_fail_that_access_device_memory() {
         run(&fake, nodes, (Fakes(processes.to_vec(), at), ids), (0, u64::MAX), seed, totals);
         assert_eq!(fake.open_objects(), 0, "seed {seed}");
     }
-    let (mut totals, seeds) = (Totals::default(), seeds(3));
+    let (mut totals, seeds) = (Totals::default(), seeds(8));
     for &seed in &seeds {
         match seed % 2 {
             0 => direct::<2>(seed, &mut totals),
@@ -191,7 +198,7 @@ fn nics_fail_that_access_device_memory() {
 
 #[test]
 fn rails_fail_that_carry_device_memory_in_messages() {
-    let (mut totals, seeds) = (Totals::default(), seeds(3));
+    let (mut totals, seeds) = (Totals::default(), seeds(8));
     for &seed in &seeds {
         let persona = persona();
         let fake = Fake::new(persona.clone(), seed);
