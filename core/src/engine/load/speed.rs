@@ -131,6 +131,12 @@ impl Load {
         if !idle && self.fresh < FRESH {
             return None;
         }
+        if idle {
+            // A few bytes take little longer than one, and may have waited for a peer that paused.
+            let more = FIRST.saturating_sub(self.period);
+            (self.moved, self.fresh, self.period) =
+                (self.moved + more, self.fresh + more, self.period + more);
+        }
         let period = busy.saturating_sub(self.began);
         if idle && (period << FRACTION) / self.period.max(1) < self.cost / 2 {
             // The rail has become faster, so forget the past sooner.
