@@ -236,11 +236,14 @@ impl Node {
     /// and that call may wait for the device.
     #[inline]
     pub fn progress(&mut self) -> u32 {
-        // One branch for both.
-        if self.meeting | self.home.engine.is_called() {
+        if self.meeting {
             return self.progress_meeting();
         }
-        self.home.engine.progress()
+        let events = self.home.engine.progress();
+        if events != 0 {
+            self.admit();
+        }
+        events
     }
 
     #[cold]
