@@ -47,7 +47,6 @@ pub const FABRIC: FabricConfig = FabricConfig {
     inject: true,
     more: None,
     native_atomics: false,
-    callers: 0,
     seed: None,
 };
 
