@@ -64,7 +64,6 @@
 //! millisecond after 50 milliseconds. `RailInfo::wakes` says which rails can end a sleep.
 
 mod address;
-mod brief;
 mod builder;
 mod connect;
 mod descriptor;
@@ -103,12 +102,11 @@ pub use rails::{RailError, RailInfo, RailPair};
 
 use crate::counters::Page;
 use address::Address;
-use brief::Kind;
 use connect::Contact;
 use device::OnDevice;
 use home::{CONTEXT, Home};
 use messages::Own;
-use rail::{NodeRail, NodeSetup};
+use rail::NodeRail;
 use worker::Driver;
 
 /// These apply while a peer of this host is not connected: the number of calls of `progress`
@@ -149,8 +147,6 @@ pub struct Node {
     agreements: Vec<(PeerId, GpuAgreement)>,
     on_device: OnDevice,
     contacts: Vec<Contact>,
-    /// What addresses of peers have in common.
-    kinds: Vec<Kind>,
     /// Index in `contacts` of the peer to poll next.
     turn: usize,
     /// Links of peers that dialled before the program connected to them.
@@ -197,7 +193,6 @@ impl Node {
             agreements: vec![],
             on_device: OnDevice::default(),
             contacts: vec![],
-            kinds: vec![],
             turn: 0,
             early: vec![],
             meeting: false,
@@ -239,11 +234,7 @@ impl Node {
         if self.meeting {
             return self.progress_meeting();
         }
-        let events = self.home.engine.progress();
-        if events != 0 {
-            self.admit();
-        }
-        events
+        self.home.engine.progress()
     }
 
     #[cold]
@@ -293,13 +284,6 @@ impl Node {
         }
         let deadline_ns = self.deadline_ns(timeout);
         let deadline = Instant::now().checked_add(timeout);
-        // From now on no caller is attached, and none ends a wait.
-        for rail in &self.rails {
-            if let Some(NodeSetup::Fabric(mut guard)) = self.home.engine.rail_mut(rail.id) {
-                guard.inner_mut().end_calls();
-            }
-        }
-        self.home.engine.take_called();
         for contact in &self.contacts {
             let engine = &mut self.home.engine;
             // The peer has not connected and nothing was sent to it, so it expects no Bye.

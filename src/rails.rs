@@ -239,9 +239,6 @@ pub fn nearest(
 /// Longest message of a rail in bytes: a page, and the headers of the program and the engine.
 const MESSAGE: usize = 4096 + 512;
 
-/// Number of callers that a rail remembers until their nodes are connected.
-const CALLERS: u32 = 64;
-
 /// Opens rails of the first usable provider.
 ///
 /// # Errors
@@ -314,7 +311,6 @@ fn on_provider(
             max_imports: limits.remotes.into(),
             max_message: MESSAGE,
             native_atomics: atomics,
-            callers: CALLERS,
             ..FabricConfig::default()
         };
         let rail = FabricRail::open(&offer, config).map_err(|error| RailsError::Setup {

@@ -255,8 +255,6 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub epoch: u32,
     /// Number of Hellos that wait to be sent.
     pub hellos: u32,
-    /// Whether a rail has reported a caller that is not attached.
-    pub called: bool,
     /// The posts outstanding on each rail.
     pub loads: Loads<RAILS>,
     /// Longest write or read of each rail, in bytes.
@@ -372,7 +370,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 closing: 0,
                 epoch: mix(config.seed) as u32,
                 hellos: 0,
-                called: false,
                 loads: Loads::new(R::CLOCK),
                 max_rma,
                 inject,
@@ -442,18 +439,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let at_once = self.state.protocol.as_ref().map_or(0, Protocol::at_once);
         let Stats { posted, .. } = self.state.stats;
         Stats { posted: posted + at_once, passes: self.state.loads.passes, ..self.state.stats }
-    }
-
-    /// Returns whether a sender that is not attached has called since the last
-    /// [`take_called`](Self::take_called). Waits end early then.
-    #[inline(always)]
-    pub fn is_called(&self) -> bool {
-        self.state.called
-    }
-
-    /// Returns the same as [`is_called`](Self::is_called), and forgets it.
-    pub fn take_called(&mut self) -> bool {
-        core::mem::take(&mut self.state.called)
     }
 
     /// Makes one bounded pass: handles the events of the rails, then does the work that became due.

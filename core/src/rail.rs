@@ -173,9 +173,6 @@ pub trait Sink {
     /// Reports that the link to a [fenced](Rail::fence) peer is up, so the peer may be attached
     /// again. The rail may repeat this report until the peer is attached.
     fn peer_up(&mut self, _peer: Peer) {}
-    /// Reports that a sender that is not attached has called. Only rails that remember such senders
-    /// report it. The owner of the engine asks the rail who it was.
-    fn called(&mut self) {}
 }
 
 /// One path to the fabric. The [module's documentation](self) has the contract.

@@ -192,7 +192,7 @@ pub struct Builder {
     pub(super) connect_timeout: Duration,
     pub(super) patience: Duration,
     pub(super) local: bool,
-    pub(super) failover: bool,
+    failover: bool,
 }
 
 impl Default for Builder {
@@ -359,7 +359,7 @@ impl Builder {
 
     /// Opens a node without a worker, boxed because it is large. Also returns the wait object that
     /// peers notify.
-    pub(super) fn open_here(mut self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
+    pub(super) fn open_here(self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
         let mut opened = self.fabric_rails()?;
@@ -413,7 +413,7 @@ impl Builder {
         let network = !opened.is_empty();
         let fences = |open: &OpenRail| open.rail.inner().offer().persona.fences;
         let fencing = opened.iter().filter(|open| fences(open)).count();
-        self.failover &= fencing > 1 && !self.settings.native_atomics;
+        let failover = self.failover && fencing > 1 && !self.settings.native_atomics;
         let waits: Option<Vec<_>> = opened.iter().map(|open| open.rail.inner().wait()).collect();
         let (local, profile, agrees, wait_object) = match self.gpu {
             None => {
@@ -446,7 +446,7 @@ impl Builder {
             // Cannot fail: `fabric_rails` opens at most one rail less than the limit.
             drop(rails.push(rail));
         }
-        let Builder { limits, receives, requests, failover, .. } = self;
+        let Builder { limits, receives, requests, .. } = self;
         let sizes = Sizes { config, matching, limits, receives, requests, failover };
         let home = Home::new(
             sizes,

@@ -1,12 +1,9 @@
 //! Connects peers: turns a peer's address into rails that carry operations.
 //!
-//! A peer on another host is attached to the libfabric rails that the two share when the program
-//! first uses it, or when the peer calls: when its first message arrives. That message is lost, but
-//! the two exchange Hellos anew when the second of them attaches the other. The engine queues
-//! operations until the peer answers. A node with failover attaches peers at once.
-//!
-//! A peer on this host is connected over a socket: the node with the smaller id dials, the other
-//! accepts. Only [`Node::connected`] waits; the first use of a peer calls it.
+//! A peer on another host is attached at once to the libfabric rails that the two share; the engine
+//! queues operations until it answers. A peer on this host is connected over a socket: the node
+//! with the smaller id dials, the other accepts. Only [`Node::connected`] waits; the first use of a
+//! peer calls it.
 
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -21,10 +18,9 @@ use fishplate_gpu::GpuLink;
 use fishplate_shm::{HandshakeError, Link};
 
 use super::address::{Address, socket};
-use super::brief::{Brief, Kind};
 use super::home::Home;
-use super::rail::{NodeRail, NodeSetup};
-use super::{Builder, Driver, Error, MEETING_PASSES, MEETING_PAUSE, Node, RailPair, behind};
+use super::rail::NodeSetup;
+use super::{Driver, Error, MEETING_PASSES, MEETING_PAUSE, Node, RailPair, behind};
 use crate::topology::{FabricEnd, joined};
 
 /// The rail to peers of this host.
@@ -53,10 +49,11 @@ pub struct Reach {
 /// to few. The engine's tables and the rails' memory are set up when the peer is attached.
 pub(super) struct Contact {
     pub peer: PeerId,
-    /// Index of the peer's kind in the node's kinds.
-    kind: u32,
-    /// The id in the peer's address.
+    /// The peer's limits of tagged messages.
+    limits: MatchLimits,
+    /// The id and the socket number in the peer's address.
     id: u64,
+    door: u64,
     stage: Stage,
 }
 
@@ -64,8 +61,6 @@ static_assertions::const_assert_eq!(size_of::<Contact>(), 48);
 
 #[derive(PartialEq, Eq)]
 enum Stage {
-    /// A peer of another host that is not attached yet.
-    Named(Brief),
     /// A peer of this host that is not attached yet.
     Meets(Meeting),
     /// Attached.
@@ -84,8 +79,6 @@ struct Joined {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Meeting {
-    /// The socket number in the peer's address.
-    door: u64,
     step: Step,
     /// Whether both nodes have a device.
     gpu: bool,
@@ -153,25 +146,24 @@ impl Contact {
         }
     }
 
-    fn is_at(&self, step: Step) -> bool {
-        matches!(&self.stage, Stage::Meets(meeting) if meeting.step == step)
+    /// Returns which libfabric rails reach the peer, in the order of our rails.
+    pub(super) fn pairs(&self) -> &[RailPair] {
+        match &self.stage {
+            Stage::Joined(joined) => &joined.pairs,
+            _ => &[],
+        }
     }
 
-    /// Returns whether the peer is of another host and not attached yet.
-    pub(super) fn is_named(&self) -> bool {
-        matches!(self.stage, Stage::Named(_))
+    fn is_at(&self, step: Step) -> bool {
+        matches!(&self.stage, Stage::Meets(meeting) if meeting.step == step)
     }
 }
 
 impl Node {
     /// Adds a peer by its address. The peer must add this node too; the order does not matter. This
-    /// call does not wait. [`progress`](Self::progress) and waits establish the connection: to a
-    /// peer of another host when the program first uses it, or asks for its
-    /// [error](Self::peer_error), or when the peer's first message arrives. The first operation
-    /// that needs an answer waits for the connection. Until then a peer takes about 60 bytes, more
-    /// if it has more than two rails or addresses longer than those of IPv4. A node with
-    /// [failover](super::Builder::failover) or a [queue](Self::queue) attaches peers of other hosts
-    /// at once.
+    /// call does not wait. [`progress`](Self::progress) and waits establish the connection. The
+    /// first operation that needs an answer waits for the connection. Until then a peer of this
+    /// host takes at most 64 bytes.
     ///
     /// The same address returns the same peer, even if it has failed, until
     /// [`disconnect`](Self::disconnect). Slow path: allocates, makes system calls.
@@ -195,16 +187,16 @@ impl Node {
         let named = self.home.engine.name_peer();
         let peer = named.map_err(|error| Error::of(error, "peers", peers))?;
         let gpu = self.agrees.is_some() && address.gpu;
-        let kind = self.kind(&address);
         let begun = match address.host == self.address.host && self.builder.local {
             true => self.begin_local(peer, &address, gpu),
-            false => self.begin_fabric(peer, &address, kind),
+            false => self.join_fabric(peer, &address),
         };
         match begun {
             Ok(stage) => {
+                let (limits, Address { id, door, .. }) = (limits(&address), address);
                 self.turn = self.contacts.len();
                 self.meeting |= stage.is_meeting();
-                self.contacts.push(Contact { peer, kind, id: address.id, stage });
+                self.contacts.push(Contact { peer, limits, id, door, stage });
                 self.meet();
                 Ok(peer)
             }
@@ -226,22 +218,18 @@ impl Node {
         if let Some(at) = self.contacts.iter().position(|contact| contact.peer == peer) {
             // Closes the peer's link, so that the other end cannot use it together with a later
             // one.
-            if let Stage::Meets(meeting) = self.contacts.swap_remove(at).stage {
-                self.listener.hang_up(socket(meeting.door));
-            }
+            self.listener.hang_up(socket(self.contacts.swap_remove(at).door));
         }
         Ok(())
     }
 
     /// Returns why the peer failed, if it did. Also checks that all peers are alive, as
-    /// waits do, and attaches the peer if it is not attached yet. Until such a check, writes to a
-    /// dead peer's memory can succeed. Slow path.
+    /// waits do. Until such a check, writes to a dead peer's memory can succeed. Slow path.
     ///
     /// # Errors
     /// The peer is unknown or was removed; or it connected but could not be attached.
     pub fn peer_error(&mut self, peer: PeerId) -> Result<Option<PeerError>, Error> {
         behind!(self, |node| node.peer_error(peer));
-        self.attach(peer);
         self.home.engine.check_peers();
         match self.contacts.iter().find(|contact| contact.peer == peer) {
             Some(Contact { stage: Stage::Failed(error), .. }) => Err(**error),
@@ -271,23 +259,9 @@ impl Node {
     /// The peer is unknown or was removed.
     pub fn reach(&self, peer: PeerId) -> Result<Reach, Error> {
         behind!(self, |node| node.reach(peer));
-        let contact = self.contact(peer)?;
-        match &contact.stage {
+        match &self.contact(peer)?.stage {
             Stage::Joined(joined) => Ok(joined.reach),
-            Stage::Named(_) => Ok(Reach { fabric: self.pairs(contact).len(), ..Reach::default() }),
             _ => Ok(Reach::default()),
-        }
-    }
-
-    /// Returns which libfabric rails reach a peer, in the order of our rails.
-    pub(super) fn pairs(&self, contact: &Contact) -> Vec<RailPair> {
-        match &contact.stage {
-            Stage::Joined(joined) => joined.pairs.clone(),
-            Stage::Named(brief) => {
-                let address = self.kinds[contact.kind as usize].address(brief, contact.id);
-                address.map_or(vec![], |address| self.pair(&address))
-            }
-            _ => vec![],
         }
     }
 
@@ -295,7 +269,6 @@ impl Node {
     /// [`Builder::connect_timeout`](super::Builder::connect_timeout).
     #[cold]
     pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {
-        self.attach(peer);
         let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
         loop {
             match self.contacts.iter().find(|contact| contact.peer == peer).map(|contact| &contact.stage) {
@@ -320,10 +293,9 @@ impl Node {
         Some(matches!(contact.stage, Stage::Joined(_)))
     }
 
-    /// Calls [`meet`](Self::meet) in some passes only, but attaches callers at once.
+    /// Calls [`meet`](Self::meet) in some passes only.
     #[cold]
     pub(super) fn meet_now_and_then(&mut self) {
-        self.admit();
         self.passes = self.passes.wrapping_add(1);
         if self.passes.is_multiple_of(MEETING_PASSES) && self.home.host().now_ns() >= self.meeting_ns {
             self.meet();
@@ -331,10 +303,9 @@ impl Node {
         }
     }
 
-    /// Attaches callers. Connects peers of this host if some are unconnected: accepts those that
-    /// dial, and dials the others. Never waits.
+    /// Connects peers of this host if some are unconnected: accepts those that dial, and dials the
+    /// others. Never waits.
     pub(super) fn meet(&mut self) {
-        self.admit();
         if !self.meeting {
             return;
         }
@@ -342,11 +313,8 @@ impl Node {
         self.accept(now);
         self.agree(now_ms);
         for (address, why) in self.listener.failed() {
-            let dialled = |contact: &&mut Contact| match contact.stage {
-                Stage::Meets(Meeting { step: Step::Dialled, door, .. }) => {
-                    *address == *OsStr::new(&socket(door))
-                }
-                _ => false,
+            let dialled = |contact: &&mut Contact| {
+                contact.is_at(Step::Dialled) && *address == *OsStr::new(&socket(contact.door))
             };
             let Some(contact) = self.contacts.iter_mut().find(dialled) else { continue };
             match contact.meeting() {
@@ -358,8 +326,9 @@ impl Node {
             self.turn = if self.turn < self.contacts.len() { self.turn } else { 0 };
             let contact = &mut self.contacts[self.turn];
             self.turn += 1;
+            let door = contact.door;
             if let Some(meeting) = contact.meeting().filter(|meeting| meeting.is_due(now_ms)) {
-                match self.listener.dial(socket(meeting.door), &self.profile) {
+                match self.listener.dial(socket(door), &self.profile) {
                     Ok(()) => meeting.step = Step::Dialled,
                     // The peer does not listen yet.
                     Err(_) => meeting.later(now_ms),
@@ -386,12 +355,11 @@ impl Node {
     fn met(&mut self, link: Link) {
         let id = link.peer_id();
         let waiting = |contact: &Contact| match contact.stage {
-            Stage::Meets(meeting) if contact.id == id => Some((contact.peer, meeting, contact.kind)),
+            Stage::Meets(meeting) if contact.id == id => Some((contact.peer, meeting, contact.limits)),
             _ => None,
         };
         match self.contacts.iter().find_map(waiting) {
-            Some((peer, meeting, kind)) => {
-                let limits = self.kinds[kind as usize].limits;
+            Some((peer, meeting, limits)) => {
                 let stage = self.take_link(peer, meeting, limits, link).unwrap_or_else(Stage::failed);
                 if let Some(contact) = self.contacts.iter_mut().find(|contact| contact.peer == peer) {
                     contact.stage = stage;
@@ -449,8 +417,7 @@ impl Node {
                     continue;
                 }
                 Ok(ControlFlow::Break(link)) => {
-                    let limits = self.kinds[contact.kind as usize].limits;
-                    match attach_gpu(&mut self.home, peer, link, limits) {
+                    match attach_gpu(&mut self.home, peer, link, contact.limits) {
                         Ok(()) => Stage::local(true),
                         Err(error) => Stage::failed(error),
                     }
@@ -467,14 +434,13 @@ impl Node {
     fn begin_local(&mut self, peer: PeerId, address: &Address, gpu: bool) -> Result<Stage, Error> {
         let (step, at) =
             (if self.address.id < address.id { Step::Dials } else { Step::Waits }, self.now_ms());
-        let meeting = Meeting { door: address.door, step, gpu, at, pause: REDIAL[0] };
-        let limits = Kind::limits(address);
+        let meeting = Meeting { step, gpu, at, pause: REDIAL[0] };
         if address.id == self.address.id {
             self.home.engine.set_up_peer(peer)?;
             if let Some(mut rail) = self.home.engine.rail_mut(LOCAL) {
                 rail.attach_self(peer.peer())?;
             }
-            join_local(&mut self.home, peer, limits)?;
+            join_local(&mut self.home, peer, limits(address))?;
             return Ok(Stage::local(gpu));
         }
         // The peer may have closed this link and dialled again.
@@ -482,122 +448,34 @@ impl Node {
         self.early.retain_mut(|link| !link.has_ended());
         if let Some(at) = self.early.iter().position(|link| link.peer_id() == address.id) {
             let link = self.early.swap_remove(at);
-            return self.take_link(peer, meeting, limits, link);
+            return self.take_link(peer, meeting, limits(address), link);
         }
         Ok(Stage::Meets(meeting))
-    }
-
-    /// Returns the index of the kind of peers with this address.
-    fn kind(&mut self, address: &Address) -> u32 {
-        let kind = Kind::of(address);
-        if let Some(at) = self.kinds.iter().position(|known| known.is_like(&kind)) {
-            return at as u32;
-        }
-        let unused = |at: &usize| self.contacts.iter().all(|contact| contact.kind as usize != *at);
-        let at = (0..self.kinds.len()).find(unused).unwrap_or(self.kinds.len());
-        match self.kinds.get_mut(at) {
-            Some(place) => *place = kind,
-            None => self.kinds.push(kind),
-        }
-        at as u32
-    }
-
-    /// Returns which of our libfabric rails lead to which rails of a node, in the order of ours.
-    fn pair(&self, address: &Address) -> Vec<RailPair> {
-        let ends =
-            |address: &Address| -> Vec<FabricEnd> { address.rails.iter().map(|rail| rail.end).collect() };
-        let joined = joined(&ends(&self.address), &ends(address), self.address.id, address.id);
-        // The first rail of either end is shared memory.
-        let id = |rail: usize| RailId(rail as u8 + 1);
-        let pair = |(ours, theirs): (usize, usize)| RailPair {
-            ours: id(ours),
-            theirs: id(theirs),
-            their_mbit: address.rails[theirs].end.mbit,
-        };
-        let mut pairs: Vec<RailPair> = joined.into_iter().map(pair).collect();
-        pairs.sort_unstable_by_key(|pair| pair.ours.0);
-        pairs
-    }
-
-    /// Checks the address of a peer of another host. Attaches the peer if it has called before.
-    fn begin_fabric(&mut self, peer: PeerId, address: &Address, kind: u32) -> Result<Stage, Error> {
-        let pairs = self.pair(address);
-        if pairs.is_empty() {
-            return Err(Error::NoRail);
-        }
-        for RailPair { ours, theirs, .. } in &pairs {
-            if let Some(NodeRail::Fabric(guard)) = self.home.engine.rail(*ours) {
-                guard.inner().check(&address.rails[usize::from(theirs.0) - 1].address)?;
-            }
-        }
-        self.home.engine.check_joints(&joints(&pairs, address))?;
-        // A rail that returns has a new address, and tells it to attached peers. A queue knows only
-        // attached peers.
-        let Builder { failover, .. } = self.builder;
-        match failover || self.home.queue.is_some() || self.has_called(address) {
-            true => self.join_fabric(peer, address),
-            false => Ok(Stage::Named(self.kinds[kind as usize].brief(address))),
-        }
-    }
-
-    /// Returns whether one of the rails of a node that is not attached may have sent a message.
-    fn has_called(&self, address: &Address) -> bool {
-        self.rails.iter().any(|rail| match self.home.engine.rail(rail.id) {
-            Some(NodeRail::Fabric(guard)) => {
-                address.rails.iter().any(|theirs| guard.inner().has_called(&theirs.address))
-            }
-            _ => false,
-        })
-    }
-
-    /// Attaches a peer of another host, if it is not attached yet.
-    pub(super) fn attach(&mut self, peer: PeerId) {
-        let named = self.contacts.iter().position(|contact| contact.peer == peer && contact.is_named());
-        if let Some(at) = named {
-            self.attach_at(at);
-        }
-    }
-
-    #[cold]
-    fn attach_at(&mut self, at: usize) {
-        let Contact { peer, kind, id, stage: Stage::Named(brief) } = &self.contacts[at] else { return };
-        let (peer, address) = (*peer, self.kinds[*kind as usize].address(brief, *id));
-        let joined = address.ok_or(Error::BadAddress).and_then(|address| self.join_fabric(peer, &address));
-        self.contacts[at].stage = joined.unwrap_or_else(Stage::failed);
-    }
-
-    /// Attaches the peers that have called, if there was a call.
-    #[inline]
-    pub(super) fn admit(&mut self) {
-        if self.home.engine.is_called() {
-            self.admit_callers();
-        }
-    }
-
-    #[cold]
-    fn admit_callers(&mut self) {
-        self.home.engine.take_called();
-        for at in 0..self.contacts.len() {
-            let Contact { kind, id, stage: Stage::Named(brief), .. } = &self.contacts[at] else { continue };
-            let address = self.kinds[*kind as usize].address(brief, *id);
-            if address.is_some_and(|address| self.has_called(&address)) {
-                self.attach_at(at);
-            }
-        }
     }
 
     /// Attaches the libfabric rails that connect the two nodes.
     fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
         self.home.engine.set_up_peer(peer)?;
-        let pairs = self.pair(address);
-        for &RailPair { ours, theirs, .. } in &pairs {
+        let ends =
+            |address: &Address| -> Vec<FabricEnd> { address.rails.iter().map(|rail| rail.end).collect() };
+        let (mut joints, mut pairs) = (vec![], vec![]);
+        for (ours, theirs) in joined(&ends(&self.address), &ends(address), self.address.id, address.id) {
+            let rail = &address.rails[theirs];
+            // The first rail of either end is shared memory.
+            let [ours, theirs] = [ours, theirs].map(|rail| RailId(rail as u8 + 1));
             if let Some(NodeSetup::Fabric(mut guard)) = self.home.engine.rail_mut(ours) {
-                guard.inner_mut().attach(peer.peer(), &address.rails[usize::from(theirs.0) - 1].address)?;
+                guard.inner_mut().attach(peer.peer(), &rail.address)?;
                 guard.watch(peer.peer(), None);
             }
+            joints.push(joint(ours, theirs, rail.max_message as usize));
+            pairs.push(RailPair { ours, theirs, their_mbit: rail.end.mbit });
         }
-        self.home.engine.join_peer(peer, &joints(&pairs, address), Some(Kind::limits(address)))?;
-        let reach = Reach { shared_memory: false, gpu: false, fabric: pairs.len() };
+        if joints.is_empty() {
+            return Err(Error::NoRail);
+        }
+        pairs.sort_unstable_by_key(|pair| pair.ours.0);
+        self.home.engine.join_peer(peer, &joints, Some(limits(address)))?;
+        let reach = Reach { shared_memory: false, gpu: false, fabric: joints.len() };
         Ok(Stage::Joined(Box::new(Joined { reach, pairs })))
     }
 }
@@ -623,10 +501,10 @@ fn joint(ours: RailId, theirs: RailId, max_message: usize) -> Joint {
     Joint { ours, theirs: theirs.0, max_message }
 }
 
-/// Returns the joints of these pairs of rails.
-fn joints(pairs: &[RailPair], address: &Address) -> Vec<Joint> {
-    let max_message = |theirs: RailId| address.rails[usize::from(theirs.0) - 1].max_message as usize;
-    pairs.iter().map(|pair| joint(pair.ours, pair.theirs, max_message(pair.theirs))).collect()
+/// Returns the limits of tagged messages that the peer accepts.
+fn limits(address: &Address) -> MatchLimits {
+    let Address { eager, credits, headers, .. } = *address;
+    MatchLimits { eager, credits, headers }
 }
 
 #[cfg(test)]

@@ -329,16 +329,9 @@ impl Node {
         found: Result<Option<T>, OpError>,
     ) -> Result<Option<T>, Error> {
         match (found, source) {
-            (Err(OpError::UnknownPeer), Some(source)) => {
-                self.unmet(source)?;
-                self.progress();
-                Ok(None)
-            }
-            (Ok(None), _) => {
-                self.admit();
-                if self.meeting {
-                    self.meet_now_and_then();
-                }
+            (Err(OpError::UnknownPeer), Some(source)) => Ok(self.unmet(source).map(|()| None)?),
+            (Ok(None), _) if self.meeting => {
+                self.meet_now_and_then();
                 Ok(None)
             }
             (found, _) => Ok(found?),

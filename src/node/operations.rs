@@ -501,7 +501,6 @@ impl Node {
         }
         if timeout.is_zero() {
             // A program may make all its progress by such calls, so they connect peers too.
-            self.admit();
             if self.meeting {
                 self.meet_now_and_then();
             }
@@ -523,10 +522,6 @@ impl Node {
             until = self.slice_ns(deadline_ns);
             let waiter = if early { &mut self.home.waiter } else { &mut self.home.sleeper };
             result = wait(&mut self.home.engine, waiter, until);
-            if self.home.engine.is_called() {
-                // The wait may have ended early.
-                until = 0;
-            }
             self.publish_counters();
         }
         Ok(result?)

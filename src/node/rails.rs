@@ -110,7 +110,7 @@ impl Node {
     /// The peer is unknown or was removed.
     pub fn rail_pairs(&self, peer: PeerId) -> Result<Vec<RailPair>, Error> {
         behind!(self, |node| node.rail_pairs(peer));
-        Ok(self.pairs(self.contact(peer)?))
+        Ok(self.contact(peer)?.pairs().to_vec())
     }
 
     /// Takes one of several libfabric rails to a peer out of use until
@@ -145,9 +145,6 @@ impl Node {
     pub fn rail_errors(&self, peer: PeerId) -> Result<Vec<RailError>, Error> {
         behind!(self, |node| node.rail_errors(peer));
         let mut errors = vec![];
-        if self.contact(peer)?.is_named() {
-            return Ok(errors);
-        }
         for RailPair { ours: rail, .. } in self.rail_pairs(peer)? {
             if let Some(fault) = self.home.engine.rail_error(peer, rail)? {
                 errors.push(RailError { rail, fault, provider: self.last_error(rail) });
@@ -168,7 +165,6 @@ impl Node {
     pub fn watch(&mut self, peer: PeerId, lifeline: impl Into<OwnedFd>) -> Result<(), Error> {
         let lifeline = lifeline.into();
         behind!(self, |node| node.watch(peer, lifeline));
-        self.attach(peer);
         for RailPair { ours, .. } in self.rail_pairs(peer)? {
             let own = lifeline
                 .try_clone()

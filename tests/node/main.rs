@@ -2,7 +2,6 @@
 //! These tests run without a worker; `tests/node_worker.rs` runs them with one.
 
 mod atomics;
-mod callers;
 mod descriptor;
 mod edges;
 mod gpu;

@@ -24,7 +24,6 @@ const FABRIC: FabricConfig = FabricConfig {
     inject: true,
     more: None,
     native_atomics: false,
-    callers: 0,
     seed: None,
 };
 

@@ -81,14 +81,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.join(peer, rails, Pairing { matching, ..pairing })
     }
 
-    /// Checks joints as [`join_peer`](Self::join_peer) does, and connects nothing.
-    ///
-    /// # Errors
-    /// [`AttachError::Config`] if there are none, or one is invalid.
-    pub fn check_joints(&self, joints: &[Joint]) -> Result<(), AttachError> {
-        Pairing::of(joints, self.rails.len()).map(drop)
-    }
-
     fn join(&mut self, peer: PeerId, rails: u16, mut pairing: Pairing) -> Result<(), AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         if slot.state != PeerState::Reserved {

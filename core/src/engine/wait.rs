@@ -26,8 +26,7 @@ pub(crate) use waiter::{Drive, Noted, Pulse, block};
 const QUICK_LOOKS: u32 = 256;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Drives progress until `ready` returns a value. Returns `None` if the deadline expires, or if
-    /// a sender that is not attached has called.
+    /// Drives progress until `ready` returns a value. Returns `None` if the deadline expires.
     pub(super) fn block<H: Host, P: Park, T>(
         &mut self,
         waiter: &mut Waiter<'_, H, P>,

@@ -26,11 +26,6 @@ impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
         // The engine does not notify when a deferred send has room, so keep polling.
         self.state.requests.waiting() != 0 || self.engine.is_due()
     }
-
-    fn is_called(&self) -> bool {
-        // The owner of a queue attaches its peers when it connects them.
-        false
-    }
 }
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {

@@ -43,7 +43,6 @@
 
 mod address;
 mod batch;
-mod callers;
 mod complete;
 mod config;
 mod device;
@@ -79,7 +78,6 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use self::address::Address;
 use self::batch::Batch;
-use self::callers::Callers;
 use self::fence::Return;
 use self::imports::Imports;
 use self::peers::Peers;
@@ -114,7 +112,6 @@ enum Event {
     Done(u64, Result<(), CompleteError>),
     Down(Peer, PeerError),
     Up(Peer),
-    Called,
 }
 
 struct Registered {
@@ -166,7 +163,6 @@ pub struct FabricRail {
     endpoint: Endpoint,
     domain: Arc<Domain>,
     peers: Peers,
-    callers: Callers,
     imports: Imports,
     pool: Pool,
     /// Receive buffers, then bounce buffers.
@@ -275,8 +271,11 @@ impl FabricRail {
     /// incompatible rail, or is this rail's own (use [`attach_self`](Self::attach_self)). Otherwise
     /// the provider's code.
     pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
-        self.check(address)?;
-        self.attach_to(peer, Address::decode(address)?)
+        let theirs = Address::decode(address)?;
+        if theirs.provider == self.endpoint.form().own() {
+            return Err(AttachError::Config("the address is this rail's own"));
+        }
+        self.attach_to(peer, theirs)
     }
 
     /// Attaches the rail to itself as `peer`. Slow path.
@@ -289,26 +288,12 @@ impl FabricRail {
         self.attach_to(peer, Address { notify, number, format, provider: &name })
     }
 
-    /// Checks an address as [`attach`](Self::attach) does, and attaches nothing. Slow path.
-    ///
-    /// # Errors
-    /// The errors of `attach`, except those of the peer number and of the provider.
-    pub fn check(&self, address: &[u8]) -> Result<(), AttachError> {
-        let theirs = Address::decode(address)?;
-        if theirs.provider == self.endpoint.form().own() {
-            return Err(AttachError::Config("the address is this rail's own"));
+    fn attach_to(&mut self, peer: Peer, theirs: Address<'_>) -> Result<(), AttachError> {
+        match self.peers.slots.get(peer.0 as usize) {
+            Some(slot) if !slot.attached => {}
+            None if peer.0 < self.config.max_peers => {}
+            _ => return Err(AttachError::Full("FabricConfig::max_peers, or the peer is attached already")),
         }
-        self.check_address(&theirs)
-    }
-
-    /// Returns whether the rail at `address` is not attached and has called: it has sent a message
-    /// to this rail. After too many callers anybody may have called: see
-    /// [`FabricConfig::callers`].
-    pub fn has_called(&self, address: &[u8]) -> bool {
-        Address::decode(address).is_ok_and(|theirs| self.callers.has(theirs.number))
-    }
-
-    fn check_address(&self, theirs: &Address<'_>) -> Result<(), AttachError> {
         if theirs.notify != self.notify {
             return Err(AttachError::Config("the two rails notify in different ways"));
         }
@@ -318,20 +303,9 @@ impl FabricRail {
         if self.peers.knows(theirs.number) {
             return Err(AttachError::Config("two peers have the same number"));
         }
-        match self.endpoint.form().allows(theirs.provider) {
-            true => Ok(()),
-            false => Err(AttachError::BadHandle),
+        if !self.endpoint.form().allows(theirs.provider) {
+            return Err(AttachError::BadHandle);
         }
-    }
-
-    fn attach_to(&mut self, peer: Peer, theirs: Address<'_>) -> Result<(), AttachError> {
-        match self.peers.slots.get(peer.0 as usize) {
-            Some(slot) if !slot.attached => {}
-            None if peer.0 < self.config.max_peers => {}
-            _ => return Err(AttachError::Full("FabricConfig::max_peers, or the peer is attached already")),
-        }
-        self.check_address(&theirs)?;
-        self.callers.forget(theirs.number);
         if self.returns.len() <= peer.0 as usize {
             self.returns.resize(peer.0 as usize + 1, Return::default());
         }
@@ -500,11 +474,6 @@ impl FabricSetup<'_> {
     /// The errors of [`FabricRail::attach_self`].
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         self.0.attach_self(peer)
-    }
-
-    /// Forgets all callers, and remembers none from now on.
-    pub fn end_calls(&mut self) {
-        self.0.callers.end();
     }
 
     /// Calls [`FabricRail::reach`].

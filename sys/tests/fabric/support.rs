@@ -30,7 +30,6 @@ pub const SMALL: FabricConfig = FabricConfig {
     inject: true,
     more: None,
     native_atomics: false,
-    callers: 0,
     seed: None,
 };
 

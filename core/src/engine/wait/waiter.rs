@@ -141,9 +141,6 @@ pub(crate) trait Drive {
 
     /// Returns whether work is left that no event announces.
     fn is_due(&self) -> bool;
-
-    /// Returns whether the owner must attach a caller, so that waits end early.
-    fn is_called(&self) -> bool;
 }
 
 impl<R: Rail, const RAILS: usize> Drive for Engine<'_, R, RAILS> {
@@ -160,15 +157,9 @@ impl<R: Rail, const RAILS: usize> Drive for Engine<'_, R, RAILS> {
     fn is_due(&self) -> bool {
         self.has_due()
     }
-
-    #[inline(always)]
-    fn is_called(&self) -> bool {
-        Engine::is_called(self)
-    }
 }
 
-/// Drives progress until `ready` returns a value. Returns `None` if the deadline expires, or if a
-/// sender that is not attached has [called](crate::rail::Sink::called).
+/// Drives progress until `ready` returns a value. Returns `None` if the deadline expires.
 #[inline(always)]
 pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
     driven: &mut D,
@@ -193,7 +184,6 @@ pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
             }
         }
         match events != 0 || (driven.is_due() && !*naps) {
-            _ if driven.is_called() => Turn::Ready,
             true => Turn::Busy,
             false if *wakes => Turn::Nothing,
             false => Turn::Unnotified,
@@ -209,36 +199,6 @@ pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
 mod tests {
     use super::*;
     use crate::sync::host::SpinHost;
-
-    /// A rail on which somebody calls in the third pass.
-    struct Called(u32);
-
-    impl Drive for Called {
-        fn pass(&mut self) -> u32 {
-            self.0 += 1;
-            0
-        }
-
-        fn check(&mut self) {}
-
-        fn is_due(&self) -> bool {
-            false
-        }
-
-        fn is_called(&self) -> bool {
-            self.0 >= 3
-        }
-    }
-
-    #[test]
-    fn a_caller_ends_a_wait_unless_it_is_over() {
-        let (host, never) = (SpinHost::new(1), Asleep::new());
-        let mut waiter = Waiter::awake(&host, &never);
-        let mut rail = Called(0);
-        assert_eq!(block(&mut rail, &mut waiter, u64::MAX, |_| None::<()>), None);
-        assert_eq!(rail.0, 3);
-        assert_eq!(block(&mut rail, &mut waiter, u64::MAX, |rail| Some(rail.0)), Some(4));
-    }
 
     #[test]
     fn a_busy_waiter_reads_the_clock_in_few_turns_and_a_woken_one_at_once() {

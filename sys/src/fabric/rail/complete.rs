@@ -312,19 +312,9 @@ impl FabricRail {
                 None => self.take_down(Peer(peer), PeerError::Protocol(Violation::Length)),
             }
         } else {
-            self.stranger((len >= HEAD).then_some(number));
+            self.stats.strangers += 1;
         }
         self.give_back(slot);
-    }
-
-    /// Drops a message of a sender that is not attached, or that has failed. Remembers the sender
-    /// if it has a signature.
-    #[cold]
-    fn stranger(&mut self, number: Option<u32>) {
-        self.stats.strangers += 1;
-        if number.is_some_and(|number| !self.peers.knows(number) && self.callers.note(number)) {
-            self.tell(Event::Called);
-        }
     }
 
     /// Posts a receive buffer again, now or in the next pass.
@@ -500,6 +490,5 @@ pub(super) fn report<S: Sink>(event: Event, sink: &mut S) {
         Event::Done(cx, result) => sink.done(cx, result),
         Event::Down(peer, why) => sink.peer_down(peer, why),
         Event::Up(peer) => sink.peer_up(peer),
-        Event::Called => sink.called(),
     }
 }

