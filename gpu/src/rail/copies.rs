@@ -268,9 +268,11 @@ impl Copies {
             0 => None,
             copy => self.slot_of(copy),
         };
-        let slot = match slot {
+        // The caller may ask for more bytes than before, because a rail for longer messages is back.
+        let begun = |slot: &usize| (self.slots[*slot].at, self.slots[*slot].len) == (from, into.len());
+        let slot = match slot.filter(begun) {
             Some(slot) => slot,
-            // The first call, or the slot was taken again and its bytes are gone.
+            // The first call of this copy, or the slot was taken again and its bytes are gone.
             None => {
                 *copy = 0;
                 // SAFETY: our caller guarantees the same contract.

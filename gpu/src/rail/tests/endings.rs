@@ -357,3 +357,23 @@ fn b6_b7_a_stale_operation_id_is_rejected_even_when_generations_wrap() {
         }
     }
 }
+
+#[test]
+fn a_copy_from_the_device_that_is_continued_with_more_bytes_begins_anew() {
+    let mut pair = Pair::new(Behaviour::LATE, small(), 8);
+    poke(&pair.rails[0], &pair.memory[0], 0, &[7; 4000]);
+    let (mut copy, mut bytes) = (0, [0; 4000]);
+    let mut fetch = |pair: &mut Pair, len: usize| {
+        let local = pair.memory[0].local(0, len);
+        // SAFETY: the memory outlives the pair.
+        unsafe { pair.rails[0].fetch_device(local, &mut bytes[..len], &mut copy) }
+    };
+    assert_eq!(fetch(&mut pair, 80), Err(PostError::Again));
+    let begun = Instant::now();
+    while let Err(error) = fetch(&mut pair, 4000) {
+        assert_eq!(error, PostError::Again);
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+    assert_eq!(bytes, [7; 4000]);
+    pair.check();
+}
