@@ -268,7 +268,7 @@ impl Copies {
             0 => None,
             copy => self.slot_of(copy),
         };
-        // The caller may ask for more bytes than before, because a rail for longer messages is back.
+        // The caller may ask for more bytes now, because a rail for longer messages is back.
         let begun = |slot: &usize| (self.slots[*slot].at, self.slots[*slot].len) == (from, into.len());
         let slot = match slot.filter(begun) {
             Some(slot) => slot,
