@@ -58,9 +58,13 @@ impl Iterator for Descriptors {
         }
         loop {
             // SAFETY: the stream is open until this value is dropped.
-            let entry = unsafe { libc::readdir(self.0).as_ref() }?;
+            let entry = unsafe { libc::readdir(self.0) };
+            if entry.is_null() {
+                return None;
+            }
             // SAFETY: the name ends with a zero byte, and the entry is valid until the next read.
-            let name = unsafe { CStr::from_ptr(entry.d_name.as_ptr()) };
+            // It may be shorter than its type, so there is no reference to the whole.
+            let name = unsafe { CStr::from_ptr((&raw const (*entry).d_name).cast()) };
             // Skips the names of the folder itself and of its parent.
             if let Some(number) = name.to_str().ok().and_then(|name| name.parse().ok()) {
                 return Some(number);
