@@ -255,12 +255,9 @@ impl Node {
     }
 
     /// Copies the counters to the page of a node with [`Builder::counters`](Builder::counters),
-    /// unless that was done in the last 10 ms. Waits copy them too, so only programs that never
-    /// wait need this call.
+    /// unless that was done in the last 10 ms. Waits and [`failed_peers`](Self::failed_peers) copy
+    /// them too, and so does a worker. Only programs that use none of these need this call.
     pub fn publish_counters(&mut self) {
-        if let Driver::Worker(worker) = &self.driver {
-            return worker.call(Node::publish_counters).unwrap_or(());
-        }
         let Some(page) = &mut self.page else { return };
         let (home, contacts, rails) = (&self.home, &self.contacts, &self.rails);
         page.publish(home.host().now_ns(), || {

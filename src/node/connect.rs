@@ -239,12 +239,14 @@ impl Node {
     }
 
     /// Checks that peers are alive, as [`peer_error`](Self::peer_error) does, and returns those
-    /// that have failed. A peer that has closed is not among them. Slow path: allocates.
+    /// that have failed. A peer that has closed is not among them. Also
+    /// [publishes](Node::publish_counters) the counters. Slow path: allocates.
     pub fn failed_peers(&mut self) -> Vec<(PeerId, PeerError)> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(Node::failed_peers).unwrap_or_default();
         }
         self.home.engine.check_peers();
+        self.publish_counters();
         let engine = &self.home.engine;
         let failed = |contact: &Contact| match engine.peer_error(contact.peer) {
             Ok(Some(error)) if error != PeerError::Closed => Some((contact.peer, error)),

@@ -256,7 +256,10 @@ pub unsafe extern "C" fn fp_node_fd(node: *mut FpNode, timeout_ms: *mut c_int) -
 /// Makes progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_progress(node: *mut FpNode) -> c_int {
-    enter(node, |inner| Ok(inner.node.progress().min(c_int::MAX as u32) as c_int))
+    enter(node, |inner| {
+        inner.node.publish_counters();
+        Ok(inner.node.progress().min(c_int::MAX as u32) as c_int)
+    })
 }
 
 /// Connects a peer.

@@ -79,6 +79,7 @@ pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, cou
         if count != 0 {
             place(into, "completions")?;
         }
+        inner.node.publish_counters();
         inner.node.progress();
         let mut taken = 0;
         while taken < count.min(c_int::MAX as usize) {
