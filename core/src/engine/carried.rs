@@ -374,12 +374,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns a rail to a peer with failover that does not reach one of two memories, if there is
     /// one. Any rail may have to take over, so the data then travels in messages.
-    #[cold]
+    #[inline(always)]
     pub(super) fn unreached(&self, peer: u16, local: u16, remote: u16) -> Option<RailId> {
-        let joined = self.joined_rails(peer);
-        let local = self.locals.get(local as usize);
+        // All rails reach host memory.
+        let here = self.locals.get(local as usize).filter(|local| local.is_device());
         let carried = self.remotes[remote as usize].carried;
-        let misses = |rail: &usize| carried || local.is_some_and(|l| l.keys[*rail] == RailKey::ELSEWHERE);
+        if here.is_some() || carried { self.unreached_of(peer, here, carried) } else { None }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unreached_of(&self, peer: u16, here: Option<&LocalSlot<RAILS>>, carried: bool) -> Option<RailId> {
+        let joined = self.joined_rails(peer);
+        let misses = |rail: &usize| carried || here.is_some_and(|l| l.keys[*rail] == RailKey::ELSEWHERE);
         let rail = (0..RAILS).filter(|rail| joined >> rail & 1 != 0).find(misses)?;
         Some(RailId(rail as u8))
     }
@@ -414,12 +421,24 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
+    /// Returns the number of pieces in flight that answer the peer's gets.
+    fn pieces_in_flight(&self, stream: u32) -> u64 {
+        self.failover.as_ref().map_or(0, |failover| failover.streams[stream as usize].pieces.into())
+    }
+
     /// Returns whether a piece that answers a get may take a number. Leaves room in the window for
     /// operations.
     fn may_send_piece(&self, stream: u32) -> bool {
-        let window = self.config.window;
-        let pieces = self.failover.as_ref().map_or(0, |failover| failover.streams[stream as usize].pieces);
-        self.streams[stream as usize].in_flight() < window.into() && u32::from(pieces) < (window / 4).max(1)
+        let window = u64::from(self.config.window);
+        let in_flight = self.streams[stream as usize].in_flight();
+        in_flight < window && self.pieces_in_flight(stream) < (window / 4).max(1)
+    }
+
+    /// Returns whether numbers are in flight that do not answer gets of the peer. New answers do
+    /// not delay a fence or a close, so a peer that keeps getting holds up neither.
+    pub(super) fn has_operations_in_flight(&self, stream: u32) -> bool {
+        let in_flight = self.streams[stream as usize].in_flight();
+        in_flight != 0 && in_flight > self.pieces_in_flight(stream)
     }
 
     /// Records a piece that was posted under the next number.

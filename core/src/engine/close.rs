@@ -96,7 +96,7 @@ pub(crate) struct Bye {
     pub ack: u32,
     /// Total of returned credits of the reverse stream.
     pub freed: u32,
-    /// The number after the stream's last number.
+    /// The number up to which the stream's numbers are acknowledged.
     pub end: Seq,
     /// Number of Fins sent on this stream.
     pub fins: u32,
@@ -264,7 +264,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             word: s.stamp,
             ack: truncate::<32>(cursor.0),
             freed: self.state.returned(stream),
-            end: s.next,
+            // Later numbers answer gets of the peer, which may complete after the Bye.
+            end: s.acked,
             fins: account.map_or(0, |account| account.fins_sent),
         };
         // The stream counts this post, because closing waits for the completion.
@@ -342,7 +343,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let busy = |stream: usize| {
             let s = &self.streams[stream];
             // On a kept stream, answers of the two-sided protocol take numbers, but no slot.
-            s.open != 0 || (s.live && s.in_flight() != 0 && self.is_kept(stream as u32))
+            let stream = stream as u32;
+            s.open != 0 || s.live && self.is_kept(stream) && self.has_operations_in_flight(stream)
         };
         self.contexts_of(peer).any(busy)
             || self.protocol.as_ref().is_some_and(|protocol| {
@@ -355,9 +357,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     pub(super) fn bye_heard(&mut self, peer: Peer, bye: Bye) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, bye.context, bye.word)? else { return Ok(()) };
-        // The sender had everything before the Bye acknowledged, so all its numbers were applied
+        // The sender had its operations acknowledged before the Bye, so their numbers were applied
         // here.
-        if self.streams[stream as usize].window.expected() != bye.end {
+        let expected = self.streams[stream as usize].window.expected();
+        if expected.is_before(bye.end) || expected != bye.end && !self.is_kept(stream) {
             return Err(Violation::Sequence);
         }
         let waiting = self.unmatched(stream).count() as u32;

@@ -93,7 +93,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn post_slot(&mut self, stream: u32, index: u32, budget: &mut u32) -> Result<(), Blocked> {
         let slot = &self.state.pending.slots[index as usize];
         if slot.fenced {
-            if self.state.streams[stream as usize].in_flight() != 0 {
+            if self.state.has_operations_in_flight(stream) {
                 return Err(Blocked::Fence);
             }
             self.state.pending.slots[index as usize].fenced = false;

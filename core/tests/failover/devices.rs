@@ -1,9 +1,11 @@
 //! Device memory while rails fail and return. The rails reach it, or its bytes travel in messages,
 //! or only some of the rails reach it.
 
-use fishplate_core::engine::Engine;
 use fishplate_core::engine::protocol::MatchConfig;
-use fishplate_core::mem::Region;
+use fishplate_core::engine::{Config, Engine, Notice};
+use fishplate_core::error::PeerError;
+use fishplate_core::mem::{Region, RemoteId};
+use fishplate_core::op::Outcome;
 use fishplate_core::rail::sim::Dials;
 use fishplate_core::rail::sim::schedule::{self, Event, Schedule};
 
@@ -118,6 +120,87 @@ fn run(seed: u64, totals: &mut Totals) {
     totals.issued += traffic.issued;
     if heals {
         all_return(&schedule, &mut fleet, count, None, seed);
+    }
+}
+
+/// Two nodes with device memory that no rail reaches, and node 0's import of that of node 1.
+fn carried(seed: u64, dials: Dials, delay: u32) -> (Vec<Node<Veiled<End>, 2>>, [Region; 2], RemoteId) {
+    let sim = fleet::fabric(2, 2, 512, dials, seed);
+    let wrap = |_, end| {
+        let mut end = Veiled::new(end);
+        (end.apart, end.delay) = (true, delay);
+        end
+    };
+    let matching = MatchConfig { pieces: 4, ..SMALL };
+    let config = Config { window: 16, ..Config::DEFAULT };
+    let attach = |engine: &mut Engine<'static, Veiled<End>, 2>| {
+        engine.attach_matching(matching, match_memory(matching, 2, 8)).unwrap();
+    };
+    let mut fleet = fleet::lasting(sim, 2, 2, false, config, 4096, wrap, attach);
+    let regions = [(); 2].map(|()| device_region(4096));
+    let ids = [0, 1].map(|at| fleet[at].engine.register(regions[at]).unwrap());
+    let mut handle = [0; 512];
+    let len = fleet[1].engine.export(ids[1], &mut handle).unwrap();
+    let peer = fleet[0].peers[1];
+    let theirs = fleet[0].engine.import(peer, &handle[..len]).unwrap();
+    (fleet, regions, theirs)
+}
+
+#[test]
+fn a_get_of_carried_memory_completes_while_its_owner_closes() {
+    for seed in seeds(100) {
+        let (mut fleet, regions, theirs) = carried(seed, Dials::WILD, 1);
+        let data: Vec<u8> = (0..4096_u32).map(|at| (at * 7 + seed as u32) as u8).collect();
+        poke(&regions[1], 0, &data);
+        let (one, two) = (fleet[0].peers[1], fleet[1].peers[0]);
+        let into = fleet[0].source.at(0);
+        fleet[0].engine.get(CX, into, 4096, theirs.at(0), Notice::Report(1)).unwrap();
+        (0..seed % 40).for_each(|_| fleet::turn(&mut fleet));
+        fleet[1].engine.close_peer(two).unwrap();
+        let mut end = None;
+        fleet::turn_until(&mut fleet, "both have closed", |fleet| {
+            end = end.or(fleet[0].engine.next_completion());
+            let errors = [fleet[0].engine.peer_error(one), fleet[1].engine.peer_error(two)];
+            errors.iter().all(|error| *error != Ok(None))
+        });
+        let errors = [fleet[0].engine.peer_error(one), fleet[1].engine.peer_error(two)];
+        assert_eq!(errors, [Ok(Some(PeerError::Closed)); 2], "seed {seed}");
+        assert_eq!(end.map(|end| end.outcome), Some(Outcome::Done), "seed {seed}");
+        assert!(read(&fleet[0].engine, into, 4096) == data, "seed {seed}");
+    }
+}
+
+/// Answers to gets have numbers, so something is in flight all the time.
+#[test]
+fn a_fence_ends_while_the_peer_keeps_getting_carried_memory() {
+    for (seed, inject) in seeds(20).into_iter().flat_map(|seed| [(seed, false), (seed, true)]) {
+        let (mut fleet, _, theirs) = carried(seed, Dials { min_delay: 20, max_delay: 40, ..Dials::CALM }, 0);
+        let (two, to) = (fleet[1].peers[0], fleet[1].remotes[0].at(0));
+        let from = fleet[1].source.at(0);
+        let engine = &mut fleet[1].engine;
+        engine.inject(CX, &[1; 8], to).unwrap();
+        engine.fence(CX, two).unwrap();
+        if !inject {
+            engine.put(CX, from, 512, to, Notice::Report(1)).unwrap();
+        }
+        let mut open = 0;
+        let ended = (0..2000).any(|_| {
+            while open < 4 {
+                let into = fleet[0].source.at(0);
+                fleet[0].engine.get(CX, into, 4096, theirs.at(0), Notice::Report(2)).unwrap();
+                open += 1;
+            }
+            fleet::turn(&mut fleet);
+            while let Some(end) = fleet[0].engine.next_completion() {
+                assert_eq!(end.outcome, Outcome::Done);
+                open -= 1;
+            }
+            match inject {
+                true => fleet[1].engine.inject(CX, &[2; 8], to).is_ok(),
+                false => fleet[1].engine.next_completion().is_some(),
+            }
+        });
+        assert!(ended, "seed {seed}, {inject}");
     }
 }
 

@@ -395,9 +395,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.flush();
             return Ok(());
         }
-        let state = &self.state.streams[stream as usize];
+        let s = &self.state.streams[stream as usize];
         let data = if as_write { WRITES } else { MESSAGES };
-        if state.unposted != NONE || (state.fence & data != 0 && state.in_flight() != 0) {
+        if s.unposted != NONE || s.fence & data != 0 && self.state.has_operations_in_flight(stream) {
             return Err(OpError::Again);
         }
         let mut ask = Ask {
@@ -412,7 +412,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             true => ask.kind = OpKind::Write,
             false => ask.message = Some(Body::Data { at: target.place() }),
         }
-        let fenced = state.fence;
+        let fenced = s.fence;
         let index = self.state.open_slot(stream, ask, Notice::Silent)?;
         let posted = self.post_inject(stream, index);
         self.flush();
