@@ -12,7 +12,7 @@ use core::mem;
 static TIMEOUT: libc::timeval = libc::timeval { tv_sec: 0, tv_usec: 1 };
 
 /// Sets the receive timeout of the sockets of this process that listen at `address`, an encoded
-/// socket address. Does nothing without `/proc`. Slow path: makes a few system calls for each open
+/// socket address. Does nothing without `/proc`. Slow path: makes a system call for each open
 /// descriptor.
 pub(super) fn set_timeout(address: &[u8]) {
     for descriptor in Descriptors::open() {
@@ -32,11 +32,14 @@ fn listens_at(descriptor: i32, address: &[u8]) -> bool {
     // SAFETY: the call writes at most `len` bytes into a local number.
     let got =
         unsafe { libc::getsockopt(descriptor, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, into, &raw mut len) };
+    if got != 0 || listens == 0 {
+        return false;
+    }
     let mut own = [0u8; 128];
     let mut len = own.len() as u32;
     // SAFETY: the call writes at most `len` bytes into a local array.
     let named = unsafe { libc::getsockname(descriptor, own.as_mut_ptr().cast(), &raw mut len) };
-    got == 0 && listens != 0 && named == 0 && own.get(..len as usize) == Some(address)
+    named == 0 && own.get(..len as usize) == Some(address)
 }
 
 /// The numbers of all open descriptors, from an open folder, or null.
