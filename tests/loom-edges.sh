@@ -80,7 +80,14 @@ for package in core shm gpu sys psm2; do
         case $? in # 101, 134 and 137: a test failed, aborted, or was killed after it had failed
             0) echo "SURVIVED  $edge: no model fails without it"; survived=1 ;;
             124) echo "TIMEOUT   $edge: no model failed within $limit_s s"; survived=1 ;;
-            *) echo "caught    $edge, by $(grep "$failure" "$log" | grep -m 1 -oE '[a-z_:]*races::[a-z_:]*'), $((SECONDS - began)) s" ;;
+            *)
+                if model=$(grep "$failure" "$log" | grep -m 1 -oE '[a-z_:]*races::[a-z_:]*'); then
+                    echo "caught    $edge, by $model, $((SECONDS - began)) s"
+                else
+                    cat "$log"
+                    echo "FAILED    $edge: the models did not run" && survived=1
+                fi
+                ;;
         esac
     done
 done
