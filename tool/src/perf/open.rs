@@ -12,6 +12,7 @@ use fishplate::node::{Error, Fabric, Gpu, Memory, OpenError};
 use fishplate::rails::{self, RailsError};
 use fishplate::worker::Options;
 use fishplate::{Limits, Node, PeerId};
+use fishplate_core::error::AttachError;
 use fishplate_gpu::{DeviceError, GpuConfig};
 
 use super::endpoint::{AREAS_AT, Endpoint, Mapped};
@@ -150,6 +151,10 @@ impl Setup {
             node.import(peer, handle).map_err(|error| match error {
                 Error::NotConnected(_) => {
                     Failure::run(format!("{who} did not answer in time{}", limits::descriptors()))
+                }
+                // The other process failed first, and tells why if it is given the time.
+                Error::Attach(AttachError::Unattached(_)) => {
+                    who.gone("it left before this side opened its memory")
                 }
                 error => {
                     let remedy = match error {
