@@ -113,6 +113,7 @@ else
     echo "SKIPPED NIXL over tcp: no libfabric, and it could not be installed"
 fi
 say "errors through the wheel" $python "$tests/wheel.py"
+say "the example" $python adapters/nixl/examples/write.py
 lists=100 rounds=5
 $long && lists=5000 rounds=50
 limit=1800 say "2 processes, $lists lists each, seed $seed" bash -c "transfers 2 $lists $seed"

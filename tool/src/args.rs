@@ -83,7 +83,7 @@ pub struct InfoArgs {
     /// Print everything about one libfabric provider, such as tcp or efa.
     #[arg(short, long, value_name = "NAME")]
     pub provider: Option<String>,
-    /// Print everything as one JSON object.
+    /// Print everything as one JSON object; tool/schema in the sources describes it.
     #[arg(long)]
     pub json: bool,
     /// json is the same as --json; table is text.
@@ -97,7 +97,7 @@ pub struct InfoArgs {
     after_help = "Exit codes: 0 all checks pass; 1 a check fails; 3 there are only warnings; 2 the command line is invalid."
 )]
 pub struct DoctorArgs {
-    /// Print one JSON object instead of text.
+    /// Print one JSON object instead of text; tool/schema in the sources describes it.
     #[arg(long)]
     pub json: bool,
     /// Read proc, sys and dev/shm below this folder, such as a copy from another machine.
@@ -110,7 +110,7 @@ pub struct DoctorArgs {
 pub struct StatArgs {
     /// The id of a process [default: all processes that may be read].
     pub pid: Option<u32>,
-    /// Print one JSON object per line instead of text.
+    /// Print one JSON object per line instead of text; tool/schema in the sources describes it.
     #[arg(long, conflicts_with = "prom")]
     pub json: bool,
     /// Print Prometheus' text format.

@@ -3,6 +3,14 @@
 //! Without arguments it demonstrates the main operations: two processes, put-signal over shared
 //! memory, data checked. Exit statuses are in `--help`.
 //!
+//! ```sh
+//! fishplate perf put-signal -s 8,4K,64K    # latency between two processes of this host
+//! fishplate perf put --listen 0.0.0.0:7000 --transport fabric    # prints the other side's line
+//! fishplate doctor                         # what limits this machine, and how to change it
+//! ```
+//!
+//! `tests/commands.txt` has more lines, each with its output and its exit status.
+//!
 //! The parts: the command line (`args`, `sizes`, `variables`), the machine (`cpu`, `clock`,
 //! `limits`, `interrupt`), instruments (`histogram`, `histogram_file`, `instructions`, `floor`,
 //! `payload`, `layout`), the tests (`perf`), and output (`report`, `plot`, `info`, `doctor`,

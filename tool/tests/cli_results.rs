@@ -52,6 +52,27 @@ fn every_row_fits_the_schema_and_a_row_that_does_not_is_found() {
 }
 
 #[test]
+fn pool_info_and_doctor_print_what_their_schemas_describe() {
+    for row in rows("perf pool -n 100") {
+        schema::check(&schema::load("pool.json"), &row, "row").unwrap();
+    }
+    let whole = |line: &str| serde_json::from_slice::<Value>(&run(line).stdout).unwrap();
+    let (mut info, described) = (whole("info --json"), schema::load("info.json"));
+    schema::check(&described, &info, "info").unwrap();
+    for (name, provider) in info["fabric"]["providers"].as_object().into_iter().flatten() {
+        if provider["usable"] == "usable" {
+            let of_one =
+                &described["properties"]["fabric"]["properties"]["providers"]["additionalProperties"];
+            schema::check(of_one, &whole(&format!("info -p {name} --json")), name).unwrap();
+        }
+    }
+    info["topology"]["nics"] = serde_json::json!({ "eth0": { "interface": "eth0" } });
+    let why = schema::check(&described, &info, "info").unwrap_err();
+    assert!(why.contains("info.topology.nics.eth0") && why.contains("\"verbs\" is missing"), "{why}");
+    schema::check(&schema::load("doctor.json"), &whole("doctor --json"), "doctor").unwrap();
+}
+
+#[test]
 fn both_sides_send_at_once_and_both_verify_everything() {
     for test in ["put -s 8,3K,100K", "tag-bw -s 8,300,20K", "tag-bw --window 1024", "put --mode worker"] {
         for row in rows(&format!("perf {test} --bidirectional --check -n 300 --region 1M")) {

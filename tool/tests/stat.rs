@@ -1,6 +1,8 @@
 //! `fishplate stat` reads the counters of a running program, which is this test.
 
 mod command;
+#[path = "command/schema.rs"]
+mod schema;
 
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -27,6 +29,7 @@ fn node() -> Node {
 
 fn nodes(output: &Output) -> Vec<Value> {
     let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    schema::check(&schema::load("stat.json"), &said, "stat").unwrap();
     said["nodes"].as_array().unwrap().clone()
 }
 

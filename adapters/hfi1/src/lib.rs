@@ -2,6 +2,8 @@
 //! libfabric's PSM2 provider look for the device with `glob`. Open MPI also reads the state of the
 //! device's ports. On a machine with such a device the library changes nothing.
 //!
+//! Set `LD_PRELOAD=libfishplate_hfi1.so`; `docs/mpi.md` shows how with `mpirun`.
+//!
 //! Exports only `glob`, which blocks and allocates as the C library's `glob` does. Any thread may
 //! call it.
 

@@ -6,6 +6,14 @@
 //! deregistration and closing an agent wait for peers, and all have deadlines. No panic crosses
 //! into C++. After a panic, later calls on that agent fail.
 //!
+//! # Example
+//!
+//! Two agents of one process; `tests/nixl.sh` runs it with the wheel from PyPI:
+//!
+//! ```python
+#![doc = include_str!("../examples/write.py")]
+//! ```
+//!
 //! # Files
 //!
 //! `agent` opens and closes an agent. `state` holds its `memory`, each `peer`, each `transfer` and

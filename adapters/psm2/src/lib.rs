@@ -7,6 +7,18 @@
 //! becomes unusable and the call returns an error. One lock protects each endpoint, so any thread
 //! may call.
 //!
+//! # Example
+//!
+//! Runs an MPI program on four processes. `tests/psm2.sh` does so with `tests/mpi.c`:
+//!
+//! ```sh
+//! adapters/psm2/build.sh /opt/fishplate
+//! mpicc adapters/psm2/tests/mpi.c -o mpi
+//! export LD_LIBRARY_PATH=/opt/fishplate
+//! mpirun --mca pml cm --mca mtl psm2 -x LD_LIBRARY_PATH \
+//!     -x LD_PRELOAD=/opt/fishplate/libfishplate_hfi1.so -n 4 ./mpi 1000
+//! ```
+//!
 //! # Files
 //!
 //! `table` holds the endpoints, `handle` the handle types, `error` the codes and handlers, `layout`

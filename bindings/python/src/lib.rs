@@ -6,6 +6,14 @@
 //! reject them. Views hold buffers while the node may access them. A node rejects every call after
 //! it is closed, in a forked process, and after a panic.
 //!
+//! # Example
+//!
+//! Two processes; `tests/python.sh` runs it with an installed wheel:
+//!
+//! ```python
+#![doc = include_str!("../examples/put_signal.py")]
+//! ```
+//!
 //! # Files
 //!
 //! `shared` puts a node behind a lock, and lets calls take turns and wait. `inner` is the data

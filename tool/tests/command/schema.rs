@@ -51,17 +51,18 @@ pub fn check(schema: &Value, value: &Value, at: &str) -> Result<(), String> {
         return no(format!("below {}", rules["minimum"]));
     }
     if let (Some(items), Some(values)) = (rules.get("items"), value.as_array()) {
-        let described = serde_json::json!({ "description": "", "type": items["type"], "minimum": 0 });
-        values.iter().try_for_each(|value| check(&described, value, at))?;
+        values.iter().try_for_each(|value| check(items, value, at))?;
     }
-    let (Some(fields), Some(values)) = (rules.get("properties"), value.as_object()) else { return Ok(()) };
-    for name in rules["required"].as_array().unwrap() {
+    let Some(values) = value.as_object() else { return Ok(()) };
+    let required = rules.get("required").and_then(Value::as_array);
+    for name in required.into_iter().flatten() {
         if !values.contains_key(name.as_str().unwrap()) {
             return no(format!("{name} is missing"));
         }
     }
     for (name, value) in values {
-        match fields.get(name) {
+        let known = rules.get("properties").and_then(|fields| fields.get(name));
+        match known.or_else(|| rules.get("additionalProperties").filter(|schema| schema.is_object())) {
             Some(schema) => check(schema, value, &format!("{at}.{name}"))?,
             None => return no(format!("{name} is not in the schema")),
         }
