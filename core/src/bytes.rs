@@ -49,25 +49,25 @@ impl<'a> Reader<'a> {
         Ok(*taken)
     }
 
-    /// Reads a number of one byte.
+    /// Reads a one-byte number.
     #[inline(always)]
     pub fn u8(&mut self) -> Result<u8, Short> {
         self.array().map(u8::from_le_bytes)
     }
 
-    /// Reads a number of two bytes.
+    /// Reads a two-byte number.
     #[inline(always)]
     pub fn u16(&mut self) -> Result<u16, Short> {
         self.array().map(u16::from_le_bytes)
     }
 
-    /// Reads a number of four bytes.
+    /// Reads a four-byte number.
     #[inline(always)]
     pub fn u32(&mut self) -> Result<u32, Short> {
         self.array().map(u32::from_le_bytes)
     }
 
-    /// Reads a number of eight bytes.
+    /// Reads an eight-byte number.
     #[inline(always)]
     pub fn u64(&mut self) -> Result<u64, Short> {
         self.array().map(u64::from_le_bytes)
@@ -85,25 +85,25 @@ pub trait Put {
     /// Appends bytes.
     fn put(&mut self, bytes: &[u8]) -> &mut Self;
 
-    /// Appends a number of one byte.
+    /// Appends a one-byte number.
     #[inline(always)]
     fn put_u8(&mut self, value: u8) -> &mut Self {
         self.put(&[value])
     }
 
-    /// Appends a number of two bytes.
+    /// Appends a two-byte number.
     #[inline(always)]
     fn put_u16(&mut self, value: u16) -> &mut Self {
         self.put(&value.to_le_bytes())
     }
 
-    /// Appends a number of four bytes.
+    /// Appends a four-byte number.
     #[inline(always)]
     fn put_u32(&mut self, value: u32) -> &mut Self {
         self.put(&value.to_le_bytes())
     }
 
-    /// Appends a number of eight bytes.
+    /// Appends an eight-byte number.
     #[inline(always)]
     fn put_u64(&mut self, value: u64) -> &mut Self {
         self.put(&value.to_le_bytes())
@@ -139,7 +139,7 @@ impl<'a> Writer<'a> {
         self.len
     }
 
-    /// Returns whether nothing was written.
+    /// Returns whether no bytes were put so far.
     #[inline(always)]
     pub const fn is_empty(&self) -> bool {
         self.len == 0

@@ -227,7 +227,7 @@ impl<'m, H: Host> Context<'m, H> {
     /// Waits until all operations submitted to this peer are applied there.
     ///
     /// # Errors
-    /// The errors of [`Engine::quiet`](crate::engine::Engine::quiet). After an expired deadline the
+    /// The errors of [`Engine::quiet`](crate::engine::Engine::quiet). If the deadline expires, the
     /// worker still has the request.
     pub fn quiet(&mut self, peer: PeerId, deadline_ns: u64) -> Result<(), WaitError> {
         let ticket = self.ask_until(Command::Quiet(peer), deadline_ns)?;
@@ -238,7 +238,7 @@ impl<'m, H: Host> Context<'m, H> {
     /// The worker polls the word.
     ///
     /// # Errors
-    /// The errors of that call. After an expired deadline the worker still watches the word. A
+    /// The errors of that call. If the deadline expires, the worker still watches the word. A
     /// context has one watch at a time.
     pub fn wait_signal(
         &mut self,

@@ -95,7 +95,7 @@ pub struct ContextId(pub u8);
 pub enum RailPolicy {
     /// Always the rail with the lowest number.
     Fixed,
-    /// Round robin, from a start that differs per pair of peers.
+    /// Round robin. The first rail differs from peer to peer.
     RoundRobin,
     /// The rail that is expected to complete the post first, by its measured speed. Ties are broken
     /// round robin.
@@ -113,8 +113,8 @@ pub struct Config {
     /// Maximum number of events per queue, and of streams with work to do, that a pass handles.
     /// Default: 32.
     pub batch: u32,
-    /// Longest payload of a put-signal that is sent as one message. A rail to a peer may lower it.
-    /// Default: 192.
+    /// Longest payload of a put-signal that is sent as one message. A rail to the peer may have a
+    /// lower limit. Default: 192.
     pub eager: u32,
     /// Size from which a write or read is split over rails. Default: 128 KiB.
     pub stripe_threshold: u64,
@@ -227,9 +227,9 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
     /// The mask of a word's sequence bits.
     pub mask: u32,
-    /// No peer slot from here on is set up; at least 1. The tables of slots that are not set up are
-    /// untouched, so that a peer costs nothing before it is reserved. No rail has such a peer
-    /// attached, so nothing arrives from it.
+    /// The peer slots from this index on are not set up; at least 1. Their tables are untouched, so
+    /// a peer costs nothing before it is reserved. Such a peer is attached to no rail, so nothing
+    /// arrives from it.
     pub reached: usize,
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],
@@ -242,8 +242,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub due: Due,
     /// Operations in flight on all streams.
     pub open: u32,
-    /// Number of failed peers, and of streams with failed operations, that quiet has not reported
-    /// yet.
+    /// Number of failed peers and of streams with failed operations that no quiet has reported yet.
     pub troubles: u32,
     /// Whose turn it is to change a device's word.
     pub device: DeviceTurn,
@@ -336,8 +335,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         // untouched.
         let streams = &mut streams[..each];
         streams.iter_mut().filter(|stream| !stream.is_empty()).for_each(|stream| *stream = Stream::EMPTY);
-        // An untouched stream names peer 0. Set up slot 0, so that no untouched stream names its
-        // own peer.
+        // Untouched streams name peer 0, so set up the streams of slot 0. Then no untouched stream
+        // names its own peer.
         pairings[0] = Pairing::ALIKE;
         for context in 0..config.contexts as usize {
             streams[context * peers.len()] = Stream::new(context as u8, 0, Seq(config.first_sequence));

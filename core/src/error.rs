@@ -153,8 +153,9 @@ pub enum AttachError {
     Unattached(RailId),
     /// The region was never registered, or was deregistered.
     UnknownRegion,
-    /// No rail supports this kind of memory, or its native atomics. Failover supports neither
-    /// device memory nor native atomics.
+    /// No rail supports this kind of memory, or its native atomics. Failover does not support
+    /// native atomics, and supports device memory only if all rails to the peer reach it or its
+    /// data can travel in messages.
     Unsupported,
     /// The peer has not announced the memory in time.
     Unheard,

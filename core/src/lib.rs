@@ -49,13 +49,14 @@
 //!   in that (context, peer) stream, whatever rail it takes. The receiver applies signals and
 //!   atomics in stream order, each only when every earlier write of the stream has landed. Writes
 //!   themselves land in any order. Different contexts are independent streams.
-//! - **Fence** orders without waiting where the stream order suffices. It drains only a write
-//!   before a later write. **Quiet** completes: on return every earlier operation is applied at its
-//!   target. A quiet without outstanding operations costs a few loads and no call into a rail.
+//! - **Fence** orders without waiting where the stream order suffices. Otherwise it holds a later
+//!   write back until earlier operations are applied. **Quiet** completes: on return every earlier
+//!   operation is applied at its target. A quiet without outstanding operations costs a few loads
+//!   and no call into a rail.
 //! - **Completion** has three outcomes: done; failed and quiescent (the buffer may be reused, and
 //!   no part lands later); failed, unknown. A stale or unknown token is an error, never "done".
 //!   Every wait takes a deadline. When it expires, the error names the peer, the rail and the first
-//!   missing number.
+//!   missing number, as far as they are known.
 //! - **No allocation, lock or system call on a hot path.** The caller passes all memory at setup.
 //!   The core starts no thread, reads no environment variable and sets no signal handler. A wait
 //!   may sleep, through the [`Host`](sync::host::Host) that the caller passes.

@@ -41,7 +41,7 @@ impl PeerId {
         Peer(self.index)
     }
 
-    /// Returns the id as a number, for languages without types.
+    /// Returns the id as a number, for C and other languages.
     pub const fn to_raw(self) -> u32 {
         (self.generation as u32) << 16 | self.index as u32
     }
@@ -73,7 +73,7 @@ pub enum RegionKind {
         offset: u64,
     },
     /// Memory of a device, at an address that the processor must not access. Only rails copy such
-    /// memory. It is never the payload inside a message, and contains no signals or atomics.
+    /// memory. Signals and atomics on it are slower, because a rail copies the word out and back.
     Device {
         /// The device's number in this process.
         ordinal: u32,
@@ -210,7 +210,7 @@ macro_rules! region_id {
                 (self.0 >> 32) as u32
             }
 
-            /// Returns the id as a number, for languages without types.
+            /// Returns the id as a number, for C and other languages.
             #[inline(always)]
             pub const fn to_raw(self) -> u64 {
                 self.0

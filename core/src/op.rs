@@ -99,7 +99,7 @@ impl Token {
     /// Names no operation. Silent operations return this token.
     pub const NONE: Token = Token(0);
 
-    /// Returns the token as a number, for languages without types.
+    /// Returns the token as a number, for C and other languages.
     pub const fn to_raw(self) -> u64 {
         self.0
     }
@@ -169,8 +169,8 @@ pub struct Completion {
     pub tag: u64,
     /// The outcome.
     pub outcome: Outcome,
-    /// The old value of a fetching atomic, or the length of a received tagged message in bytes.
-    /// Otherwise 0.
+    /// The old value of a fetching atomic. For a synchronous or rendezvous send, the number of
+    /// bytes that the receiver took. Otherwise 0.
     pub value: u64,
     /// Position of this completion among all completions of operations and receives.
     pub order: u64,

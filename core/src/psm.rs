@@ -125,8 +125,8 @@ impl<'m> MqState<'m> {
         self.requests.slots.len()
     }
 
-    /// Moves the requests into longer memory. Afterwards the queue no longer uses its previous
-    /// memory. Shorter memory is ignored. Slow path; allocates nothing.
+    /// Moves the requests into longer memory. Afterwards the queue does not refer to the old
+    /// memory. Memory that is not longer is ignored. Slow path; allocates nothing.
     ///
     /// More receives also need [slots of the engine](Engine::grow_receives).
     #[cold]

@@ -2,13 +2,14 @@
 //! [`CommandConsumer`].
 //!
 //! A queue consists of a pool of commands, a ring to the worker, a ring back, and events that hold
-//! results. One thread uses a queue at a time. Many queues serve one worker, each with its own
+//! results. One thread uses a queue at a time. One worker may serve many queues, each with its own
 //! rings. Creating and submitting a command takes no allocation, no lock and no system call, unless
 //! the worker sleeps and must be woken. Only the waits block, until their deadline.
 //!
 //! Commands of one queue start in submission order and may complete in any order. A
 //! [`Command::Marker`] completes when all earlier commands have completed. [`Cmd::after`] delays a
-//! command until another command has succeeded, which may be of any queue and any worker.
+//! command until another command has succeeded. That command may belong to any queue and any
+//! worker.
 //!
 //! Dependencies cannot form a cycle. A command depends on earlier commands of its queue and on
 //! events. Only submitted commands have events, and a submitted command accepts no more
@@ -129,9 +130,10 @@ pub struct Queue<'m, H: Host> {
     side: Side<'m>,
     /// Number of submitted commands whose slots have not been released.
     pending: u64,
-    /// Whether there are submissions of which the worker has not been notified.
+    /// Whether the worker was not notified of the latest submissions.
     untold: bool,
-    /// Whether commands are in flight for whose completion the worker does not notify this thread.
+    /// Whether silent commands are in flight: the worker does not notify this thread when they
+    /// complete.
     silent: bool,
     idle: Idle,
 }
@@ -158,8 +160,8 @@ impl<'m> Cmd<'m> {
         self.lease.command()
     }
 
-    /// Delays this command until the command of `event` has succeeded, which may be in another
-    /// queue. If that command fails, this command completes as [`Reply::Dependency`].
+    /// Delays this command until the command of `event`, in this or another queue, has succeeded.
+    /// If that command fails, this command completes as [`Reply::Dependency`].
     ///
     /// # Errors
     /// [`CommandError::TooManyEvents`] for more than
@@ -188,9 +190,9 @@ impl<'m, H: Host> Queue<'m, H> {
         let QueueMemory { pool: (header, slots), submissions, completions, flights, lane } = memory;
         let len = slots.len();
         if [submissions.1.len(), completions.1.len(), flights.len()] != [len; 3] {
-            return Err(AttachError::Config("queue: all memory of the same length"));
+            return Err(AttachError::Config("queue memory: all slices need the same length"));
         }
-        let length = AttachError::Config("queue: the number of commands is a power of two, at most 65536");
+        let length = AttachError::Config("queue commands: a power of two up to 65536");
         let pool = Pool::new(header, slots, None).map_err(|_| length)?;
         let to_worker = ring::split(submissions.0, submissions.1).map_err(|_| length)?;
         let from_worker = ring::split(completions.0, completions.1).map_err(|_| length)?;

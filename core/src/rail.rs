@@ -140,7 +140,8 @@ pub struct Remote {
 pub struct RailKey {
     /// Identifies the region to the rail on both sides.
     pub key: u64,
-    /// The rail's address of the region's first byte, or 0 if offsets count from 0.
+    /// The address by which the provider names the region's first byte, or 0 if offsets count from
+    /// 0.
     pub base: u64,
 }
 
@@ -283,11 +284,11 @@ pub unsafe trait Rail {
     fn mute(&mut self, _peer: Peer) {}
 
     /// Cuts this rail and a peer off from each other like [`fence`](Rail::fence), but costs no
-    /// other peer. The peer has closed its endpoint, and everything that counted on this rail has
-    /// arrived from it: only messages without an effect may still be in flight. Returns
-    /// [`Fence::Pending`] until all posts to the peer have completed. A rail that
-    /// [fences all](Rail::fences_all) should implement this: by default, the engine waits, and then
-    /// closes the endpoint. A wrapper forwards the call.
+    /// other peer. The peer has closed its endpoint, and everything from it that matters has
+    /// arrived on this rail: only messages without an effect may still be in flight. Returns
+    /// [`Fence::Pending`] until all posts to the peer have completed. A rail that [fences
+    /// all](Rail::fences_all) should implement this: by default, the engine waits, and then closes
+    /// the endpoint. A wrapper forwards the call.
     #[cold]
     fn fence_left(&mut self, peer: Peer) -> Fence {
         if self.fences_all() { Fence::Pending } else { self.fence(peer) }
@@ -318,9 +319,9 @@ pub unsafe trait Rail {
     }
 
     /// Returns whether a [`fence`](Rail::fence) cuts off every peer of this rail.
-    /// [`Sink::peer_down`] then reports the other peers. The engine lets them leave this rail
-    /// before. If a fence would cut off another peer for good, the engine fails the peer instead.
-    /// The answer never changes. A wrapper forwards the call.
+    /// [`Sink::peer_down`] then reports the other peers. The engine first asks them to leave this
+    /// rail. If a fence would cut off another peer for good, the engine fails the peer instead. The
+    /// answer never changes. A wrapper forwards the call.
     #[cold]
     fn fences_all(&self) -> bool {
         false
@@ -475,8 +476,8 @@ pub unsafe trait Rail {
     }
 
     /// Writes into registered memory of this process that only a device may access. If the device
-    /// can store words, a kernel that polls an aligned word of 8 bytes sees it change at once. Slow
-    /// path: may wait for the device to copy.
+    /// can store words, a device kernel that polls an aligned word of 8 bytes sees all its bytes
+    /// change at once. Slow path: may wait for the device to copy.
     ///
     /// # Errors
     /// [`PostError::Again`] if no staging memory is free, otherwise the device's error.

@@ -1,4 +1,5 @@
-//! Layer 1: atomics only. Nothing here allocates, and only a sleep with a deadline blocks.
+//! Layer 1: atomics only. Nothing here allocates, except pools on the heap (feature `alloc`). Only
+//! a sleep with a deadline blocks.
 //!
 //! | module        | provides                                                            |
 //! |---------------|---------------------------------------------------------------------|

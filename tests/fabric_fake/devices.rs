@@ -352,7 +352,10 @@ fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
     assert_eq!(other.register(&memory), Err(AttachError::Unsupported));
     let mut rail = open(true);
     rail.reach(reached(0)).unwrap();
-    assert_eq!(rail.reach(reached(1)), Err(AttachError::Full("devices of one rail: 1")));
+    assert_eq!(
+        rail.reach(reached(1)),
+        Err(AttachError::Full("a rail has one device; use another rail for another device"))
+    );
     assert!(rail.register(&memory).is_ok());
     // Host memory that is passed off as device memory.
     let mut host = vec![0u8; 4096];

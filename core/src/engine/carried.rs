@@ -5,7 +5,7 @@
 //!
 //! | operation | what is sent | at the other end |
 //! |---|---|---|
-//! | put | numbered Data messages | each is copied in its turn, before everything after it |
+//! | put | numbered Data messages | into host memory at once, into a device in their turn |
 //! | get | numbered [`Get`] messages | answered in their turn by [`Got`] messages |
 //!
 //! Pieces for a device wait in blocks of the two-sided protocol. The owner of the memory says in
@@ -123,7 +123,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let local = self.state.locals.get(region as usize).filter(|local| local.is_device());
         let Some(&LocalSlot { desc, .. }) = local else {
             // SAFETY: the caller has checked the range against its region, or it is the source of
-            // an operation that is not over.
+            // an operation that has not completed.
             return Ok(unsafe { Untrusted::new(ptr, len) });
         };
         let ptr = NonNull::new(ptr).ok_or(PostError::BadKey)?;
@@ -372,8 +372,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns a rail to a peer with failover that does not reach one of two memories, if there is
-    /// one. Any rail may have to take over, so the data then travels in messages.
+    /// For a peer with failover, returns a rail that does not reach both the local and the remote
+    /// memory, if there is one. Any rail may have to take over, so the data then travels in
+    /// messages.
     #[inline(always)]
     pub(super) fn unreached(&self, peer: u16, local: u16, remote: u16) -> Option<RailId> {
         // All rails reach host memory.

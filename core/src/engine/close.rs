@@ -23,8 +23,8 @@
 //! The sender of a Bye makes progress until it receives the answer. The other side answers only
 //! when nothing is in flight towards the sender. So writes, signals, atomics, reads and messages
 //! complete as usual. Only a send that waits for a matching receive fails, with `Closed`. It fails
-//! once all Fins of the peer have arrived, because a Bye may overtake them. The Bye has the number
-//! of Fins.
+//! once all Fins of the peer have arrived, because a Bye may overtake them. The Bye carries the
+//! number of Fins.
 //!
 //! # Duplicates and late messages
 //!
@@ -145,8 +145,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Make progress until [`has_left`](Self::has_left) returns `true`. Does not block. Closing
     /// twice changes nothing.
     ///
-    /// The other side closes too, and answers while it makes progress. Its program makes no call.
-    /// Its operations in flight are applied here first. Its sends that no receive has matched fail.
+    /// The other side closes too, and answers while it makes progress. Its program need not call
+    /// anything. Its operations in flight are applied here first. Its sends that no receive has
+    /// matched fail.
     ///
     /// # Errors
     /// [`OpError::UnknownPeer`] if the peer was removed or is not connected yet.
@@ -162,9 +163,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Returns whether the connection to a peer is closed or has failed. Then nothing is in flight
-    /// in either direction. [`peer_error`](Self::peer_error) tells the two cases apart. Does not
-    /// make progress.
+    /// Returns whether the connection to a peer is closed or has failed.
+    /// [`peer_error`](Self::peer_error) tells the two cases apart. After a close nothing is in
+    /// flight in either direction. After a failure posts may still be outstanding. Does not make
+    /// progress.
     ///
     /// # Errors
     /// [`AttachError::UnknownPeer`] if the peer was removed.
@@ -176,8 +178,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [Closes](Self::close_peer) the connections to all peers, and makes progress until the peers
     /// have left. Does not wait for failed peers. Blocks until `deadline_ns` at most.
     ///
-    /// After a return without an error, nothing is in flight and no peer waits for this engine. So
-    /// the engine may be dropped, its memory may be released, and the process may exit.
+    /// After a return without an error, every peer that has not failed is closed: nothing is in
+    /// flight to or from it, and it does not wait for this engine. So the engine may be dropped,
+    /// and the process may exit.
     ///
     /// # Errors
     /// [`Unfinished`] names a peer that had not left when the deadline expired. Call `shutdown`

@@ -90,7 +90,7 @@ impl Meeting {
         again: false,
     };
 
-    /// Returns whether this epoch is bound here, another epoch is, or none is.
+    /// Returns whether this epoch, another one, or none is bound here.
     fn bond(&self, epoch: u32) -> Bond {
         match self.theirs {
             0 => Bond::None,

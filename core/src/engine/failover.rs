@@ -226,8 +226,8 @@ impl FailoverStream {
     };
 }
 
-/// Returns the rail with this number in a bitmask, counted around and around. Returns `None` if the
-/// bitmask is empty.
+/// Returns the `n`th rail of a bitmask, counted from 0. After the last rail, counting continues
+/// with the first. Returns `None` if the bitmask is empty.
 fn nth(rails: u16, n: u32) -> Option<usize> {
     let skipped = n.checked_rem(rails.count_ones())?;
     let rest = (0..skipped).fold(rails, |rails, _| rails & (rails - 1));
@@ -398,7 +398,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether more than a limit, in nanoseconds or passes, has passed since a time.
+    /// Returns whether a limit, in nanoseconds or passes, has been reached since a time. 0 is no
+    /// time.
     fn is_over(&self, since: u64, limit: [u64; 2]) -> bool {
         let time = self.failover.as_ref().map_or(0, |failover| failover.time);
         since != 0 && time - since >= limit[self.loads.untimed()]

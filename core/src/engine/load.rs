@@ -7,9 +7,9 @@
 //!
 //! All rails are timed in one *busy time*, which leaves out most of each interval in which no rail
 //! completes anything. Such an interval is a pause of this process or of a peer, after which all
-//! rails complete much at once. Without it each rail would be slower by the whole pause, whatever
-//! it had outstanding. Posts that failed, and everything before the return of a rail, are not
-//! measured either.
+//! rails complete much at once. If all of it counted, each rail would seem slower by the whole
+//! pause, whatever it had outstanding. Posts that failed, and everything before the return of a
+//! rail, are not measured either.
 //!
 //! A choice takes the rail that is expected to complete the post first. A rail that has completed
 //! nothing for some time is expected to take as much time again. After a longer time its posts
@@ -59,22 +59,25 @@ const STOPPED: [u64; 2] = [200_000_000, 10_000];
 const STUCK: [u64; 2] = [1_500_000_000, 200_000];
 const TRIES: u8 = 3;
 
-/// The most that an interval without a completion on any rail adds to the busy time: so much, in
-/// nanoseconds or passes, or so many times the expected time of the post that completes next.
+/// Limits of what an interval without a completion on any rail adds to the busy time: this much, in
+/// nanoseconds or passes, or [`LONGER`] times the expected time of the post that completes next.
+/// The greater limit applies.
 const SILENCE: [u64; 2] = [1_000_000, u64::MAX];
 const LONGER: u64 = 4;
 
-/// A rail is late if its latest bytes took more than this many times as long as on the fastest. A
-/// rail that costs so much and was late [`LATE`] times gets no short posts.
+/// A rail is late if its latest bytes took more than this many times as long as on the fastest
+/// rail. If it also costs more than this many times as much as that rail, and was late [`LATE`]
+/// times, it gets no short posts.
 const SLOW: u64 = 4;
 const LATE: u8 = 3;
 const LATE_MAX: u8 = 8;
 
-/// Short posts that pass over a slow rail before one time that it was late is forgotten. Doubles
-/// with each time that it was late.
+/// Number of short posts that pass over a slow rail before its count of being late drops by one.
+/// Doubles with that count.
 const LAPSE: u32 = 256;
 
-/// Rails that differ by less than one part in so many of the time of a post are equally fast.
+/// Rails count as equally fast if their expected times differ by less than 1/`NEAR` of the time
+/// that the post takes.
 const NEAR: u64 = 8;
 
 /// A rail too slow to be chosen is probed once the others have worked for this many times the time
@@ -86,13 +89,13 @@ const REST: u64 = 16;
 pub(crate) struct Loads<const RAILS: usize> {
     rails: [Load; RAILS],
     clock: Option<fn() -> u64>,
-    /// Time where there is no clock.
+    /// Number of passes: the time if there is no clock.
     pub(crate) passes: u64,
     /// The last completion of a long post on any rail, or the first long post after all were idle.
     last: u64,
     /// The busy time at `last`.
     busy: u64,
-    /// Rails that are not for short posts, as a bitmask.
+    /// Rails that get no short posts, as a bitmask.
     slow: u16,
     /// Rails that reach a peer together with another rail, as a bitmask. Only they are compared.
     shared: u16,
@@ -207,7 +210,8 @@ impl<const RAILS: usize> Loads<RAILS> {
 
     /// Chooses one of `rails` for a post of `bytes` bytes, beginning with rail `turn`. The rails in
     /// `full`, which are not all of `rails`, have refused the post. `wait` belongs to the peer.
-    /// `None`: none of the rails may have more outstanding now.
+    /// Returns `None` if the post must wait: no rail may have more outstanding now, or a full rail
+    /// is worth waiting for.
     pub(crate) fn choose(
         &mut self,
         rails: u16,

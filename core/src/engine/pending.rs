@@ -41,7 +41,8 @@ pub(crate) enum OpKind {
     Fetch,
 }
 
-/// One operation, in four cache lines. A fully posted operation uses only the first of them.
+/// One operation, in four cache lines. The first line has most of what a fully posted operation
+/// needs.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct PendingSlot {
@@ -59,7 +60,7 @@ pub struct PendingSlot {
     pub(crate) posted: bool,
     /// Whether every number is acknowledged. Also true without numbers.
     pub(crate) acked: bool,
-    /// Whether the completion is reported, not only counted.
+    /// Whether the completion is reported. Of a silent operation, only a failure is counted.
     pub(crate) report: bool,
     /// Whether the writes wait until everything before them is acknowledged.
     pub(crate) fenced: bool,

@@ -1,6 +1,6 @@
 //! The messages of gets that no rail can execute, and the limits of data in pieces. A [`Get`] has a
-//! number, and a [`Got`] answers it with one piece of the data. A Got has no number: its word only
-//! identifies the attachment. Between sides with failover, a Got has a number too.
+//! number. [`Got`]s answer it, each with one piece of the data. A Got has a number only between
+//! sides with failover. Otherwise its word only identifies the attachment.
 //!
 //! ```text
 //! Get   56 bytes: kind u8 | context u8 | 0 u16 | word u32 | ack u32 | region u16 |

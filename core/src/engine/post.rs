@@ -359,7 +359,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Chooses one of several rails. Out of line to keep callers short, and cold so that callers
-    /// keep their registers. `None`: the best of them may not have more outstanding now.
+    /// keep their registers. Returns `None` if none has room, or if the post must wait for one of
+    /// them.
     #[cold]
     #[inline(never)]
     fn pick_of(&mut self, peer: u16, rails: u16, full: u16, bytes: u64) -> Option<usize> {
@@ -379,7 +380,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(rail)
     }
 
-    /// Records that a rail accepted a long post. If posts waited for that rail, they do no more.
+    /// Records that a rail accepted a long post, which ends the wait of other posts for it.
     #[inline(always)]
     pub(super) fn not_waiting(&mut self, peer: u16, rail: usize) {
         if RAILS > 1

@@ -28,7 +28,7 @@
 //! removed.
 //!
 //! Beyond the credits, a receiver may have small blocks for short messages. It grants them to
-//! streams whose credits no longer grow, a few at a time, in a Room.
+//! streams whose credits no longer grow: a quarter of what is left at a time, in a Room message.
 //!
 //! # Files
 //!
@@ -127,7 +127,7 @@ impl MatchConfig {
         }
     }
 
-    /// Returns a usual value of [`pieces`](Self::pieces) for an engine with a device and this
+    /// Returns a reasonable value of [`pieces`](Self::pieces) for an engine with a device and this
     /// number of streams.
     pub const fn pieces_for(streams: usize) -> u8 {
         match 1024 / if streams == 0 { 1 } else { streams } {
@@ -153,7 +153,8 @@ impl MatchConfig {
         streams * self.credits as usize + self.shared_credits as usize
     }
 
-    /// Returns the number of blocks that are not short of an engine with this number of streams.
+    /// Returns the number of blocks, without the short ones, of an engine with this number of
+    /// streams.
     pub const fn blocks(&self, streams: usize) -> usize {
         self.payloads(streams) + streams * 2 * self.pieces as usize
     }
@@ -361,9 +362,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Ok(())
     }
 
-    /// Moves the two tables of receives into longer memory of equal length. Afterwards the engine
-    /// does not refer to the old memory. Memory that is not longer is not used. Slow path;
-    /// allocates nothing.
+    /// Moves the two tables of receives into longer memory. Afterwards the engine does not refer to
+    /// the old memory. Does nothing if the two lengths differ, or are not greater than before. Slow
+    /// path; allocates nothing.
     #[cold]
     pub fn grow_receives(&mut self, receives: &'m mut [RecvSlot], posted: &'m mut [PostedSlot]) {
         if let Some(protocol) = &mut self.state.protocol

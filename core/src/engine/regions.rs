@@ -130,9 +130,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.
     ///
     /// If no rail reaches device memory, its bytes [travel in messages](Self::is_carried). With
-    /// failover, also if not all rails reach it, because any of them may have to take over. Its
-    /// owner needs [`MatchConfig::pieces`](super::protocol::MatchConfig::pieces), and this engine
-    /// needs matching.
+    /// failover they do so even if only some rails do not reach it, because any rail may have to
+    /// take over. Its owner needs [`MatchConfig::pieces`](super::protocol::MatchConfig::pieces),
+    /// and this engine needs matching.
     ///
     /// # Errors
     /// - [`AttachError::Full`]: the table holds only imports by the user and imports that are being

@@ -60,7 +60,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
         }
         self.acknowledge(stream);
-        // Before new operations, which may fill the window.
+        // Answer gets before posting new operations, which may fill the window.
         if self.state.streams[stream as usize].ask && self.state.is_kept(stream) {
             self.answer_gets(stream);
         }

@@ -158,7 +158,8 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) native: u8,
     /// Whether the region was imported to read messages, not by the user.
     pub(crate) auto: bool,
-    /// Whether no rail reaches the memory, so that its bytes travel in messages.
+    /// Whether the bytes travel in messages, because no rail reaches the memory, or with failover,
+    /// because some rails do not.
     pub(crate) carried: bool,
     /// Whether the memory is device memory. Unlike `device`, this stays while the peer closes.
     pub(crate) on_device: bool,

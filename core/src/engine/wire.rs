@@ -20,6 +20,7 @@
 //!             end u64, fins u32
 //! Told        128 bytes
 //! Asks        32 bytes
+//! Leave       24 bytes
 //! Rejoin      128 bytes
 //! Get         56 bytes
 //! Got         32 bytes and the payload
@@ -28,18 +29,18 @@
 //!             an acknowledgement
 //! ```
 //!
-//! `epoch` explains Hello, and `close` explains Bye. `failover::told` and `failover::rejoin` have
-//! the layouts of Told, Asks and Rejoin, and `pieces` has those of Get and Got. The messages of
-//! `protocol` have kinds from 16 on.
+//! `epoch` explains Hello, and `close` explains Bye. `failover` has the layouts of Told, Asks,
+//! Leave and Rejoin in `told`, `leave` and `rejoin`, and `pieces` has those of Get and Got. The
+//! messages of `protocol` have kinds from 16 on.
 //!
 //! The sequence has two bits more than the window needs, at most 20. The epoch gets the remaining
 //! bits, and identifies the attachment that the word belongs to. A message without a number (Reply,
 //! Ack, and the answers of `protocol`) carries the word with a sequence of 0.
 //!
-//! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below
-//! the cursor were applied here. A sequence would have too few bits for this. A message without a
-//! number may be millions of numbers late on a slow rail. Its cursor must not be mistaken for a
-//! newer cursor.
+//! Except for Hello, Leave and Rejoin, each message carries in `ack` the low 32 bits of the reverse
+//! stream's cursor: all numbers below the cursor were applied here. A sequence would have too few
+//! bits for this. A message without a number may be millions of numbers late on a slow rail. Its
+//! cursor must not be mistaken for a newer cursor.
 
 use crate::error::Violation;
 use crate::mem::{Peer, Untrusted};

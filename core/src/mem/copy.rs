@@ -16,7 +16,8 @@ use core::ptr;
 const PIECE: usize = 256 << 10;
 
 /// Copies `len` bytes. Up to 64 bytes take a few loads and stores. Longer copies call the
-/// platform's `memmove`, above 256 KiB in pieces. Copies of 12 MiB or more bypass the caches.
+/// platform's `memmove`. If the ranges do not overlap, copies above 256 KiB are split into pieces,
+/// and on x86-64 copies of 12 MiB or more bypass the caches.
 ///
 /// The two ranges may overlap, as with `memmove`: a short copy loads all bytes before it stores.
 ///

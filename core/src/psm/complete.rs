@@ -120,7 +120,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(status)
     }
 
-    /// Checks whether a pass has completed a request that was not completed before.
+    /// Collects completions, and checks whether a request is among them.
     #[inline(never)]
     fn collect_for(&mut self, index: u32) -> Result<(), Code> {
         self.collect();

@@ -18,7 +18,7 @@ use super::status::{Code, Status2};
 pub struct MqReq(u64);
 
 impl MqReq {
-    /// Returns the handle as a number, for languages without types. The number is never 0. In a
+    /// Returns the handle as a number, for C and other languages. The number is never 0. In a
     /// table of `2^n` slots, bits `n` to 31 are 0.
     pub const fn to_raw(self) -> u64 {
         self.0

@@ -27,9 +27,12 @@ pub enum CommandError {
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Empty => f.write_str("no bytes to move"),
+            Self::Empty => f.write_str("the length is 0; give at least 1 byte"),
             Self::Pattern { width, len } => {
-                write!(f, "a pattern of {width} bytes does not divide {len} bytes; use a multiple")
+                write!(
+                    f,
+                    "cannot fill {len} bytes with a pattern of {width}; use 1, 2, 4 or 8, a divisor of the length"
+                )
             }
             Self::TooManyEvents => f.write_str("too many events: a command waits for at most four"),
             Self::OtherQueue => f.write_str("the receive belongs to another queue"),

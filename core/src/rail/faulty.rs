@@ -40,7 +40,7 @@ impl Faults {
     /// No faults.
     pub const NONE: Faults = Faults { hold: 0, keep: 0, again: 0, fail: 0, short: 0 };
 
-    /// Everything arrives late and out of order, and queues are often full. No post is lost.
+    /// Most posts arrive late and out of order, and queues are often full. No post is lost.
     pub const DISORDER: Faults = Faults { hold: 700, keep: 700, again: 100, fail: 0, short: 300 };
 }
 

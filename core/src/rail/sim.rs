@@ -1,10 +1,10 @@
 //! A simulated fabric: several nodes and rails on one thread, driven by one seed. It reorders and
 //! delays traffic as a real network may, and the same seed repeats a run exactly.
 //!
-//! Time is counted in polls. A write is copied when it arrives, not when it is posted, so a signal
-//! that overtakes its data is detected. Nothing blocks or allocates. Operations in flight are
-//! stored in borrowed [`Packet`]s, and a post is refused when no packet is free. Not `Sync`: all
-//! endpoints of a [`Sim`] share one thread.
+//! Time is counted in polls. A write changes the target's memory when it arrives, not when it is
+//! posted, so a signal that overtakes its data is detected. Nothing blocks or allocates. Operations
+//! in flight are stored in borrowed [`Packet`]s, and a post is refused when no packet is free. Not
+//! `Sync`: all endpoints of a [`Sim`] share one thread.
 //!
 //! Links of a rail can be [cut](Sim::cut), in one direction or both. Operations in flight are then
 //! lost, or land late although their post has failed. They may land until the target

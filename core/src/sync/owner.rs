@@ -1,4 +1,4 @@
-//! The thread that owns something which passes from thread to thread.
+//! Records which thread owns something that threads hand to each other.
 //!
 //! | edge    | release         | acquire         | carries                   |
 //! |---------|-----------------|-----------------|---------------------------|
@@ -12,7 +12,7 @@ pub struct Owner(AtomicU64);
 
 impl Owner {
     const_new! {
-        /// Creates it without an owner.
+        /// Creates the record, with no owning thread.
         pub fn new() -> Self {
             Owner(AtomicU64::new(0))
         }

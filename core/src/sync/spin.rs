@@ -97,7 +97,7 @@ pub struct Counts {
     /// Number of sleeps that ended at their deadline.
     pub deadline_wakes: u64,
     /// Number of sleeps that ended at their deadline although there was work: a lost wake-up, or
-    /// work published at that very moment. Stays zero in a healthy program.
+    /// work published at that very moment. Stays near zero in a healthy program.
     pub deadline_with_work: u64,
     /// Number of wake-up calls made through [`Idle::notify`].
     pub wake_syscalls: u64,

@@ -329,7 +329,7 @@ impl FabricRail {
     /// [`AttachError::Full`] if the rail already has a device.
     pub fn reach(&mut self, device: Box<dyn DeviceMemory>) -> Result<(), AttachError> {
         if self.device.is_some() {
-            return Err(AttachError::Full("devices of one rail: 1"));
+            return Err(AttachError::Full("a rail has one device; use another rail for another device"));
         }
         self.device = Some(Reached::new(device));
         self.short_below = None;

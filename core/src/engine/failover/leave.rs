@@ -22,8 +22,8 @@
 //! time. The lower half of a ticket comes from [`Config::seed`](crate::engine::Config::seed), so
 //! the tickets of different sides differ.
 //!
-//! After [`PATIENCE`] the side closes its endpoint anyway. A peer that has not agreed, or
-//! was not drained, then fences the rail as hard as after a failure.
+//! After [`PATIENCE`] the side closes its endpoint anyway. A peer that has not agreed, or was not
+//! drained, then fences the rail as after a failure.
 //!
 //! ```text
 //! 24 bytes: kind u8 | rail u8 | over u8 | stage u8 | word u32 | epoch u16 | 0 u16 | 0 u32
@@ -259,8 +259,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(closing)
     }
 
-    /// Starts the patience with a closing endpoint again, because another rail of a peer must
-    /// return first.
+    /// Restarts the wait of a closing endpoint, because another rail of a peer must return first.
     pub(super) fn closing_waits(&mut self, rail: usize) {
         if let Some(closing) = self.closing(rail) {
             let Closing { ticket, asked, .. } = *closing;

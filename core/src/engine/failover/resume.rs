@@ -145,7 +145,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         into: &'a mut [u8; LONGEST],
     ) -> Result<Untrusted<'a>, Blocked> {
         let low = seq.0 as u32;
-        // The copy for a number that is not posted again after all is left to itself.
+        // If a copy for another number is in progress, abandon it: that number is no longer posted
+        // again.
         let staging = self.state.resuming(stream).map_or((0, 0), |resuming| resuming.staging);
         let mut copy = if staging.1 == low { staging.0 } else { 0 };
         let staged = self.staged(source, into, &mut copy);

@@ -26,8 +26,8 @@ pub(super) enum Carried {
     Lost,
 }
 
-/// What was posted under a number. `op` is the slot of its operation. The slot stays in use until
-/// the number is acknowledged.
+/// What was posted under a number. Except in an `Answer`, `op` is the slot of its operation. The
+/// slot stays in use until the number is acknowledged.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(in super::super) enum Sent {
@@ -103,7 +103,7 @@ unsafe impl Send for SentSlot {}
 unsafe impl Zeroable for SentSlot {}
 
 impl SentSlot {
-    /// An unused record. So is one of zeros.
+    /// An unused record. A record of zeros is unused too.
     pub const EMPTY: SentSlot = SentSlot {
         what: Sent::Nothing,
         carried: Carried::Arrived,

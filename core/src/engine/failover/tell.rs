@@ -124,7 +124,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         fence
     }
 
-    /// Called each time that the rails have checked which peers are alive.
+    /// Called each time the rails have checked which peers are alive.
     pub(in super::super) fn fences_looked(&mut self) {
         self.state.closings_looked();
         if self.state.loads.untimed() == 1

@@ -1,6 +1,7 @@
 //! Load and speed of one rail.
 
-/// Bytes that may be outstanding on a new rail, and those from which on it is not limited.
+/// Bytes that may be outstanding on a new rail. The limit grows, and is dropped once it reaches
+/// [`PROVEN`].
 pub(super) const FIRST: u64 = 64 << 10;
 const PROVEN: u64 = 2 << 20;
 
@@ -82,8 +83,8 @@ impl Load {
         bytes.saturating_mul(self.cost) >> FRACTION
     }
 
-    /// Returns the expected time until `more` bytes are complete: from the cost, and, if more, from
-    /// the busy time without a completion.
+    /// Returns the expected time until `more` bytes are complete: their time by the cost, or the
+    /// busy time without a completion, whichever is longer.
     pub(super) fn expected(&self, more: u64, busy: u64) -> u64 {
         let cost = if self.cost == 0 { 1 << FRACTION } else { self.cost };
         let silent = if self.moving() != 0 { busy.saturating_sub(self.mark) } else { 0 };
@@ -110,7 +111,7 @@ impl Load {
         *self = Load { posts, bytes, long, stuck, ..Load::NEW };
     }
 
-    /// Takes completed bytes off the account.
+    /// Subtracts completed bytes from the bytes of long posts.
     pub(super) fn settle(&mut self, bytes: u64) {
         debug_assert!(self.long >= bytes, "more bytes completed than posted");
         self.long = self.long.saturating_sub(bytes);

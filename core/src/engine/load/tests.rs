@@ -14,8 +14,8 @@ fn clock() -> u64 {
     NOW.with(|now| now.get())
 }
 
-/// Two rails that take so many microseconds per piece, with at most `depth` pieces outstanding
-/// that will complete. A pass takes a microsecond.
+/// Two rails that take `takes` microseconds per piece. At most `depth` pieces that will complete
+/// are outstanding. A pass takes a microsecond.
 struct Rig {
     loads: Loads<2>,
     takes: [u64; 2],
@@ -78,8 +78,8 @@ impl Rig {
         }
     }
 
-    /// Lets the rails work for so many microseconds. Nothing is seen of the first `pause` of each
-    /// `every`.
+    /// Lets the rails work for `us` microseconds. In the first `pause` of each `every`
+    /// microseconds, polls find nothing.
     fn run(&mut self, us: u64, every: u64, pause: u64) {
         let end = self.at + us;
         while self.at < end {
@@ -113,7 +113,7 @@ impl Rig {
         }
     }
 
-    /// Posts so many pieces on a rail that never complete.
+    /// Posts pieces on a rail that never complete them.
     fn hold(&mut self, rail: usize, pieces: u32) {
         self.held[rail] += pieces;
         (0..pieces).for_each(|_| self.loads.posted(rail, PIECE));
@@ -254,7 +254,7 @@ fn isolated_posts_take_the_fast_rail() {
 #[test]
 fn a_silence_without_work_of_other_rails_is_not_blamed_on_a_rail() {
     let mut rig = Rig::timed([10, 10], 16);
-    // The first piece of all comes two seconds late.
+    // The very first piece completes two seconds late.
     rig.hold(0, 1);
     rig.pause(2_000_000);
     rig.held[0] = 0;

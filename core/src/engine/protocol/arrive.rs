@@ -1,6 +1,6 @@
 //! Handles the two-sided messages that rails report. Changes state only; nothing here posts. All
 //! input from a peer is checked before it has an effect. A message that arrives out of order is
-//! stored until its turn, and uses a credit of its sender.
+//! stored until its turn, in the room that its sender has here.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
@@ -400,7 +400,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let index = self.answered(peer, token)?;
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let slot = &mut self.pending.slots[index as usize];
-        // Only one Pull is valid. A send that is kept for failover stays open until its Fin, even
+        // A send accepts one Pull. A send that is kept for failover stays open until its Fin, even
         // after everything was sent.
         let again = slot.pulled || slot.offset != 0;
         if again || slot.form != super::send::Form::Request || len > slot.left || len == 0 {

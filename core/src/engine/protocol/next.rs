@@ -1,6 +1,6 @@
-//! The fast path of messages: the next message of its stream, with its payload, for a posted
-//! receive. Hot: the only call is the copy of a longer payload. In any other case this file changes
-//! nothing, and `arrive` handles the message.
+//! The fast path of messages: the next message of its stream, with its payload. Hot: if a receive
+//! into host memory is posted, the only call is the copy of a longer payload. A message that needs
+//! more checks changes nothing here, and `arrive` handles it.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_message};

@@ -1,4 +1,5 @@
-//! Receiving. Only the wait blocks. A call that returns an error has no effect.
+//! Receiving. Only the wait blocks. A call that returns an error has posted, cancelled and taken
+//! nothing.
 
 use crate::error::{Awaited, OpError, PeerError, Stuck, WaitError};
 use crate::mem::PeerId;

@@ -203,8 +203,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         account.fins_sent = account.fins_sent.wrapping_add(answered as u32);
         let header = core::mem::replace(&mut protocol.requests.slots[index as usize].header, NONE);
         protocol.requests.end(index, &mut self.state.pending.ends);
-        // If there is no header, the message was short and needs a Fin, or all its chunks have
-        // arrived.
+        // If there is no header, the message carried its payload and needs a Fin, or all its chunks
+        // have arrived.
         if header != NONE {
             probe!("rendezvous_end", index, words[1]);
             self.state.give_back(Kept::Header(header), false);

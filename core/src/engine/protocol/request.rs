@@ -15,13 +15,13 @@ use super::super::list::{Fifo, Links, Listed, NONE};
 use super::super::slots::{Name, Slot, Slots};
 use super::super::tag::{ReceiveId, Tag};
 
-/// Identifies a receive until its status is taken. A stale id, or one of another engine, is an
-/// error and never looks completed.
+/// Identifies a receive until its status is taken. A stale id is an error and never looks
+/// completed. Another engine may use the same ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(pub(crate) u64);
 
 impl Request {
-    /// Returns the id as a number, for languages without such types.
+    /// Returns the id as a number, for C and other languages.
     pub const fn to_raw(self) -> u64 {
         self.0
     }

@@ -1,5 +1,5 @@
 //! Sending. A message is posted at once if possible. Otherwise it is queued on its stream, and a
-//! later pass posts it. Nothing here blocks. A call that returns an error has no effect.
+//! later pass posts it. Nothing here blocks. A call that returns an error has sent nothing.
 
 use core::ptr::NonNull;
 

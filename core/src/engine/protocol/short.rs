@@ -1,6 +1,6 @@
 //! Short messages: payloads that need no credit, because the receiver keeps them in small blocks.
-//! The receiver grants short messages, a few at a time, to streams whose credits no longer grow.
-//! Nothing here blocks, allocates or posts.
+//! The receiver grants them, a part of what is left at a time, to streams whose credits no longer
+//! grow. Nothing here blocks, allocates or posts.
 
 use crate::error::Violation;
 use crate::mem::{PeerId, Untrusted, copy_message};
@@ -90,7 +90,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         account.grant_shorts(&mut protocol.shorts);
         protocol.stats.kept += 1;
         protocol.stats.kept_bytes += len as u64;
-        // SAFETY: `take_short` has just allocated the block to only this message. The block holds
+        // SAFETY: `take_short` has just given the block to only this message. The block holds
         // `SHORT` bytes, and the payload was checked above to be no longer.
         unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), len) };
         Ok(Kept::Block(block))

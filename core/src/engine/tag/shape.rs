@@ -10,7 +10,7 @@ use crate::engine::mix;
 
 /// The shape of a receive whose mask has no slot.
 pub(super) const OVERFLOW: u8 = u8::MAX;
-/// Maximum number of shapes, because a set of shapes is one word.
+/// Maximum number of shapes: a set of shapes is one word.
 pub(super) const MOST: usize = 64;
 /// The mask of an unused slot. No receive has it, because a source is compared whole or not at all.
 const UNTAKEN: Key = Key { lo: 0, hi: 1 << 32 };

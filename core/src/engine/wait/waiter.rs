@@ -51,7 +51,7 @@ impl Pulse {
     }
 }
 
-/// A parker that never parks: the waiter only spins.
+/// A parker that never parks: the waiter spins, and yields in long waits.
 pub struct Asleep(EventCount);
 
 impl Park for Asleep {

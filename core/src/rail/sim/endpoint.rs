@@ -72,7 +72,10 @@ impl SimRail<'_, '_> {
 
     /// Attaches a node as a peer, at this address of its endpoint.
     fn attach_at(&mut self, peer: Peer, node: u16, address: u16) -> Result<(), AttachError> {
-        *self.peers.get_mut(peer.0 as usize).ok_or(AttachError::Full("sim: peers"))? = node;
+        *self
+            .peers
+            .get_mut(peer.0 as usize)
+            .ok_or(AttachError::Full("sim: 16 peers; use a lower number"))? = node;
         self.addresses[peer.0 as usize] = address;
         (self.told, self.lost) = (self.told & !(1 << peer.0), self.lost & !(1 << peer.0));
         let world = &mut *self.sim.world.borrow_mut();
@@ -290,7 +293,7 @@ impl SimSetup<'_, '_, '_> {
     pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
         match self.0.node_of(peer) {
             Err(PostError::PeerDown) => self.0.attach(peer, node),
-            _ => Err(AttachError::Full("sim: peers, or this one is attached already")),
+            _ => Err(AttachError::Full("sim: 16 peers, or this one is attached already; use a free number")),
         }
     }
 }
@@ -329,7 +332,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             .regions
             .iter()
             .position(|place| place.memory.is_none())
-            .ok_or(AttachError::Full("sim: regions of all nodes"))?;
+            .ok_or(AttachError::Full("sim: 128 regions of all nodes; deregister one"))?;
         let place = &mut world.regions[free];
         place.memory = Some(((self.node, self.rail), region.ptr(), region.len()));
         Ok((RailKey { key: place.key(free), base: 0 }, 0))

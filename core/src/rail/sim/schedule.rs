@@ -250,7 +250,7 @@ enum Source<'s> {
     Given { events: &'s [Event], next: usize, spares: bool },
 }
 
-/// The faults of one run. Drawn events leave one rail between each two nodes in use.
+/// The faults of one run. Drawn events leave one rail between every two nodes in use.
 pub struct Schedule<'s, 'm> {
     sim: &'s Sim<'m>,
     scope: Scope,
@@ -350,8 +350,8 @@ impl<'s, 'm> Schedule<'s, 'm> {
         pairs.flat_map(move |(a, b)| (0..rails).map(move |rail| Link { a, b, rail }))
     }
 
-    /// Returns whether links of a rail may fail at once, because other links between their nodes
-    /// stay in use.
+    /// Returns whether these links may fail together, because other links between their nodes stay
+    /// in use.
     fn may_fail(&self, nodes: &impl Nodes, links: &[Link]) -> bool {
         let closes = self.scope.closes;
         let stays = |&Link { a, b, rail }: &Link| {
@@ -376,7 +376,7 @@ impl<'s, 'm> Schedule<'s, 'm> {
             .any(|down| down.rail == link.rail && (ends.contains(&down.a) || ends.contains(&down.b)))
     }
 
-    /// Returns whether fences of these and all failed links leave a rail between each two nodes.
+    /// Returns whether fences of these and all failed links leave a rail between every two nodes.
     fn may_close(&self, links: &[Link]) -> bool {
         self.links().all(|Link { a, b, .. }| {
             let all = (0..self.scope.rails).map(|rail| Link { a, b, rail });
@@ -563,7 +563,7 @@ impl<'s, 'm> Schedule<'s, 'm> {
     }
 }
 
-/// Removes events for as long as a run of the rest still `fails`. Returns the number of events that
+/// Removes events as long as a run of the rest still `fails`. Returns the number of events that
 /// remain, at the front: `fails` is false without any one of them.
 pub fn shrink(events: &mut [Event], mut fails: impl FnMut(&[Event]) -> bool) -> usize {
     let (mut left, mut chunk) = (events.len(), events.len().div_ceil(2));
