@@ -333,7 +333,7 @@ unsafe impl Rail for FileRail {
             return Err(AttachError::Unsupported);
         }
         let free = self.regions.iter().position(|(region, _)| region.is_none());
-        let place = free.ok_or(AttachError::Full("file rail: regions"))?;
+        let place = free.ok_or(AttachError::Full("file rail: 64 regions; deregister one"))?;
         self.regions[place].0 = Some(*region);
         Ok((RailKey { key: self.key(place), base: 0 }, 0))
     }

@@ -94,7 +94,7 @@ fn an_atomic_is_ordered_between_signals() {
     }
 }
 
-/// A second pass may come late.
+/// The program may make its next pass much later.
 #[test]
 fn a_fetch_completes_in_the_pass_that_reads_its_reply() {
     let control = shared();

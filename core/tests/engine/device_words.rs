@@ -70,7 +70,7 @@ fn tapped() -> (Shared, Rig<Tap<Loopback<64>>, 1>) {
     (control, rig)
 }
 
-/// When a kernel that polls the word sees it change, all earlier writes have landed.
+/// A device kernel may poll the word: when it sees the word change, all earlier writes have landed.
 #[test]
 fn data_is_in_the_device_when_the_word_of_its_signal_changes() {
     const SLOTS: u64 = 8;

@@ -48,7 +48,7 @@ fn set_rates(sim: &Sim<'_>, rates: [u32; 2]) {
 }
 
 /// Returns the bytes per poll of put-signals of `len` bytes, which complete in order, with at most
-/// `depth` in flight. `change`: the rates from half of the bytes on.
+/// `depth` in flight. After half of the bytes the rates become `change`, if it is given.
 fn in_order(rates: [u32; 2], change: Option<[u32; 2]>, len: usize, depth: u64, total: u64) -> f64 {
     let sim = fabric(2, 2, 1024, QUICK, 7);
     set_rates(sim, rates);

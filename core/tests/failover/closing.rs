@@ -156,7 +156,7 @@ fn a_silent_peer_delays_the_close_by_a_time_and_not_by_turns() {
     };
     // Node 2 makes no passes, so it does not leave rail 0.
     assert!(!(0..200).any(|_| closed(&mut fleet)), "closed without a pause");
-    // A pause of this process is none of the peer.
+    // A pause of this process does not count as a pause of the peer.
     NOW.set(NOW.get() + 1_000_000_000);
     assert!(!closed(&mut fleet), "closed after a pause of this process");
     let waited = (0..100).position(|_| {

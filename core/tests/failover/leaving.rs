@@ -1,4 +1,5 @@
-//! How long fences of closing endpoints wait, and who lets whom leave. The tests set the time.
+//! Tests how long fences of closing endpoints wait, and which nodes let each other leave. The tests
+//! set the time.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -75,8 +76,9 @@ fn two_nodes_that_close_the_same_rail_for_others_get_it_back() {
     }
 }
 
-/// Returns after how many milliseconds node 0 gives up node 1, whose endpoint of rail 1 it cannot
-/// close, because it is the last rail to node 2. `leaves`: node 0 has left rail 2 to node 1.
+/// Returns after how many milliseconds node 0 gives up node 1. To fence node 1 on rail 1, node 0
+/// would have to close its endpoint. It cannot, because rail 1 is its last rail to node 2. With
+/// `leaves`, node 0 has left rail 2 to node 1.
 fn given_up_after(leaves: bool) -> u64 {
     let _scope = Scope::new();
     NOW.set(1);

@@ -49,7 +49,7 @@ impl Totals {
 /// Room for the events of a run.
 const EVENTS: usize = 1024;
 
-/// Keeps the events of a run, also if the run fails.
+/// Keeps the events of a run, even if the run fails.
 struct Told<'s, 'e>(Schedule<'s, 'static>, &'e mut Vec<Event>);
 
 impl Drop for Told<'_, '_> {
@@ -73,7 +73,7 @@ pub fn run(seed: u64, totals: &mut Totals) {
     run_in(seed, None, totals);
 }
 
-/// How long to look for fewer events with which a run fails.
+/// How long to search for fewer events that still make a run fail.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a schedule in the given fleet, or in one drawn from the seed. If the run fails, removes the

@@ -27,7 +27,7 @@ const SLOT: u64 = 700;
 /// A word in host memory and one in device memory, then the slots.
 const LANE: u64 = 64 + SLOTS * SLOT;
 
-/// Gets that a node has outstanding.
+/// Number of gets that a node has outstanding.
 const READERS: u64 = 6;
 const READ: u64 = 1500;
 
@@ -40,8 +40,8 @@ pub fn size(nodes: usize) -> usize {
     (nodes * (LANE + READERS * READ + LETTER)).next_multiple_of(8) as usize
 }
 
-/// The put-signals from one node to another. Signal `n` counts one word up: that in the device if
-/// `n` is odd, otherwise that in host memory.
+/// The put-signals from one node to another. Signal `n` adds 1 to the word in the device if `n` is
+/// odd, otherwise to the word in host memory.
 struct Lane {
     from: usize,
     to: usize,
@@ -57,7 +57,7 @@ struct Lane {
 struct Reader {
     node: usize,
     number: u64,
-    /// The buffer is device memory, and its expected bytes, while a get is outstanding.
+    /// While a get is outstanding: whether its buffer is device memory, and the expected bytes.
     waits: Option<(bool, Vec<u8>)>,
 }
 
@@ -406,7 +406,7 @@ impl<M: Memory> Traffic<M> {
         }
     }
 
-    /// Returns what is not over, as text.
+    /// Describes the operations in flight as text.
     pub fn open(&self) -> String {
         let lanes = self.lanes.iter().filter(|lane| lane.seen.min(lane.completed) != lane.sent);
         let lanes = lanes.map(|l| format!("{} to {}: {} {} {}", l.from, l.to, l.sent, l.seen, l.completed));

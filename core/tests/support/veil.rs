@@ -26,7 +26,8 @@ pub struct Veiled<R> {
     pub fetched: u32,
     /// Number of further calls of either kind that find no room.
     pub full: u32,
-    /// Number of calls after which a copy that nobody waits for ends.
+    /// Number of calls of `place_device` or `fetch_device` that return `Again` before the copy
+    /// ends.
     pub delay: u32,
     /// Whether device memory cannot be registered, imported or posted, so that its bytes travel in
     /// messages.

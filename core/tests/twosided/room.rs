@@ -203,7 +203,7 @@ fn credits_of_received_messages_return_without_traffic_the_other_way() {
         let request = fleet[1].engine.recv(None, tag(n), EXACT, into, n).unwrap();
         check(&fleet[1].engine.test_recv(request).unwrap().unwrap(), Received::Ok, n, 8, 8);
     }
-    // Runs for longer than an acknowledgement waits for a message that can carry it.
+    // Makes more turns than an acknowledgement waits for a message that can carry it.
     let mut turns = 0;
     fleet::turn_until(&mut fleet, "some turns", |_| {
         turns += 1;
