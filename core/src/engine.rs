@@ -93,7 +93,7 @@ pub struct ContextId(pub u8);
 /// How posts are spread over the rails that reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RailPolicy {
-    /// Always the rail with the lowest number.
+    /// The lowest-numbered rail that has room.
     Fixed,
     /// Round robin. The first rail differs from peer to peer.
     RoundRobin,

@@ -39,7 +39,7 @@ pub enum CompleteError {
     /// The post failed, and no part of it will land later. Contains the provider's code.
     Failed(i32),
     /// The peer failed or was detached, so the operation failed. The local memory may be reused.
-    /// After a [detach](crate::rail::Rail::detach) the post does not land any more. If the peer has
+    /// After a [detach](crate::rail::Rail::detach) the post no longer lands. If the peer has
     /// failed, [`PeerError::is_gone`] says whether sent data may still land.
     PeerDown,
     /// The post failed but may still land, so the buffer must not be reused. Contains the

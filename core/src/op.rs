@@ -96,7 +96,7 @@ impl Cmp {
 pub struct Token(pub(crate) u64);
 
 impl Token {
-    /// Names no operation. Silent operations return this token.
+    /// Names no operation. A silent operation may return this token.
     pub const NONE: Token = Token(0);
 
     /// Returns the token as a number, for C and other languages.

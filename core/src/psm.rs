@@ -169,7 +169,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     }
 
     /// Ends the use of the queue: cancels every unmatched receive and frees every completed
-    /// request. Returns whether nothing can access the program's memory any more. That is false
+    /// request. Returns whether all accesses to the program's memory have ended. Returns `false`
     /// while a send is deferred or in flight, or a matched receive is incomplete. Slow path: scans
     /// all slots.
     #[doc(alias = "psm2_mq_finalize")]

@@ -11,9 +11,10 @@
 //! 2. every sleeper that this process notifies calls membarrier
 //!    ([`LinuxHost::sleeper_uses_membarrier`]).
 //!
-//! Within one process both conditions hold or fail together, so [`LinuxHost::private`] decides
-//! alone. Between processes each side sends its answer in a handshake. A host uses the full fence
-//! until it knows that the peer sleeps with membarrier ([`LinuxHost::peer_uses_membarrier`]).
+//! Within one process both conditions hold or fail together, so [`LinuxHost::private`] needs no
+//! answer from a peer. Between processes each side sends its answer in a handshake. A host uses the
+//! full fence until it knows that the peer sleeps with membarrier
+//! ([`LinuxHost::peer_uses_membarrier`]).
 //!
 //! | host                                  | sleeper's barrier         | notifier's barrier |
 //! |---------------------------------------|---------------------------|--------------------|

@@ -16,7 +16,7 @@
 //! for each other. An operation whose data no rail can move becomes a carried one if each rail
 //! refuses its post.
 //!
-//! Between sides with failover, each Got has a number, under which it is posted again if its rail
+//! Between sides with failover, each Got has a number, so that it can be posted again if its rail
 //! fails. So two sides could wait for room in each other's windows. Therefore a get ends its turn
 //! at once and waits in a short list, and a side has no more gets unanswered than the list holds.
 //! Any rail may have to take over, so data travels in messages if only some rails reach the memory.

@@ -96,7 +96,7 @@ pub(crate) struct Bye {
     pub ack: u32,
     /// Total of returned credits of the reverse stream.
     pub freed: u32,
-    /// The number up to which the stream's numbers are acknowledged.
+    /// All numbers of the stream below this one are acknowledged.
     pub end: Seq,
     /// Number of Fins sent on this stream.
     pub fins: u32,

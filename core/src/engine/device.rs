@@ -1,5 +1,5 @@
-//! Signals and atomics whose word is in device memory: receives them, applies them when their turn
-//! comes, and waits for a word in device memory. Slow paths that wait only for the device.
+//! Handles signals and atomics on words in device memory: receives them, applies them in their
+//! turn, and waits for such a word. Slow paths that wait only for the device.
 //!
 //! The processor does not access the word: the first rail reads and writes it. So the message is
 //! parked on arrival, even if it is next in order, and a later step of the pass applies it. A

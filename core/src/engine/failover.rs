@@ -106,9 +106,9 @@ pub struct FailoverMemory<'m> {
 const AGAIN: u32 = 64;
 const RARELY: u16 = 10;
 
-/// The most that one pass adds to the time in which fences may wait, in nanoseconds or passes, so
-/// that a pause of this process counts little. Without a clock, each check of the peers adds as
-/// much, because waits sleep for 10 ms between two of them.
+/// The most that one pass adds to the clock of waiting fences, in nanoseconds or passes, so that a
+/// pause of this process counts little. If the rails have no clock, each check of the peers adds
+/// the second value, because a wait sleeps for 10 ms between two checks.
 const LOOK: [u64; 2] = [10_000_000, 10_486];
 
 /// The state of the rails to one peer. Bitmasks use our rail numbers.
@@ -124,10 +124,10 @@ pub struct FailoverPeer {
     fenced: u16,
     /// Rails that the user has disabled.
     disabled: u16,
-    /// Rails that the peer may leave, and those of them that it has left.
+    /// `allowed`: rails that the peer may leave. `left`: the rails among them that it has left.
     allowed: u16,
     left: u16,
-    /// Rails that this side may leave. A fenced one of them was drained before.
+    /// Rails that this side may leave. If one of them is fenced, it was drained first.
     leaving: u16,
     /// The answers to the peer's last messages about rails to leave: to a request of the peer, and
     /// to its answer to our own request.
@@ -242,7 +242,7 @@ pub(crate) struct Failover<'m> {
     window: u32,
     /// The endpoints that are to be closed, by rail.
     closing: [Closing; RAILS_MAX],
-    /// The time in which fences may wait, and when it was last counted. Begins at 1.
+    /// The clock of waiting fences, which begins at 1, and the time of its last update.
     time: u64,
     counted: u64,
     /// The upper half of the newest ticket known, and the lower half of this side's tickets.
@@ -389,7 +389,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Advances the time in which fences may wait.
+    /// Advances the clock of waiting fences.
     fn count_time(&mut self) {
         let (now, most) = (self.loads.now(), LOOK[self.loads.untimed()]);
         if let Some(failover) = &mut self.failover {

@@ -1,5 +1,6 @@
-//! Joints. A joint says to which rail of the peer one of our rails leads, and how long a message on
-//! it may be. Joints are set when a peer is connected. Hot paths use copies in the peer's streams.
+//! Joints. A joint names one of our rails, the rail of the peer that it leads to, and the longest
+//! message on it. Joints are set when a peer is connected. Hot paths use copies in the peer's
+//! streams.
 
 use crate::error::AttachError;
 use crate::mem::{RailId, Zeroable};

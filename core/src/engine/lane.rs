@@ -357,7 +357,7 @@ impl<'m> CommandConsumer<'m> {
         self.held = Some(job);
     }
 
-    /// Clears the report about a held command, if no command is held any more.
+    /// Clears the report about a held command once no command is held.
     #[inline]
     pub(super) fn note_progress(&mut self) {
         if self.noted != 0 && self.held.is_none() {

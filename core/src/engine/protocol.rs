@@ -147,8 +147,7 @@ impl MatchConfig {
         MatchLimits { eager: self.eager, credits: self.credits, headers: self.headers }
     }
 
-    /// Returns the number of payloads of any length that an engine with this number of streams can
-    /// keep.
+    /// Returns how many payloads of any length an engine with this number of streams can keep.
     const fn payloads(&self, streams: usize) -> usize {
         streams * self.credits as usize + self.shared_credits as usize
     }

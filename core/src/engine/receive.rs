@@ -255,7 +255,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         let slot = self.peers.get(peer.0 as usize);
         if slot.is_some_and(|slot| slot.generation & GENERATION_MASK == generation) {
             // The next acknowledgement replaces a lost one. But a rail that loses messages must not
-            // be used for this peer any more.
+            // be used for this peer again.
             let id = RailId(rail as u8);
             self.rail_failed(peer.0, rail, Fault::Rail(id, error), PeerError::Rail(id));
         }

@@ -1,6 +1,6 @@
 //! Regions: registered memory of this process, and imported memory of peers. Slow paths that
 //! allocate nothing; a rail may map memory. After an error nothing has changed, unless the error
-//! says so.
+//! says otherwise.
 
 use core::ptr::NonNull;
 

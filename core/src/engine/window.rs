@@ -108,7 +108,7 @@ impl Cells<'_> {
     }
 }
 
-/// Returns the number of 64-bit words in each of the two bitmaps of a window of `size` numbers.
+/// Returns how many 64-bit words each bitmap of a window of `size` numbers needs.
 pub const fn bitmap_words(size: u32) -> usize {
     (size as usize).div_ceil(64)
 }

@@ -3,8 +3,9 @@
 //! the same faults.
 //!
 //! It is part of every build, because users test their own code with it. Never blocks or allocates:
-//! posts that are held back are stored inside the value. The wrapped rail satisfies the whole
-//! [contract](super). This rail satisfies all of it except order.
+//! posts that are held back are stored inside the value. The wrapped rail must satisfy the whole
+//! [contract](super). This rail then satisfies it too, except that it preserves no order, and with
+//! [`Faults::fail`] loses posts.
 
 use core::ptr::NonNull;
 
@@ -17,7 +18,7 @@ use crate::op::AmoSet;
 /// Maximum length of a message in bytes.
 const MESSAGE: usize = 256;
 
-/// Linux's negated `EIO`, with which injected failures complete.
+/// The code of injected failures: Linux's `EIO`, negated.
 const EIO: i32 = -5;
 const EINVAL: i32 = -22;
 

@@ -1,4 +1,4 @@
-//! How a bounded number of threads drains a list to which any thread adds. A thread exists only
+//! Lets a bounded number of threads drain a list to which any thread adds. A thread exists only
 //! while there is something to drain.
 //!
 //! A thread that adds calls [`Turns::take`] afterwards, and starts a draining thread if that

@@ -1,5 +1,5 @@
 //! Several links fail at once on rails whose fence closes an endpoint. Two nodes stay connected if
-//! two rails between them work, or one that neither must close.
+//! two rails between them work, or one rail that neither node must close.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -69,8 +69,8 @@ fn no_rail_is_left_for_one_that_does_not_work() {
     run_in(2693, Some(&three_pairs()), &mut Totals::default());
 }
 
-/// In this run both ends of a rail close their endpoints, one before the other. What the first one
-/// has sent arrives at the other one twice, the second time very late.
+/// In this run both ends of a rail close their endpoints, one before the other. What the first end
+/// has sent arrives at the other end twice, the second time very late.
 #[test]
 fn late_arrivals_from_a_closed_endpoint_are_dropped() {
     run_in(1357, Some(&drawn(1357)), &mut Totals::default());

@@ -123,7 +123,7 @@ fn run(seed: u64, totals: &mut Totals) {
     }
 }
 
-/// Two nodes with device memory that no rail reaches, and node 0's import of that of node 1.
+/// Two nodes with device memory that no rail reaches, and node 0's import of node 1's memory.
 fn carried(seed: u64, dials: Dials, delay: u32) -> (Vec<Node<Veiled<End>, 2>>, [Region; 2], RemoteId) {
     let sim = fleet::fabric(2, 2, 512, dials, seed);
     let wrap = |_, end| {

@@ -267,7 +267,7 @@ fn the_byes_before_one_that_is_refused_are_said_again() {
     run(231, &mut Totals::default());
 }
 
-/// Runs one of `of` parts of the schedules, so that several parts run at a time.
+/// Runs part `n` of `of` of the schedules, so that several parts run at a time.
 fn part(n: u64, of: u64) {
     let mut totals = Totals::default();
     for seed in seeds(1000).into_iter().filter(|seed| seed % of == n) {

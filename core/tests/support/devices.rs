@@ -128,7 +128,7 @@ impl<M: Memory> Traffic<M> {
         }
     }
 
-    /// Offsets of the places of gets and of messages in all regions.
+    /// Returns the offsets at which the places of gets and of messages begin in each region.
     fn places(&self) -> (u64, u64) {
         let nodes = self.ids.len() as u64;
         (nodes * LANE, nodes * (LANE + READERS * READ))

@@ -44,7 +44,8 @@ struct Node<R: Rail, const RAILS: usize> {
     /// The attachment of the peer that sent the last message, and one bit for each of its messages
     /// that arrived.
     heard: (u64, u64),
-    /// Number of applied signals of each attachment of the peer, at the last check.
+    /// For each attachment of the peer, the number of its signals that were applied at the last
+    /// check.
     applied: [u64; LIVES as usize],
     renewed: u64,
 }

@@ -1,7 +1,7 @@
 //! Bounds how long a provider over TCP waits for a client of its listening socket.
 //!
 //! The tcp provider accepts connections in its progress, and receives the request of each from a
-//! blocking socket, in two parts. A client that sends the first part alone would block the caller
+//! blocking socket, in two parts. A client that sends only the first part would block the caller
 //! for ever. Accepted sockets inherit the receive timeout of their listener. It has no effect on
 //! the non-blocking sockets that the provider uses after the request.
 

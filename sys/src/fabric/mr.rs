@@ -68,7 +68,7 @@ impl MemoryRegion {
     /// (`FI_MR_DMABUF`). With `None` the provider asks the device's driver about the address.
     ///
     /// # Errors
-    /// The provider's code, also if it does not support dmabuf.
+    /// The provider's code, for example if it does not support dmabuf.
     ///
     /// # Safety
     /// The conditions of [`register`](Self::register), for memory of the device.

@@ -60,7 +60,7 @@ fn kill(link: &mut Link<FabricRail>) -> bool {
     true
 }
 
-const TAKEN: &str = "what the provider has taken it carries out";
+const TAKEN: &str = "the provider executes what it has accepted";
 
 /// Requests manual progress, so nothing happens between the polls of a test.
 const fn manual(provider: &'static str) -> Ask<'static> {
@@ -79,7 +79,7 @@ const fn with_atomics(provider: &'static str) -> Ask<'static> {
 const TRACKED: FabricConfig = FabricConfig { inject: false, ..support::SMALL };
 const MORE: FabricConfig = FabricConfig { more: Some(true), ..TRACKED };
 const ATOMICS: FabricConfig = FabricConfig { native_atomics: true, ..TRACKED };
-const UNSEEN: &str = "the error of a write that was copied is not reported";
+const UNSEEN: &str = "an injected write does not report its error";
 
 rails! {
     tcp: manual("tcp"), TRACKED, None;

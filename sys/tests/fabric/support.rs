@@ -71,7 +71,7 @@ macro_rules! rails {
                 type Rail = FabricRail;
                 const REACHES_ON: Option<&'static str> = $reaches_on;
                 const LANDS_LATE: Option<&'static str> = Some(TAKEN);
-                const IMPORTS_UNSEEN: Option<&'static str> = Some("the length of a region is known at the target alone");
+                const IMPORTS_UNSEEN: Option<&'static str> = Some("only the target knows the length of a region");
 
 
                 fn absent() -> Option<String> {

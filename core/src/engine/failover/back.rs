@@ -320,7 +320,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the rails that can be offered. Both sides have reported everything about the epoch
+    /// Returns the rails that can be offered: both sides have reported everything about the epoch
     /// that ended.
     fn able(&self, peer: u16) -> u16 {
         match self.kept_peer(peer).map(|kept| kept.back.ready & kept.fenced & kept.confirmed & !kept.disabled)

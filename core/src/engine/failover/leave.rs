@@ -9,7 +9,7 @@
 //! 2. A peer agrees if another rail in use joins both, and works in both directions. Its link may
 //!    be cut, unnoticed by both. So the request travels over that rail, the peer answers over it,
 //!    and the side repeats the request over it. Then the peer stops using the rail that it leaves,
-//!    and says so in a report. The next request tests another rail.
+//!    and reports this. The next request tests another rail.
 //! 3. The side stops using the rail too. It *drains* the rail: it waits until the peers have
 //!    reported the arrival of everything that it has sent on the rail.
 //! 4. It closes the endpoint, and reports to each drained peer that it has left.
@@ -267,7 +267,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Forgets the endpoints that nothing needs to close any more.
+    /// Forgets endpoints that no longer need to be closed.
     pub(super) fn closings_looked(&mut self) {
         for rail in 0..RAILS {
             if !self.is_closing(rail) {
@@ -281,8 +281,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the first peer for which the endpoint of a rail must be closed. Peers that have left
-    /// the rail come last, because they follow the peer for which they were asked to.
+    /// Returns the first peer whose fence requires closing the endpoint of a rail. Peers that have
+    /// left the rail come last: they left because of the fence of another peer.
     fn wants_to_close(&self, rail: usize) -> Option<u16> {
         let wants = |peer: u16| {
             let kept = self.kept_peer(peer).filter(|_| self.peers[peer as usize].state.is_up())?;
@@ -292,8 +292,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..self.peers.len() as u16).filter_map(wants).min().map(|(_, peer)| peer)
     }
 
-    /// Returns the peer whose passes repeat the request to leave a rail, if there is one. Without a
-    /// peer to fence, a request goes on only if peers were asked.
+    /// Returns the peer whose passes repeat the request to leave a rail, if there is one. If no
+    /// peer needs a fence, the request is repeated only if it was already sent to peers.
     fn asks(&self, rail: usize) -> Option<u16> {
         let Closing { ticket, asked, .. } = self.failover.as_ref()?.closing[rail];
         let all = 0..if ticket != 0 && asked != 0 { self.peers.len() as u16 } else { 0 };

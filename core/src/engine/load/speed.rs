@@ -21,7 +21,7 @@ pub(super) struct Load {
     /// Posts and bytes outstanding.
     pub(super) posts: u32,
     pub(super) bytes: u64,
-    /// Bytes outstanding in long posts, and those of them that are stuck.
+    /// Bytes outstanding in long posts, and how many of these are stuck.
     pub(super) long: u64,
     pub(super) stuck: u64,
     /// Number of times that posts became stuck since the last completion.
@@ -47,7 +47,7 @@ pub(super) struct Load {
     pub(super) avoided: u32,
     /// Bytes that may be outstanding.
     pub(super) room: u64,
-    /// Expected time of the posts for which other rails were chosen since the last one here.
+    /// Expected time of all posts that went to other rails since the last post on this one.
     pub(super) passed: u64,
 }
 

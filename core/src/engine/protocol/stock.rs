@@ -75,8 +75,8 @@ impl BlockSlot {
     }
 }
 
-/// A pool of blocks of equal size and of short blocks of [`SHORT`] bytes. The short blocks have the
-/// highest indexes.
+/// A pool of equal blocks, followed by short blocks of [`SHORT`] bytes each. The short blocks have
+/// the highest indexes.
 pub(crate) struct Blocks<'m> {
     bytes: &'m mut [u8],
     short_bytes: &'m mut [u8],

@@ -563,8 +563,8 @@ impl<'s, 'm> Schedule<'s, 'm> {
     }
 }
 
-/// Removes events as long as a run of the rest still `fails`. Returns the number of events that
-/// remain, at the front: `fails` is false without any one of them.
+/// Removes events as long as a run of the rest still `fails`. Returns the number of remaining
+/// events, which are at the front. Without any one of them, `fails` is false.
 pub fn shrink(events: &mut [Event], mut fails: impl FnMut(&[Event]) -> bool) -> usize {
     let (mut left, mut chunk) = (events.len(), events.len().div_ceil(2));
     while chunk != 0 {

@@ -267,7 +267,7 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Errors
     ///
-    /// [`StaleId`], as for [`redeem`](Self::redeem), also if the id is released a second time.
+    /// [`StaleId`], as for [`redeem`](Self::redeem), and if the id was already released.
     pub fn release_id(&mut self, id: Id) -> Result<(), StaleId> {
         let shared = self.redeem(id)?;
         self.release_shared(shared);

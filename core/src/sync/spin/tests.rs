@@ -161,7 +161,7 @@ fn efficient_parks_at_once_and_goes_on_parking() {
     assert_eq!(idle.counts().spins, 0);
 }
 
-/// Returns the number of pauses before each of the first yields of a wait that must not sleep.
+/// Runs a wait that must not sleep. Returns the number of pauses before each of its first yields.
 fn pauses_before_yields<const N: usize>(policy: Policy, tick_ns: u64) -> [u32; N] {
     let (host, mut idle) = (Scripted::default(), Idle::new(policy));
     host.tick_ns.set(tick_ns);

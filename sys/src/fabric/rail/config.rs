@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use crate::fabric::error::CallError;
 
-/// Settings of a rail. They are fixed once the rail is open, and an open rail does not allocate.
+/// Settings of a rail. They are fixed once the rail is open. Posts and polls do not allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FabricConfig {
     /// Maximum number of attached peers. Peer numbers are below this.

@@ -1,4 +1,4 @@
-//! Opens a rail. Slow path: allocates all memory that the rail uses.
+//! Opens a rail. Slow path: allocates the contexts, the buffers and most tables.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
