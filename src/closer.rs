@@ -1,7 +1,7 @@
 //! Threads that close unwanted descriptors from peers, so that no other thread blocks on them.
 //!
-//! `fishplate-shm` starts no thread itself. It sets such descriptors aside and calls a closer that
-//! the program sets; this module has one.
+//! `fishplate-shm` starts no thread itself. It sets such descriptors aside, and calls the closer
+//! that the program has set. This module provides such a closer.
 
 use std::mem::MaybeUninit;
 use std::{ptr, thread};
@@ -19,8 +19,8 @@ pub fn close_in_background() {
     set_closer(start);
 }
 
-/// Starts a closing thread, unless the maximum are running; never waits. If none can be started,
-/// the descriptors stay until the next call.
+/// Starts a closing thread, unless the maximum number is running. Never waits. If no thread can be
+/// started, the descriptors stay open until the next call.
 fn start() {
     let thread = || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);
     if CLOSING.take() && without_signals(thread).is_err() {

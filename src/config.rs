@@ -12,8 +12,8 @@ use fishplate_core::sync::seq::MAX_WINDOW;
 /// The settings of a node. `docs/tuning.md` lists their defaults and costs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Libfabric providers to try, in order. If empty, all usable ones of
-    /// [`PROVIDERS`](crate::rails::PROVIDERS), fastest first.
+    /// Libfabric providers to try, in order. If empty, all of
+    /// [`PROVIDERS`](crate::rails::PROVIDERS) are tried. The first usable provider is used.
     pub providers: Vec<String>,
     /// Interfaces to use, by the names that the provider gives them. Each name adds one rail. If
     /// empty, the nearest ones are used.
@@ -25,14 +25,14 @@ pub struct Settings {
     /// atomics are not used, and there is no [failover](crate::node::Builder::failover).
     pub native_atomics: bool,
     /// Whether NICs access device memory themselves, if their provider supports it. Otherwise
-    /// device memory travels through host memory.
+    /// libfabric rails carry device memory through host memory.
     pub nic_device_memory: bool,
     /// The libfabric to load. `None` loads `libfabric.so.1` from the linker's search path.
     pub library: Option<PathBuf>,
     /// How each operation selects its rail.
     pub policy: RailPolicy,
-    /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19,
-    /// and the same at both ends.
+    /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19.
+    /// It must be the same at both ends.
     pub window: u32,
     /// Maximum number of events per queue, and of streams with work to do, that a pass handles.
     pub batch: u32,
@@ -45,9 +45,11 @@ pub struct Settings {
     pub stripe_chunk: u64,
     /// Number of passes after which a pending acknowledgement is sent as a separate message.
     pub ack_age: u32,
-    /// Number of contexts, 1 to 256, and the same at both ends. A node uses one.
+    /// Number of contexts, 1 to 256. It must be the same at both ends. A node uses only one
+    /// context.
     pub contexts: u16,
-    /// Maximum time for a rail to complete a post. Then the post counts as lost and the peer fails.
+    /// How long a peer may show no sign of life while a libfabric post to it is outstanding. Then
+    /// the peer fails on that rail.
     pub deadline: Duration,
 }
 

@@ -1,9 +1,9 @@
 //! Each node that was opened with [`Builder::counters`](crate::node::Builder::counters) has a page
-//! of counters. Other processes of the same user read it while the program runs. `fishplate stat`
-//! shows it.
+//! of counters. Other processes of the same user can read it while the program runs, as `fishplate
+//! stat` does.
 //!
-//! The page is a memfd of 4096 bytes named [`NAME`], so it ends with its process. Readers find it
-//! in `/proc/PID/fd`. It has native words of 64 bits:
+//! The page is a memfd of 4096 bytes named [`NAME`], so it disappears with its node. Readers find
+//! it in `/proc/PID/fd`. It consists of 64-bit words in native byte order:
 //!
 //! | word | what |
 //! |---|---|
@@ -16,8 +16,9 @@
 //! | 8.. | the counters, in the order of [`NAMES`] |
 //!
 //! Later versions may add counters at the end. The node copies its counters there outside its hot
-//! paths, at most every [`INTERVAL`]: in waits, in [`Node::arm`](crate::Node::arm), by its worker,
-//! and in [`Node::publish_counters`](crate::Node::publish_counters). Copying makes no system call.
+//! paths, at most once per [`INTERVAL`]. Waits copy them, and so do the worker,
+//! [`Node::arm`](crate::Node::arm), [`Node::failed_peers`](crate::Node::failed_peers) and
+//! [`Node::publish_counters`](crate::Node::publish_counters). Copying makes no system call.
 
 use std::fs::{self, File};
 use std::io;
@@ -103,9 +104,9 @@ impl Page {
         if at == libc::MAP_FAILED {
             return Err(Errno::last());
         }
-        // The seals let other processes only read the page. If sealing fails, they could change the
-        // page, and nothing else.
-        // SAFETY: the descriptor is open, and the call takes no pointers.
+        // Because of the seals, other processes can only read the page. If sealing fails, they can
+        // also change the page, but nothing else. SAFETY: the descriptor is open, and the call
+        // takes no pointers.
         unsafe {
             let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_FUTURE_WRITE;
             libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals);
@@ -125,7 +126,7 @@ impl Page {
         unsafe { self.words.as_ref() }
     }
 
-    /// Copies the counters, unless that happened less than [`INTERVAL`] ago.
+    /// Copies the counters, unless they were copied less than [`INTERVAL`] ago.
     pub fn publish(&mut self, now_ns: u64, stats: impl FnOnce() -> (Stats, [u64; GAUGES])) {
         if now_ns.saturating_sub(self.published_ns) < INTERVAL.as_nanos() as u64 {
             return;
@@ -185,8 +186,8 @@ pub struct Snapshot {
     pub values: [u64; NAMES.len()],
 }
 
-/// Reads the pages of a process, in the order of its nodes. Makes system calls; the process itself
-/// is not disturbed.
+/// Reads the pages of a process, in the order of its nodes. Makes system calls, but does not
+/// disturb that process.
 ///
 /// # Errors
 /// There is no such process, or it belongs to another user.
@@ -270,7 +271,7 @@ mod tests {
             });
             let mut before = 0;
             while !done.load(Ordering::Relaxed) {
-                // A page that changes all the time may be unreadable now.
+                // A page that changes constantly may be unreadable at this moment.
                 let Some(now) = mine() else { continue };
                 let [posted, arrived, .., passes, peers, rails] = now.values;
                 assert_eq!([arrived, passes, peers, rails], [posted; 4]);

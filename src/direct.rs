@@ -19,7 +19,8 @@ pub fn direct(device: impl Device + 'static, interface: Interface) -> Box<dyn De
     Box::new(Direct { device: GpuDirect::new(device, TIMEOUT), interface })
 }
 
-/// The memory of a [`HostDevice`](fishplate_gpu::HostDevice), which the processor can access.
+/// The memory of a [`HostDevice`](fishplate_gpu::HostDevice), which the processor can access
+/// directly.
 pub(crate) struct StandIn;
 
 // SAFETY: copies complete before they return, and the processor's stores need no flush.

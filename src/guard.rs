@@ -2,9 +2,10 @@
 //! whether the process at the other end is alive.
 //!
 //! Providers over TCP retry for ever on a link that is down, and do not report a killed peer.
-//! [`Guard`] checks both in [`Rail::check_peers`], which waits call every 10 ms. That takes two
-//! system calls; no other path makes any. It reports [`PeerError::Rail`], which names the rail, or
-//! [`PeerError::Died`], and forwards everything else.
+//! [`Guard`] checks both in [`Rail::check_peers`], which waits call every 10 ms. That takes one
+//! system call for the link, and one for each peer with a lifeline. On all other paths the guard
+//! makes none. It reports [`PeerError::Rail`], which names the rail, or [`PeerError::Died`], and
+//! forwards everything else.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -26,7 +27,7 @@ pub struct LinkWatch {
 
 impl LinkWatch {
     /// Watches an interface of this network namespace. Returns `None` if there is no such
-    /// interface, or the kernel does not report its link.
+    /// interface, or if the kernel does not report its link.
     pub fn new(interface: &str) -> Option<LinkWatch> {
         let name = CString::new(interface).ok()?;
         let mut padded = [0; libc::IFNAMSIZ];
@@ -84,12 +85,12 @@ pub(crate) struct Watch {
     peers: Vec<Watched>,
 }
 
-/// An attached peer whose process may be alive.
+/// An attached peer whose process is not known to be dead.
 #[derive(Debug)]
 struct Watched {
     peer: Peer,
     lifeline: Option<Lifeline>,
-    /// True until the guard reports a failure of the peer.
+    /// True until the guard reports that the peer's rail has failed.
     up: bool,
 }
 
@@ -129,8 +130,8 @@ impl Watch {
     }
 }
 
-/// Forwards reports. If the rail has lost a peer, the lifeline decides: if the peer's process is
-/// alive, blame the rail.
+/// Forwards reports. If the rail has lost a peer, the lifeline decides which failure is reported:
+/// if the peer's process is alive, the rail has failed.
 struct Judge<'a, S> {
     sink: &'a mut S,
     watch: &'a mut Watch,

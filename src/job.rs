@@ -12,8 +12,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! All processes exchange bytes over TCP through rank 0. The calls below differ in how the others
-//! learn where rank 0 listens:
+//! All processes exchange bytes over TCP through rank 0. The calls below differ in how the other
+//! processes learn where rank 0 listens:
 //!
 //! | call | how a process learns the address |
 //! |---|---|
@@ -23,10 +23,10 @@
 //!
 //! `docs/jobs.md` lists the variables and the launchers.
 //!
-//! For set-up only: every call allocates, and blocks until its deadline at the latest. An expired
-//! deadline reports the ranks that are missing; a process that dies is reported at once. Each
-//! connection must first present the job's [`Cookie`]; until then nothing else from it is read. The
-//! connections are not encrypted.
+//! For setup only: every call allocates, and blocks until its deadline at the latest. When the
+//! deadline expires, the error lists the missing ranks. If a process dies, the others report it at
+//! once. Each connection must first present the job's [`Cookie`]; until then, nothing else is read
+//! from it. The connections are not encrypted.
 
 mod environment;
 mod file;
@@ -61,10 +61,10 @@ pub const CONTRIBUTION_MAX: usize = 64 << 10;
 /// Maximum number of processes in a job. Rank 0 needs a descriptor for each.
 pub const SIZE_MAX: usize = 1024;
 
-/// Interval at which `meanwhile` runs.
+/// Interval between runs of `meanwhile`.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Number of times that `meanwhile` runs in a row. One pass of a node handles a few dozen events. A
+/// Number of calls of `meanwhile` in a row. One pass of a node handles a few dozen events, so a
 /// single pass per interval would delay peers that stream data to a waiting process.
 const PASSES: u32 = 64;
 
@@ -89,7 +89,8 @@ enum Links {
     Leader(Vec<Conn>),
     /// The other ranks: the connection to rank 0.
     Follower(Conn),
-    /// A call has failed. The rest of a failed round could be mistaken for the next round.
+    /// A call has failed, so later calls fail too: the rest of a failed round could be mistaken for
+    /// the next round.
     Over,
 }
 
@@ -185,9 +186,9 @@ impl Job {
         self.size
     }
 
-    /// Sends this process's bytes to all processes, and returns the bytes of all processes, by
-    /// rank. A collective call: all processes call it the same number of times. `meanwhile` runs
-    /// while this process waits; drive a node's progress there.
+    /// Sends this process's bytes to all processes, and returns the bytes of all processes, ordered
+    /// by rank. This is a collective call: all processes make it the same number of times.
+    /// `meanwhile` runs while this process waits; drive a node's progress there.
     ///
     /// # Errors
     /// - [`ErrorKind::TimedOut`] lists the missing ranks, and [`ErrorKind::UnexpectedEof`] those
@@ -251,7 +252,7 @@ impl Job {
     }
 }
 
-/// Returns the deadline of a timeout that starts now. Timeouts are capped at a century.
+/// Returns the deadline of a timeout that starts now. Timeouts are capped at 2^32 - 1 seconds.
 fn deadline(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(Duration::from_secs(u32::MAX.into()))
 }

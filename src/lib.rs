@@ -9,7 +9,7 @@
 //! `fishplate` is the package `fishplate-tool`; `fishplate-testing` has a libfabric provider for
 //! tests.
 //!
-//! Two processes that each write to the other, then signal:
+//! In this program, each of two processes writes to the other, then signals:
 //!
 //! ```no_run
 //! use fishplate::{Cmp, Job, Node, Notice, Signal};
@@ -39,7 +39,8 @@
 //! }
 //! ```
 //!
-//! More programs are in `examples/`. The parts alone, with an engine over one loopback rail:
+//! More programs are in `examples/`. A program can also use the parts alone, such as an engine over
+//! one loopback rail:
 //!
 //! ```
 //! use fishplate::core::engine::{Config, ContextId, Issued, Notice, Signal};

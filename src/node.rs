@@ -20,8 +20,8 @@
 //!
 //! One thread at a time uses a node, and it can move between threads. It makes progress only in its
 //! own calls: a program that computes for long calls [`Node::progress`] regularly, or opens the
-//! node with a [worker](Builder::worker) thread. Only its two `unsafe` calls can cause undefined
-//! behaviour: [`Node::register`] and [`Node::register_device`].
+//! node with a [worker](Builder::worker) thread. Only the two calls that are `unsafe` can cause
+//! undefined behaviour: [`Node::register`] and [`Node::register_device`].
 //!
 //! | call                                | waits                        | allocates      |
 //! |-------------------------------------|------------------------------|----------------|
@@ -32,11 +32,11 @@
 //! | calls with a timeout                | up to their timeout          | some           |
 //! | `import`, first `send` to a peer    | until the peer is connected  | yes            |
 //! | calls on device memory of this node | for the device               | some           |
-//! | all others                          | no                           | yes            |
+//! | all others                          | no                           | possibly       |
 //!
-//! Calls with a timeout are `wait`, `wait_completion`, `wait_recv`, `quiet`, `fetch`, `fetch_add`,
-//! `recv` and `close`. Of these, only `recv` and `close` allocate, and any of them while it
-//! connects peers.
+//! Calls with a timeout are `wait`, `wait_completion`, `wait_recv`, `quiet`, `quiet_all`, `fetch`,
+//! `fetch_add`, `recv` and `close`. Of these, only `recv` and `close` allocate, but any of them may
+//! allocate while it connects peers.
 //!
 //! # Device memory
 //!
@@ -45,23 +45,24 @@
 //!
 //! Shared memory carries device memory if both nodes have a device. Libfabric carries it if the
 //! provider of the node that owns the memory supports `FI_HMEM`; the other end needs no device.
-//! Otherwise its bytes travel in messages through host memory, which
-//! [`is_carried`](Node::is_carried) tells. All operations work then, except that long messages from
-//! device memory into device memory fail.
+//! Otherwise its bytes travel in messages through host memory, and [`is_carried`](Node::is_carried)
+//! returns `true`. Then all operations work, except long messages from device memory into device
+//! memory.
 //!
-//! Words of signals and atomics may be in device memory; the device changes them. A put of
-//! unregistered bytes to device memory fails: [`OpError::DeviceMemory`].
+//! Words of signals and atomics may be in device memory. The device itself changes such words. A
+//! put of unregistered bytes to device memory fails: [`OpError::DeviceMemory`].
 //!
 //! Freed memory returns to the device once no peer has it open. Peers close it in `progress` and in
-//! waits, and its owner frees it in the same calls. A device's copies do not wake a sleeping
-//! thread: a wait polls them every 20 microseconds to 10 milliseconds.
+//! waits, and its owner frees it in the same calls. The end of a device's copy does not wake a
+//! sleeping thread, so a wait polls every 20 microseconds to 10 milliseconds.
 //!
 //! # Waits
 //!
 //! A wait spins for some microseconds, then sleeps until a peer on this host wakes it or something
-//! arrives over a libfabric rail. A provider without `FI_WAIT_FD`, and any libfabric rail of a node
-//! with a device, cannot end a sleep: then a wait polls every 100 microseconds, and every
-//! millisecond after 50 milliseconds. `RailInfo::wakes` says which rails can end a sleep.
+//! arrives over a libfabric rail. A provider without `FI_WAIT_FD` cannot end a sleep, and neither
+//! can a libfabric rail of a node with a device. With such rails, a wait polls every 100
+//! microseconds, and after 50 milliseconds every millisecond. `RailInfo::wakes` says which rails
+//! can end a sleep.
 
 mod address;
 mod builder;
@@ -109,19 +110,18 @@ use messages::Own;
 use rail::NodeRail;
 use worker::Driver;
 
-/// These apply while a peer of this host is not connected: the number of calls of `progress`
-/// between two clock reads, and the minimum time between two polls for peers of this host that are
-/// not connected, in nanoseconds.
+/// While a peer of this host is not connected: the number of calls of `progress` between two clock
+/// reads, and the minimum time in nanoseconds between two polls for such peers.
 const MEETING_PASSES: u32 = 16;
 const MEETING_PAUSE: u64 = 50_000;
 
-/// Maximum slice of a wait in nanoseconds: while a peer of this host is not connected, and at other
-/// times.
+/// Maximum length of a wait's slice in nanoseconds: while a peer of this host is not connected, and
+/// at other times.
 const MEETING_SLICE: u64 = 2_000_000;
 const SLICE: u64 = 20_000_000;
 
-/// If this node is a front, forwards a call to the node behind it. Needed for calls that the
-/// front's engine would not refuse by itself.
+/// If this node is a front, forwards a call to the node behind it. Calls need this if the front's
+/// engine would not refuse them by itself.
 macro_rules! behind {
     ($node:expr, $call:expr) => {
         if let super::Driver::Worker(worker) = &$node.driver {
@@ -206,8 +206,8 @@ impl Node {
     }
 
     /// Returns the address that peers [connect](Self::connect) to: opaque, at most [`ADDRESS_MAX`]
-    /// bytes. It changes when a libfabric rail fails: ask again before a peer connects anew. Slow
-    /// path: allocates.
+    /// bytes. It changes when a libfabric rail fails, so call this again before another peer
+    /// connects. Slow path: allocates.
     pub fn address(&self) -> Vec<u8> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.address()).unwrap_or_else(|_| self.encoded.clone());
@@ -255,8 +255,9 @@ impl Node {
     }
 
     /// Copies the counters to the page of a node with [`Builder::counters`](Builder::counters),
-    /// unless that was done in the last 10 ms. Waits and [`failed_peers`](Self::failed_peers) copy
-    /// them too, and so does a worker. Only programs that use none of these need this call.
+    /// unless that was done in the last 10 ms. Waits, [`arm`](Self::arm),
+    /// [`failed_peers`](Self::failed_peers) and a worker copy them too. Only programs that use none
+    /// of these need this call.
     pub fn publish_counters(&mut self) {
         let Some(page) = &mut self.page else { return };
         let (home, contacts, rails) = (&self.home, &self.contacts, &self.rails);
@@ -265,11 +266,11 @@ impl Node {
         });
     }
 
-    /// Shuts the node down: waits until everything it sent is applied and every peer knows that
-    /// this node leaves, so that no peer reports it as dead. Peers answer in
-    /// [`progress`](Self::progress) and in calls that wait, not in calls that complete at once.
-    /// Once a peer has answered, its operations to this node fail as closed. So use a barrier first
-    /// if processes may still need each other.
+    /// Shuts the node down. Waits until everything that it sent is applied, and until every peer
+    /// knows that this node leaves, so that no peer reports it as dead. Peers answer in
+    /// [`progress`](Self::progress) and in calls that wait, but not in calls that complete at once.
+    /// Once a peer has answered, its operations to this node fail, because the node is closed. So
+    /// use a barrier first if processes may still need each other.
     ///
     /// # Errors
     /// [`Error::Unfinished`] names what was missing when the deadline expired.
@@ -283,7 +284,7 @@ impl Node {
         let deadline = Instant::now().checked_add(timeout);
         for contact in &self.contacts {
             let engine = &mut self.home.engine;
-            // The peer has not connected and nothing was sent to it, so it expects no Bye.
+            // This peer has not connected, and nothing was sent to it, so it expects no Bye.
             if engine.peer_error(contact.peer) == Ok(None)
                 && engine.has_answered(contact.peer) == Ok(false)
                 && engine.is_quiet(CONTEXT, contact.peer) == Ok(true)
@@ -298,7 +299,7 @@ impl Node {
         self.quiet_all(Duration::ZERO)
     }
 
-    /// If this node is a front, repeats the call at the node behind it, which knows the peers,
+    /// If this node is a front, repeats the call on the node behind it, which knows the peers,
     /// memory and operations.
     #[cold]
     fn else_behind<T, E: From<OpError>>(

@@ -1,5 +1,5 @@
-//! Selects rails, from requested providers and from named or nearby interfaces, and opens and
-//! guards them.
+//! Selects rails from the requested providers and from named or nearby interfaces. Opens them and
+//! puts each under a guard.
 //!
 //! Setup only: it loads a library, allocates, and waits for the providers.
 
@@ -17,7 +17,8 @@ use crate::guard::{Guard, LinkWatch};
 use crate::storage::Limits;
 use crate::topology::{Anchor, LinkState, Machine, PciAddress};
 
-/// Providers to try if none are named, those with hardware first. Shared memory has its own rail.
+/// Providers to try if none are named, those with hardware first. libfabric's shared memory is not
+/// among them, because shared memory has its own rail.
 pub const PROVIDERS: [&str; 7] = ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "psm3", "tcp", "tcp;ofi_rxm"];
 
 /// Why no rails could be opened.
@@ -38,7 +39,7 @@ pub enum RailsError {
         there: Vec<String>,
         /// Whether the interfaces were named.
         named: bool,
-        /// Interfaces that are used only if named, and why.
+        /// Interfaces that are used only if they are named, and the reason.
         passed_over: Vec<(String, &'static str)>,
         /// [`Settings::max_rails`].
         limit: usize,
@@ -60,7 +61,8 @@ impl fmt::Display for RailsError {
             RailsError::Load(error) => write!(f, "{error}; install libfabric, or set its path"),
             RailsError::Provider(errors) => {
                 let is_missing = |error: &NegotiateError| matches!(error, NegotiateError::NoProvider { .. });
-                // The error of a provider that exists says more than those of absent ones.
+                // The error of an existing provider explains more than the errors of absent
+                // providers.
                 let exists = errors.iter().any(|error| !is_missing(error));
                 let errors = errors.iter().filter(|error| !(exists && is_missing(error)));
                 for (at, error) in errors.enumerate() {
@@ -140,7 +142,8 @@ pub struct Candidate {
     pub nic: Option<usize>,
     /// Megabits per second; 0 if unknown.
     pub mbit: u32,
-    /// Why the interface is used only if it is named. `None` if it needs no naming.
+    /// Why the interface is used only if it is named. `None` if it is also used without being
+    /// named.
     pub passed_over: Option<&'static str>,
 }
 
@@ -150,8 +153,8 @@ pub struct Candidate {
 /// The library is missing or too old.
 ///
 /// # Safety
-/// The library that the settings name, or the linker finds, is a libfabric: its constructors run,
-/// and its results are trusted.
+/// The library that the settings name, or that the linker finds, is a libfabric. Its constructors
+/// run, and its results are trusted.
 pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
     let path = settings.library.as_ref().map(|path| CString::new(path.as_os_str().as_encoded_bytes()));
     let path = path.transpose().map_err(|_| LoadError::NotFound {
@@ -162,7 +165,7 @@ pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
     unsafe { Library::open(path.as_deref()) }
 }
 
-/// Lists the interfaces of a provider, in its order.
+/// Lists the interfaces of a provider, in the provider's order.
 ///
 /// # Errors
 /// The provider is missing, or none of its endpoints is usable.
@@ -174,7 +177,7 @@ pub fn candidates(
     let ask = Ask::new(provider);
     let (offers, _) = negotiate::offers(library, &ask)?;
     if offers.is_empty() {
-        // Negotiates only to get the error that explains the empty list.
+        // Negotiates only to return the error that explains why the list is empty.
         negotiate::negotiate(library, &ask)?;
     }
     let mut found: Vec<Candidate> = vec![];
@@ -210,8 +213,8 @@ fn candidate(info: &Info, interface: String, machine: &Machine) -> Candidate {
     Candidate { interface, nic, mbit, passed_over: None }
 }
 
-/// Selects the interfaces of a provider that a process should use: its share, nearest to the anchor
-/// first; interfaces unknown to the machine come last.
+/// Selects the interfaces of a provider that a process should use: its share of the NICs, nearest
+/// to the anchor first. Interfaces unknown to the machine come last.
 pub fn nearest(
     machine: &Machine,
     candidates: &[Candidate],
@@ -236,7 +239,8 @@ pub fn nearest(
     best.into_iter().take(limit).cloned().collect()
 }
 
-/// Longest message of a rail in bytes: a page, and the headers of the program and the engine.
+/// Maximum message length of a rail in bytes: a page, and room for the headers of the program and
+/// the engine.
 const MESSAGE: usize = 4096 + 512;
 
 /// Opens rails of the first usable provider.
@@ -256,7 +260,8 @@ pub fn open(wanted: Wanted<'_>, library: Library, machine: &Machine) -> Result<V
     Err(RailsError::Provider(refused))
 }
 
-/// Opens the rails of one provider. If the inner result is an error, try the next provider.
+/// Opens the rails of one provider. If the inner result is an error, the caller tries the next
+/// provider.
 fn on_provider(
     wanted: Wanted<'_>,
     library: Library,

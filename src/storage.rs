@@ -1,5 +1,5 @@
 //! The heap memory of an engine, allocated once. Memory for a peer's messages is not touched before
-//! the peer sends any, so a silent peer costs memory for its state, but not for its windows.
+//! the peer sends any. So a silent peer costs memory for its state, but not for its windows.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -71,8 +71,8 @@ impl<const RAILS: usize> Storage<RAILS> {
     /// Creates an engine over `rails` in this memory.
     ///
     /// # Errors
-    /// The same as [`Engine::new`]; [`AttachError::Config`] also if `config` needs more memory than
-    /// the one given to `new`.
+    /// The same as [`Engine::new`]. Also [`AttachError::Config`] if `config` needs more memory than
+    /// the configuration given to `new`.
     pub fn engine<R: Rail>(
         &mut self,
         config: Config,
@@ -92,8 +92,8 @@ impl<const RAILS: usize> Storage<RAILS> {
     }
 }
 
-/// Number of unexpected messages that hash buckets find in constant time. With more messages, a
-/// lookup takes longer.
+/// Up to this many unexpected messages, a lookup through the hash buckets takes constant time. With
+/// more messages it takes longer.
 const HASHED: usize = 1 << 14;
 
 /// Number of messages that share a bucket when there are more than [`HASHED`].
@@ -122,7 +122,7 @@ impl<T: Zeroable> Zeros<T> {
 }
 
 /// Owns what an engine borrows for tagged messages. Allocates in [`MatchStorage::new`] and never
-/// again; payloads' memory is not touched before it is used.
+/// again. Memory for payloads is not touched before it is used.
 pub struct MatchStorage<const RAILS: usize> {
     posted: Vec<PostedSlot>,
     unexpected: Zeros<UnexpectedSlot>,
@@ -180,8 +180,8 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
 }
 
 /// Owns what an engine borrows for failover. Allocates in [`FailoverStorage::new`] and never again:
-/// about 180 bytes for each number of a window, so 23 KiB for each peer and context with a window
-/// of 128. They are not touched before the engine sends to the peer.
+/// about 180 bytes for each sequence number of a window, so 23 KiB for each peer and context with a
+/// window of 128. This memory is not touched before the engine sends to the peer.
 pub struct FailoverStorage {
     peers: Box<[MaybeUninit<FailoverPeer>]>,
     streams: Zeros<FailoverStream>,

@@ -1,10 +1,9 @@
-//! Selects the NICs of a process, from what `/sys` reports of NICs, GPUs and the PCIe tree between
-//! them.
+//! Selects the NICs of a process, based on what `/sys` reports about NICs, GPUs and the PCIe tree
+//! between them.
 //!
-//! Everything here runs at setup: it reads files, allocates, starts nothing and keeps nothing open.
-//! [`Machine::read`] takes the root of the tree as an argument, so that recorded trees serve as
-//! well as the machine itself. A missing or malformed file affects only the information in that
-//! file.
+//! Everything here runs at setup. It reads files and allocates, but starts no threads and keeps
+//! nothing open. [`Machine::read`] takes the root of the tree as an argument, so that it can also
+//! read recorded trees. A missing or malformed file affects only the information in that file.
 //!
 //! - `pci` names devices and the bridges above them.
 //! - `scan` reads the tree.
@@ -69,11 +68,11 @@ pub struct Gpu {
 /// The distance between two devices; less is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
-    /// Below one PCIe bridge: traffic between the devices does not pass the processor.
+    /// Below one PCIe bridge, so traffic between the devices bypasses the processor.
     Switch,
     /// Below one root complex.
     RootComplex,
-    /// At one NUMA node.
+    /// On the same NUMA node.
     Node,
     /// Farther apart, or unknown.
     System,

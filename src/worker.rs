@@ -2,8 +2,8 @@
 //! submissions.
 //!
 //! The thread owns the engine and its consumers while it runs. It spins and then parks according to
-//! the [`Policy`], and returns both when it is stopped. It belongs to a [`Scope`], so the engine
-//! and queues may borrow from the stack outside of it.
+//! the [`Policy`], and returns the engine and the consumers when it is stopped. It belongs to a
+//! [`Scope`], so the engine and queues may borrow from the stack outside the scope.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -25,7 +25,7 @@ pub struct Wakes<'a> {
     pub host: &'a LinuxHost,
     /// Notified by queues on submission.
     pub send: &'a EventCount,
-    /// Notified on arrivals. Without it the worker never parks.
+    /// Notified when something arrives. Without it the worker never parks.
     pub arrivals: Option<&'a EventCount>,
 }
 
@@ -83,15 +83,15 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// An engine and the consumers that it serves. The engine is boxed, because it contains its rails
-/// and some of them are large.
+/// An engine and the consumers that it serves. The engine is boxed because it contains its rails,
+/// some of which are large.
 pub type Parts<'m, 'd, R, const RAILS: usize> = (Box<Engine<'m, R, RAILS>>, Vec<CommandConsumer<'d>>);
 
 /// Starts a worker that runs until it is stopped, or until `deadline_ns`.
 ///
 /// # Errors
-/// [`StartError::Thread`]. [`Running::stop`] reports a failed pinning; the thread then does
-/// nothing.
+/// [`StartError::Thread`]. If pinning fails, the thread does nothing, and [`Running::stop`] reports
+/// the error.
 pub fn start<
     'scope,
     'env,
@@ -127,7 +127,7 @@ impl<E> Running<'_, '_, E> {
     /// acknowledged all arrivals. Blocks until then, or until the worker's deadline.
     ///
     /// # Errors
-    /// [`StartError::Pin`]: it never ran.
+    /// [`StartError::Pin`]: the worker never ran.
     ///
     /// # Panics
     /// If the worker's thread panicked.

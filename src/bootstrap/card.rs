@@ -39,7 +39,7 @@ pub struct RailCard {
 pub struct Card {
     /// Random, to distinguish processes.
     pub id: u64,
-    /// The caller's number of the transport, which must be the same on both sides: it is compared
+    /// The caller's number for the transport. It must be the same on both sides, and is compared
     /// first, because the defaults of other fields may depend on it. [`new`](Self::new) sets 0.
     pub transport: u8,
     /// [`Config::window`].
@@ -48,13 +48,13 @@ pub struct Card {
     pub contexts: u16,
     /// [`Config::first_sequence`].
     pub first_sequence: u64,
-    /// The caller's own number, which must be the same on both sides.
+    /// A number of the caller's choice, which must be the same on both sides.
     pub user: u64,
     /// The rails in the engine's order. 1 to 16.
     pub rails: Vec<RailCard>,
 }
 
-/// The result of two cards that match.
+/// What two matching cards agree on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
     /// Which remote rail each local rail is connected to.
@@ -143,7 +143,7 @@ impl Card {
         let bad = BootstrapError::BadCard;
         let short = |what| move |_: Short| bad(what);
         let mut fields = Reader::new(bytes);
-        let id = fields.u64().map_err(short("number"))?;
+        let id = fields.u64().map_err(short("id"))?;
         let transport = fields.u8().map_err(short("transport"))?;
         let window = fields.u32().map_err(short("window"))?;
         let contexts = fields.u16().map_err(short("contexts"))?;
@@ -172,7 +172,7 @@ impl Card {
     }
 }
 
-/// Reads a string. Rejects control characters, so that it can be printed.
+/// Reads a string. Rejects control characters, because the string may be printed.
 fn text(fields: &mut Reader<'_>) -> Option<String> {
     let len = fields.u8().ok()?;
     let text = std::str::from_utf8(fields.take(len.into()).ok()?).ok()?;

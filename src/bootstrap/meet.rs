@@ -45,13 +45,13 @@ pub struct Listener {
 type FileId = (u64, u64);
 
 impl Listener {
-    /// Listens at HOST:PORT, where port 0 selects a free one; at a path, which contains a slash; or
-    /// at `@NAME`, an abstract socket of this host. Replaces the socket file of a process that has
-    /// ended without removing it.
+    /// Listens at HOST:PORT (port 0 selects a free port), at a path that contains a slash, or at
+    /// `@NAME`, an abstract socket of this host. Replaces a socket file that a process left behind
+    /// when it ended.
     ///
     /// # Errors
-    /// [`BootstrapError::Address`] or [`BootstrapError::System`]: `EADDRINUSE` if a process listens
-    /// there, or the path names another file.
+    /// [`BootstrapError::Address`], or [`BootstrapError::System`]. The latter is `EADDRINUSE` if a
+    /// process listens there, or if the path names a file of another kind.
     pub fn bind(at: &str) -> Result<Listener, BootstrapError> {
         let mut file = None;
         let socket = match Place::of(at) {
@@ -82,7 +82,7 @@ impl Listener {
     /// Returns the port.
     ///
     /// # Errors
-    /// [`BootstrapError::System`]; [`BootstrapError::Address`] if it does not listen at a port.
+    /// [`BootstrapError::System`]; or [`BootstrapError::Address`] if it listens at a path or name.
     pub fn port(&self) -> Result<u16, BootstrapError> {
         let socket = TcpListener::from(self.socket.try_clone().map_err(code)?);
         Ok(socket.local_addr().map_err(|_| BootstrapError::Address)?.port())
@@ -163,9 +163,9 @@ impl Place<'_> {
     }
 }
 
-/// Connects to the process that listens at `at`, an address as for [`Listener::bind`], and
-/// exchanges cards with it. Retries until the deadline while no process listens there, or the
-/// listener closes the connection before it has sent its card.
+/// Connects to the process that listens at `at`, and exchanges cards with it. The address has the
+/// same form as for [`Listener::bind`]. Retries until the deadline while no process listens there,
+/// or the listener closes the connection before it has sent its card.
 ///
 /// # Errors
 /// [`BootstrapError::System`] if no process listened in time; or the reason why the cards do not
@@ -274,8 +274,8 @@ impl Greeting {
                 }
                 return Ok(Some(theirs));
             }
-            // Rejects a peer that sends our own random bytes back: it could then pass our reply off
-            // as its own card.
+            // Rejects a peer that sends our own random bytes back, because it could then pass off
+            // our reply as its own card.
             if *nonce == self.nonce {
                 return Err(BootstrapError::BadCard("random bytes"));
             }
@@ -324,6 +324,7 @@ fn random() -> Result<Nonce, BootstrapError> {
     let mut nonce = [0; 16];
     // SAFETY: `nonce` is writable for its length, which is passed with it.
     let n = unsafe { libc::getrandom(nonce.as_mut_ptr().cast(), nonce.len(), 0) };
-    // The call waits for the generator's seed, then returns up to 256 bytes at once.
+    // The call waits until the generator is seeded. After that, the kernel never truncates a
+    // request of up to 256 bytes.
     if n == nonce.len() as isize { Ok(nonce) } else { Err(code(std::io::Error::last_os_error())) }
 }

@@ -332,8 +332,8 @@ fn a_client_with_an_invalid_card_is_refused_and_the_next_is_accepted() {
             why
         })
     };
-    assert_eq!(refused(|card| card[..16].to_vec()), BootstrapError::BadCard("number"));
-    assert_eq!(refused(|card| card[..20].to_vec()), BootstrapError::BadCard("number"));
+    assert_eq!(refused(|card| card[..16].to_vec()), BootstrapError::BadCard("id"));
+    assert_eq!(refused(|card| card[..20].to_vec()), BootstrapError::BadCard("id"));
     assert_eq!(refused(|card| [card, vec![0]].concat()), BootstrapError::BadCard("length"));
     let other_window = |mut card: Vec<u8>| {
         card[25] += 1;

@@ -20,7 +20,7 @@ const NAP: Duration = Duration::from_micros(100);
 /// Polls before the first pause.
 const LOOKS: u32 = 200;
 
-/// Maximum number of receiving calls in a row. A peer may send a message byte by byte.
+/// Maximum number of receiving calls in a row, because a peer may send a message byte by byte.
 const RECEIVES: usize = 32;
 
 /// A connection that carries messages. Dropping it closes the connection.
@@ -48,10 +48,10 @@ impl Wire {
     }
 
     /// Sends a message and waits for the peer's message. The peer must make the same call. Until
-    /// it arrives, this call runs `idle`, which returns how many events it handled. After
-    /// several runs without events, this call pauses between runs. If `idle` returns `None`, the
-    /// wait stops. A message that arrived before the wait was stopped, or before the peer closed
-    /// the connection, is still returned.
+    /// that message arrives, this call runs `idle`, which returns how many events it handled. After
+    /// many runs without events, this call pauses between runs. If `idle` returns `None`, the wait
+    /// stops. A message that arrived before the wait was stopped, or before the peer closed the
+    /// connection, is still returned.
     ///
     /// # Errors
     /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`]; or
@@ -91,8 +91,8 @@ impl Wire {
         }
     }
 
-    /// Returns the peer's HOST:PORT. For a socket of this host, returns the process that created
-    /// the other end.
+    /// Returns the peer's HOST:PORT. If the socket is local to this host, names the process that
+    /// created the other end.
     pub fn peer(&self) -> String {
         let address = self.socket.try_clone().and_then(|socket| TcpStream::from(socket).peer_addr());
         match (address, self.pid()) {
@@ -102,7 +102,8 @@ impl Wire {
         }
     }
 
-    /// Returns the process that created the other end, if the socket is of this host.
+    /// Returns the id of the process that created the other end, if the socket is local to this
+    /// host.
     pub fn pid(&self) -> Option<u32> {
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of_val(&peer) as libc::socklen_t;
@@ -198,7 +199,8 @@ impl Wire {
         Ok(Some(message))
     }
 
-    /// Returns the end of the first message if it is complete. Checks its header at once.
+    /// Returns the end of the first message if it is complete. Checks its header as soon as it has
+    /// arrived.
     fn whole(&self) -> Result<Option<usize>, BootstrapError> {
         let known = self.inward.len().min(MAGIC.len());
         if self.inward[..known] != MAGIC[..known] {
@@ -264,7 +266,7 @@ fn recv(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, BootstrapError> {
     })
 }
 
-/// Converts a result: 0 if the call would block.
+/// Converts a system call's result. Returns 0 if the call would block.
 fn attempt(moved: isize) -> Result<usize, BootstrapError> {
     match moved {
         0 => Err(BootstrapError::HungUp),

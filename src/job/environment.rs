@@ -1,7 +1,7 @@
-//! Determines from the launcher's environment variables how the job meets. `docs/jobs.md` has the
-//! table.
+//! Determines from the launcher's environment variables how the job meets. `docs/jobs.md` lists
+//! them.
 //!
-//! A function that is passed in reads the variables, so tests need not change the environment.
+//! The caller passes a function that reads the variables, so tests need not change the environment.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::RawFd;
@@ -20,7 +20,7 @@ const LAUNCHERS: [[&str; 2]; 5] = [
     ["RANK", "WORLD_SIZE"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
     ["PMI_RANK", "PMI_SIZE"],
-    // Slurm sets the step's size only inside a step. It sets its other variables in batch scripts
+    // Slurm sets the size of a step only inside the step. It sets other variables in batch scripts
     // too.
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
@@ -145,7 +145,7 @@ fn place_in_job(get: &impl Fn(&str) -> Option<String>) -> io::Result<Option<(Opt
         None => Ok(None),
     };
     for [rank, size] in LAUNCHERS {
-        // Other programs may also set a name as common as RANK, so the size must be set too.
+        // RANK is so common a name that other programs may set it, so the size must be set too.
         match (number(rank), number(size)?) {
             (Ok(Some(rank)), Some(size)) => return Ok(Some((Some(rank), size))),
             (Ok(None), Some(size)) if rank == LAUNCHERS[0][0] => return Ok(Some((None, size))),

@@ -1,8 +1,8 @@
 //! Jobs that meet in a folder: rank 0 writes its id to a file there, and the others read it.
 //!
-//! Rank 0 holds a lock on the file until its process ends, and removes the file once the job has
-//! formed. A process that gives up removes the file if its rank 0 has died. The file is readable
-//! only by its owner, and files of other users are refused.
+//! Rank 0 locks the file, and removes it once the job has formed or has failed to form. A process
+//! that gives up removes the file if rank 0 has died. The file is readable only by its owner, and
+//! files of other users are refused.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

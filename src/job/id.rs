@@ -1,7 +1,7 @@
 //! The identity of a job: a cookie that its processes present, and an id of fixed size that any
 //! channel can carry. The id holds the addresses of rank 0 and the cookie.
 //!
-//! Never blocks. A random cookie comes from `getrandom`.
+//! Nothing here blocks, except that a random cookie waits until the kernel's generator is seeded.
 
 use std::fmt;
 use std::io;

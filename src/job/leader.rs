@@ -48,12 +48,12 @@ impl Leader {
         self.lead_while(size, timeout, || Ok(()))
     }
 
-    /// [`lead`](Self::lead), with a call of `check` at least every 50 ms while it waits. A program
-    /// that has started the other processes checks there that they are alive.
+    /// Does the same as [`lead`](Self::lead), and calls `check` at least every 50 ms while it
+    /// waits. There, a program that has started the other processes can check that they are alive.
     ///
     /// # Errors
-    /// As [`lead`](Self::lead), and the first error of `check`. The processes that have joined lose
-    /// their connection.
+    /// The same as [`lead`](Self::lead), and the first error of `check`. Then the processes that
+    /// have joined lose their connection.
     pub fn lead_while(
         self,
         size: usize,
@@ -64,14 +64,14 @@ impl Leader {
         Ok(Job::leader(meet::lead(&self.listener, &entry, check)?, &entry))
     }
 
-    /// Leads a job with this leader's cookie instead of the entry's.
+    /// Leads the job of an entry, with this leader's cookie instead of the entry's.
     pub(super) fn lead_as(&self, entry: &Entry) -> io::Result<Job> {
         let entry = Entry { cookie: self.id.cookie(), ..*entry };
         Ok(Job::leader(meet::lead(&self.listener, &entry, || Ok(()))?, &entry))
     }
 }
 
-/// Returns this host's addresses, as many as fit into an id. Includes the loopback address only if
+/// Returns this host's addresses, as many as fit into an id. Returns the loopback address only if
 /// there is no other.
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
     let mut list = std::ptr::null_mut();

@@ -31,11 +31,11 @@ const CLAIM_LEN: usize = 8;
 /// Sent instead of a rank by a process that accepts any rank.
 const ANY: u32 = u32::MAX;
 
-/// Time between two attempts to join, and the connect timeout for one address.
+/// Time between two attempts to join, and time limit for connecting to one address.
 const AGAIN: Duration = Duration::from_millis(20);
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// Time limit for the welcome. A program that is not a job may listen at the address.
+/// Time limit for the welcome. The program that listens at the address may belong to no job.
 const WELCOME_TIME: Duration = Duration::from_secs(5);
 
 /// Longest sleep between two checks of the sockets.
@@ -109,8 +109,8 @@ pub(super) fn meet(
                 Ok(Err(Failed::Over(error))) => return Err(error),
                 Ok(Err(Failed::Again(error))) | Err(error) => error,
             };
-            // If the deadline cut this attempt short, the error of the previous attempt explains
-            // more.
+            // If the deadline cut this attempt short, keeps the error of the previous attempt,
+            // which explains more.
             if refusal.is_none() || !entry.has_expired() {
                 refusal = Some(error);
             }
@@ -156,8 +156,8 @@ fn listen(addresses: &[SocketAddr]) -> io::Result<Option<TcpListener>> {
     for address in addresses {
         match TcpListener::bind(address) {
             Ok(listener) => return Ok(Some(listener)),
-            // Rank 0 already listens there. Trying its other addresses could create a second rank
-            // 0.
+            // A rank 0 already listens there. If this process tried the other addresses, there
+            // could be two.
             Err(error) if error.kind() == ErrorKind::AddrInUse => return Ok(None),
             Err(error) => {
                 let text = format!("rank 0 cannot listen at {address}: {error}; name an address of its host");
@@ -183,8 +183,8 @@ pub(super) fn lead(
 ) -> io::Result<Vec<Conn>> {
     listener.set_nonblocking(true)?;
     let mut places: Vec<Option<Conn>> = (1..entry.size).map(|_| None).collect();
-    // Ranks that have ever connected. If a rank's own deadline expires first, it closes its
-    // connection, but it is not missing.
+    // Ranks that have connected at some time. A rank whose own deadline expires first closes its
+    // connection, but does not count as missing.
     let mut came = vec![false; places.len()];
     let mut newcomers: Vec<Newcomer> = vec![];
     let mut told = Instant::now();
@@ -214,7 +214,7 @@ pub(super) fn lead(
         for newcomer in std::mem::take(&mut newcomers) {
             newcomers.extend(place(newcomer, &mut places, entry));
         }
-        // This follows the reads, so a process that has already sent the cookie is not evicted.
+        // Evicts only after the reads, so that a process that has already sent the cookie stays.
         if newcomers.len() == most {
             evict(&mut newcomers);
         }
@@ -258,7 +258,7 @@ fn no_descriptors(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// Returns the ranks, from 1 on, for which `there` is false.
+/// Returns the ranks, starting with 1, for which `there` is false.
 fn ranks_without(there: impl Iterator<Item = bool>, entry: &Entry) -> Ranks {
     let absent = (1..).zip(there).filter(|(_, there)| !there).map(|(rank, _)| rank);
     let missing = Ranks::new(absent);

@@ -1,8 +1,8 @@
 //! PMI-1, the protocol of `mpiexec.hydra` and other launchers: lines of text over an inherited
 //! socket. It carries rank 0's id to the other ranks, which then join rank 0 over TCP.
 //!
-//! Blocks until the entry's deadline at the latest. PMI-1's only barrier does not report who is
-//! missing; once it is passed, errors list the missing ranks.
+//! Blocks until the entry's deadline at the latest. The barrier of PMI-1 does not tell which ranks
+//! are missing. After the barrier, errors list the missing ranks.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
@@ -110,8 +110,8 @@ impl Pmi<'_> {
     }
 }
 
-/// Removes the first line from what was received, and checks that it reports success for `wanted`.
-/// Returns `None` if the line is incomplete.
+/// Removes the first received line, and checks that it reports success for `wanted`. Returns `None`
+/// if the line is incomplete.
 pub(super) fn answer(received: &mut Vec<u8>, wanted: &str) -> io::Result<Option<String>> {
     let end = received.iter().position(|&byte| byte == b'\n');
     if end.unwrap_or(received.len()) > LINE_MAX {

@@ -148,7 +148,7 @@ fn lead(library: &Library, entry: &Entry) -> io::Result<Job> {
     leader.lead_as(entry)
 }
 
-/// The slot through which the library's thread delivers an answer.
+/// A slot into which the library's thread puts an answer.
 #[derive(Default)]
 struct Answer {
     value: Mutex<Option<Result<String, c_int>>>,
@@ -173,7 +173,8 @@ extern "C" fn answered(status: c_int, value: *mut Value, answer: *mut c_void) {
     answer.there.notify_one();
 }
 
-/// `PMIX_ERR_NOT_FOUND`: the key is not there yet. Some launchers return this instead of waiting.
+/// `PMIX_ERR_NOT_FOUND`: the key is not published yet. Some launchers return this instead of
+/// waiting.
 const NOT_FOUND: c_int = -46;
 
 /// Time between two requests for the key.

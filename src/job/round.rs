@@ -1,8 +1,8 @@
-//! One round of a job: every process sends its bytes to rank 0, which sends all of them back. Also
-//! the frames that both sides exchange.
+//! One round of a job: every process sends its bytes to rank 0, which sends the bytes of all
+//! processes back. This file also defines the frames that both sides exchange.
 //!
-//! A frame is two little-endian words, kind and length, and then its bytes. The sockets never
-//! block, and lengths are checked before anything is stored.
+//! A frame begins with two little-endian words, its kind and its length, and its bytes follow. The
+//! sockets never block, and lengths are checked before anything is stored.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -13,14 +13,14 @@ use super::{CONTRIBUTION_MAX, PAUSE, Ranks};
 
 /// A contribution.
 pub(super) const DATA: u32 = 0;
-/// The ranks that rank 0 still waits for. Waiting processes keep the latest such frame.
+/// The ranks that rank 0 still waits for. Waiting processes remember the latest such frame.
 pub(super) const MISSING: u32 = 1;
 /// The job has ended: these ranks had not joined by the deadline. The first process whose deadline
 /// expires reports the ranks, through rank 0.
 pub(super) const EXPIRED: u32 = 2;
 /// The job has ended: these ranks have exited.
 pub(super) const GONE: u32 = 3;
-/// The cookie is correct: send size and rank.
+/// The cookie is correct. Now the process sends the job's size and its rank.
 pub(super) const WELCOME: u32 = 4;
 /// The process cannot join. One word gives the reason.
 pub(super) const REFUSED: u32 = 5;
@@ -99,7 +99,7 @@ impl Conn {
         Ok(self.outbox.is_empty())
     }
 
-    /// Sends an optional frame if the socket has room. A failure shows at the next read.
+    /// Sends an optional frame if the socket has room. The next read reports a failure.
     pub fn mention(&mut self, kind: u32, bytes: &[u8]) {
         if let Ok(true) = self.flush() {
             self.say(kind, bytes);
@@ -175,7 +175,7 @@ pub(super) fn gone(ranks: &Ranks) -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, text)
 }
 
-/// Sends the reason why the job has ended to the others.
+/// Tells the other processes why the job has ended.
 fn end(others: &mut [Conn], kind: u32, ranks: Ranks, timeout: Duration) -> io::Error {
     others.iter_mut().for_each(|conn| conn.mention(kind, &ranks.encode()));
     if kind == GONE { gone(&ranks) } else { expired(&ranks, timeout) }
@@ -251,8 +251,8 @@ fn answer(
             };
             let Ok(written) = written else {
                 let rank = Ranks::one(at as u32 + 1);
-                // Skips ranks that hold part of the reply: they would mistake this frame for the
-                // rest.
+                // Skips ranks that have received a part of the reply: they would mistake this frame
+                // for the rest.
                 let whole = others.iter_mut().zip(&sent).filter(|(_, sent)| [0, reply.len()].contains(sent));
                 whole.for_each(|(conn, _)| conn.mention(GONE, &rank.encode()));
                 return Err(gone(&rank));
@@ -289,7 +289,8 @@ pub(super) fn follow(
     // Until rank 0 reports missing ranks, rank 0 itself counts as missing.
     let mut missing = Ranks::one(0);
     while all.len() < size {
-        // A failed write is reported after reading: rank 0 may have sent a reason before it closed.
+        // Reads before it reports a failed write, because rank 0 may have sent a reason before it
+        // closed.
         let written = leader.flush();
         match hear(leader, timeout)? {
             Some(Heard::Missing(ranks)) if Instant::now() < deadline => missing = ranks,

@@ -44,20 +44,20 @@ static OPENED: AtomicU32 = AtomicU32::new(0);
 /// Which libfabric rails a node opens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Fabric {
-    /// Opens the rails of the first usable provider, or none if libfabric is missing. Providers and
-    /// interfaces that the settings name must exist.
+    /// Opens the rails of the first usable provider, or none if there is no libfabric or no usable
+    /// provider. Providers and interfaces that the settings name must exist.
     #[default]
     IfThere,
     /// Opens at least one rail; otherwise the node does not open.
     Required,
-    /// Opens exactly this many rails, at most [`Settings::max_rails`] and 15; otherwise the node
-    /// does not open.
+    /// Opens exactly this many rails; otherwise the node does not open. At most
+    /// [`Settings::max_rails`], and at most 15.
     Exactly(usize),
-    /// Opens no rail: the node reaches peers of this host only.
+    /// Opens no rail: the node reaches only peers of this host.
     Off,
 }
 
-/// The device of a node, whose memory peers can access.
+/// The device of a node. Peers can access its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Gpu {
@@ -161,8 +161,8 @@ impl fmt::Display for NoSuchGpu {
 
 impl std::error::Error for NoSuchGpu {}
 
-/// Returns the wait policies of a node for the early and the later part of a wait. `longest` has
-/// the [longest sleep](NodeWaitObject::longest) of each.
+/// Returns the wait policies of a node for the early and the later part of a wait. `longest` is the
+/// [longest sleep](NodeWaitObject::longest) in each part.
 pub(super) fn parks(policy: Policy, longest: [u64; 2]) -> [Policy; 2] {
     let early = Policy { park_ns: policy.park_ns.min(longest[0]), ..policy };
     let later = match policy.parks {
@@ -234,21 +234,23 @@ impl Builder {
         self
     }
 
-    /// Maximum receives posted at once, including those whose status was not taken. Default: 1024.
+    /// Maximum number of receives posted at once, including those whose status was not taken.
+    /// Default: 1024.
     pub fn receives(mut self, receives: usize) -> Self {
         self.receives = receives;
         self
     }
 
-    /// Maximum open requests of the node's [matched queue](Node::queue). The queue begins with room
-    /// for up to 16,384 requests, and [`Node::grow_requests`] doubles the room. Default: 0, no
-    /// queue.
+    /// Maximum number of open requests in the node's [matched queue](Node::queue). The queue begins
+    /// with room for up to 16,384 requests, and [`Node::grow_requests`] doubles the room. Default:
+    /// 0, which means no queue.
     pub fn requests(mut self, requests: usize) -> Self {
         self.requests = requests;
         self
     }
 
-    /// Limits of tagged messages. Default: [`MatchConfig::for_streams`] for the maximum of peers.
+    /// Limits of tagged messages. Default: [`MatchConfig::for_streams`] for the maximum number of
+    /// peers.
     pub fn matching(mut self, matching: MatchConfig) -> Self {
         self.matching = Some(matching);
         self
@@ -266,11 +268,12 @@ impl Builder {
         self
     }
 
-    /// The device whose memory peers can access: peers on this host that have a device too, and all
-    /// peers over libfabric, by the NIC if the provider supports `FI_HMEM`. Default: none.
+    /// The device whose memory peers can access. Peers on this host can access it if they have a
+    /// device too. Peers over libfabric always can, through the NIC if the provider supports
+    /// `FI_HMEM`. Default: none.
     ///
-    /// Each such peer on this host costs 2 MiB of shared memory at either end. The slots in it
-    /// bounce data that the devices cannot copy directly.
+    /// Each such peer on this host costs 2 MiB of shared memory at either end, for the bounce
+    /// slots. These carry data that the devices cannot copy directly.
     pub fn gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = Some(gpu);
         self
@@ -299,15 +302,15 @@ impl Builder {
     }
 
     /// Gives the node a descriptor for event loops, [`Node::wait_fd`], even without libfabric
-    /// rails. Peers on this host then wake the node by a packet, which costs more than a futex.
-    /// Default: only with libfabric rails.
+    /// rails. Peers on this host then wake the node with a packet, which costs more than a futex.
+    /// By default only nodes with libfabric rails have the descriptor.
     pub fn wait_fd(mut self) -> Self {
         self.wait_fd = true;
         self
     }
 
     /// Gives the node a page of [counters](crate::counters), which `fishplate stat` and other
-    /// processes of this user read while the program runs. Default: none.
+    /// processes of this user can read while the program runs. Default: none.
     pub fn counters(mut self) -> Self {
         self.counters = true;
         self
@@ -317,9 +320,9 @@ impl Builder {
     /// connects and answers peers and advances operations. It spins and parks according to the
     /// options, and ends with the node.
     ///
-    /// Inside its calls the program drives the node itself, so all calls behave as without a
-    /// worker. Each call takes a lock, which costs about 25 ns and may wait for the end of one
-    /// pass. Default: no worker.
+    /// Inside its calls the program drives the node itself, so they behave as without a worker. The
+    /// exceptions are [`Node::queue`] and [`Node::wait_fd`], which return `None`. Each call takes a
+    /// lock, which costs about 25 ns and may wait for the end of one pass. Default: no worker.
     pub fn worker(mut self, options: Options) -> Self {
         self.worker = Some(options);
         self
@@ -345,10 +348,10 @@ impl Builder {
     }
 
     /// Whether a peer survives the failure of all but one of its libfabric rails. The other node
-    /// needs failover too. Failover costs about 23 KiB for each peer that this node sends to, and
-    /// each context. An operation to such a peer occupies one of [`Limits::operations`] until it is
-    /// acknowledged. A node with [`Settings::native_atomics`] has no failover.
-    /// Failover needs two libfabric rails of a provider that can fence; only `tcp` can.
+    /// needs failover too. Failover costs about 23 KiB for each peer that this node sends to. An
+    /// operation to such a peer occupies one of [`Limits::operations`] until it is acknowledged. A
+    /// node with [`Settings::native_atomics`] has no failover. Failover needs two libfabric rails
+    /// of a provider that can fence; only `tcp` can.
     ///
     /// Default: yes. [`Node::address`] changes when a rail has failed; peers that connect later
     /// need the new address.
@@ -367,7 +370,7 @@ impl Builder {
         // The first rail is shared memory.
         for (open, id) in opened.iter_mut().zip(1..).map(|(open, id)| (open, RailId(id))) {
             open.rail.watch.id = id;
-            // The stand-in is host memory, which every provider accepts. A GPU's memory needs
+            // Every provider accepts the stand-in, because it is host memory. A GPU's memory needs
             // `FI_HMEM`.
             let stand_in = |gpu| gpu == Gpu::StandIn && self.settings.nic_device_memory;
             let reached = self.gpu.filter(|gpu| open.devices || stand_in(*gpu));
@@ -398,8 +401,8 @@ impl Builder {
         let owner = OPENED.fetch_add(1, Ordering::Relaxed) % 0xffff + 1;
         let config = Config { seed: own.id, owner: owner as u16, ..config };
 
-        // Elides the notifier's fence. For peers that sleep without membarrier, the rail itself
-        // fences.
+        // Omits the notifier's fence. For peers that sleep without membarrier, the rail itself
+        // issues a fence.
         let machine = LinuxHost::shared().peer_uses_membarrier(true);
         let max_regions = self.limits.locals.max(self.limits.remotes);
         let shm = ShmConfig {
@@ -443,7 +446,7 @@ impl Builder {
         let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
         let all = std::iter::once(local).chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
         for rail in all {
-            // Cannot fail: `fabric_rails` opens at most one rail less than the limit.
+            // Cannot fail, because `fabric_rails` opens at most one rail less than the limit.
             drop(rails.push(rail));
         }
         let Builder { limits, receives, requests, .. } = self;

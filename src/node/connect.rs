@@ -1,9 +1,9 @@
 //! Connects peers: turns a peer's address into rails that carry operations.
 //!
-//! A peer on another host is attached at once to the libfabric rails that the two share; the engine
-//! queues operations until it answers. A peer on this host is connected over a socket: the node
-//! with the smaller id dials, the other accepts. Only [`Node::connected`] waits; the first use of a
-//! peer calls it.
+//! A peer on another host is attached at once to the libfabric rails that the two nodes share. The
+//! engine queues operations until the peer answers. A peer on this host is connected over a socket:
+//! the node with the smaller id dials, and the other accepts. Only [`Node::connected`] waits; the
+//! first use of a peer calls it.
 
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -30,7 +30,8 @@ pub(super) const LOCAL: RailId = RailId(0);
 /// eighth with each attempt.
 const REDIAL: [u16; 2] = [20, 1000];
 
-/// Maximum number of unconnected peers that one pass polls, so that absent ones do not slow it.
+/// Maximum number of unconnected peers that one pass polls, so that absent peers do not slow it
+/// down.
 const ONCE: usize = 32;
 
 /// The rails that reach a peer.
@@ -45,8 +46,9 @@ pub struct Reach {
     pub fabric: usize,
 }
 
-/// A peer and the state of its connection. Small, because a program may connect many peers and talk
-/// to few. The engine's tables and the rails' memory are set up when the peer is attached.
+/// A peer and the state of its connection. It is small, because a program may connect many peers
+/// and talk to few of them. The engine's tables and the rails' memory are set up when the peer is
+/// attached.
 pub(super) struct Contact {
     pub peer: PeerId,
     /// The peer's limits of tagged messages.
@@ -108,7 +110,7 @@ impl Meeting {
         self.pause = (pause + pause / 8).min(REDIAL[1]);
     }
 
-    /// Connects again. `dials`: this node dials.
+    /// Connects again. `dials` is `true` if this node dials.
     fn again(&mut self, dials: bool, now: u32) {
         match dials {
             true => self.later(now),
@@ -162,8 +164,8 @@ impl Contact {
 impl Node {
     /// Adds a peer by its address. The peer must add this node too; the order does not matter. This
     /// call does not wait. [`progress`](Self::progress) and waits establish the connection. The
-    /// first operation that needs an answer waits for the connection. Until then a peer of this
-    /// host takes at most 64 bytes.
+    /// first operation that needs an answer waits for the connection. Until then, a peer of this
+    /// host occupies at most 64 bytes of memory.
     ///
     /// The same address returns the same peer, even if it has failed, until
     /// [`disconnect`](Self::disconnect). Slow path: allocates, makes system calls.
@@ -295,7 +297,7 @@ impl Node {
         Some(matches!(contact.stage, Stage::Joined(_)))
     }
 
-    /// Calls [`meet`](Self::meet) in some passes only.
+    /// Calls [`meet`](Self::meet), but only in some passes.
     #[cold]
     pub(super) fn meet_now_and_then(&mut self) {
         self.passes = self.passes.wrapping_add(1);
@@ -353,7 +355,7 @@ impl Node {
         }
     }
 
-    /// Handles a link to a peer of this host.
+    /// Handles a new link to a peer of this host.
     fn met(&mut self, link: Link) {
         let id = link.peer_id();
         let waiting = |contact: &Contact| match contact.stage {
@@ -367,8 +369,8 @@ impl Node {
                     contact.stage = stage;
                 }
             }
-            // The peer dialled before the program connected to it. A peer's last link replaces its
-            // earlier ones, so there are at most as many links as peers.
+            // The peer dialled before the program connected to it. A peer's latest link replaces
+            // its earlier ones, so there are at most as many links as peers.
             None => {
                 self.early.retain(|early| early.peer_id() != id);
                 if self.early.len() < usize::from(self.builder.limits.peers) {
@@ -396,7 +398,7 @@ impl Node {
             join_local(&mut self.home, peer, limits)?;
             return Ok(Stage::local(false));
         };
-        // If this fails, the peer has failed, and [`agree`](Self::agree) connects to it again.
+        // If this fails, the link is broken, and [`agree`](Self::agree) connects to the peer again.
         if let Ok(agreement) = profile.begin(link) {
             self.agreements.push((peer, agreement));
         }
@@ -503,7 +505,7 @@ fn joint(ours: RailId, theirs: RailId, max_message: usize) -> Joint {
     Joint { ours, theirs: theirs.0, max_message }
 }
 
-/// Returns the limits of tagged messages that the peer accepts.
+/// Returns the peer's limits of tagged messages.
 fn limits(address: &Address) -> MatchLimits {
     let Address { eager, credits, headers, .. } = *address;
     MatchLimits { eager, credits, headers }
@@ -521,7 +523,7 @@ mod tests {
         let (mut node, silent) = (open(), open());
         // The node keeps trying to connect to this peer, which never answers.
         node.connect(silent.address()).unwrap();
-        // The address of a node with the largest id, which therefore waits to be dialled.
+        // The address of a node with the largest id, which therefore waits until others dial it.
         let door = u64::MAX - u64::from(std::process::id());
         let mut address = node.address().to_vec();
         address[6..14].copy_from_slice(&u64::MAX.to_le_bytes());

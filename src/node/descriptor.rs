@@ -20,10 +20,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A readable descriptor says that the node may have something to do, not what. Call [`Node::arm`]
-//! before each wait: without it nothing makes the descriptor readable. Test once more after `arm`,
-//! because a peer that wrote a word just before `arm` did not wake the node. Later events make the
-//! descriptor readable, so no wake-up is lost.
+//! A readable descriptor says only that the node may have something to do. Call [`Node::arm`]
+//! before each wait: without it, peers of this host do not make the descriptor readable. Test once
+//! more after `arm`, because a peer that wrote a word just before `arm` did not wake the node.
+//! Later events make the descriptor readable, so no wake-up is lost.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -32,13 +32,13 @@ use super::home::NodeWaitObject;
 use super::worker::Driver;
 use super::{MEETING_SLICE, Node, SLICE};
 
-/// Maximum duration of a wait in nanoseconds while the node has work that no event announces.
+/// Maximum duration of a wait, in nanoseconds, while the node has work that no event announces.
 const DUE_NS: u64 = 1_000_000;
 
 impl Node {
-    /// Returns the descriptor to wait on until it is readable. Wait on it by any means, after
-    /// [`arm`](Self::arm). Never read it or change its flags. It stays the same while the node
-    /// lives.
+    /// Returns the descriptor that an event loop waits on until it is readable. Call
+    /// [`arm`](Self::arm) before each wait. Never read the descriptor or change its flags. It stays
+    /// the same while the node exists.
     ///
     /// `None`: a libfabric rail cannot end a sleep (`RailInfo::wakes`), or the node has a device or
     /// a worker, or it has neither libfabric rails nor
@@ -52,12 +52,12 @@ impl Node {
     }
 
     /// Prepares a wait on [`wait_fd`](Self::wait_fd), and makes progress. Returns how long to wait
-    /// at most: 20 ms, and less while peers connect. Test the program's conditions once more, and
-    /// then wait. `None`: do not wait, because an event has arrived or a provider must be polled
-    /// first.
+    /// at most: 20 ms, or less while peers connect or work is due. Test the program's conditions
+    /// once more, and then wait. `None`: do not wait, because an event has arrived, a provider must
+    /// be polled first, or the node has no descriptor.
     ///
-    /// A longer wait delays acknowledgements, and the clean-up after a peer that dies. Makes system
-    /// calls, does not block.
+    /// A longer wait delays acknowledgements, and the cleanup after a peer that dies. Makes system
+    /// calls, but does not block.
     pub fn arm(&mut self) -> Option<Duration> {
         self.wait_fd()?;
         self.meet();

@@ -1,6 +1,6 @@
-//! Device memory of a node. Peers put to it and get from it. Tagged messages are sent from it and
-//! received into it. Only [some rails](super) carry it. Unregistered bytes cannot be put to it, and
-//! the processor does not access it. All calls here are slow paths.
+//! Device memory of a node. Peers put to it and get from it, and tagged messages are sent from it
+//! and received into it. Only [some rails](super) access it. Unregistered bytes cannot be put to
+//! it, and the program does not access it through host pointers. All calls here are slow paths.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -29,8 +29,8 @@ impl Node {
     /// work as for any [`Memory`]. May wait for the device.
     ///
     /// # Errors
-    /// [`Error::NoGpu`]; an empty region; [`Error::Device`]: the device lacks the memory; or
-    /// [`Error::Full`] or [`AttachError::Full`].
+    /// [`Error::NoGpu`]; [`AttachError::BadRange`] if `len` is 0; [`Error::Device`] if the device
+    /// has too little memory; or [`Error::Full`] or [`AttachError::Full`].
     pub fn alloc_device(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc_device(len));
         let mut gpu = self.gpu()?;
@@ -63,7 +63,7 @@ impl Node {
     /// `cuMemAlloc`, or as exportable virtual memory. May wait for the device.
     ///
     /// # Errors
-    /// [`Error::NoGpu`]; [`Error::Device`]: the device does not know the memory, or cannot export
+    /// [`Error::NoGpu`]; [`Error::Device`] if the device does not know the memory or cannot export
     /// it; or [`Error::Full`] or [`AttachError::Full`].
     ///
     /// # Safety
@@ -98,8 +98,8 @@ impl Node {
         Ok(Memory { id: registered?, len })
     }
 
-    /// Leaves memory of [`alloc_device`](Self::alloc_device) allocated for ever, for bindings whose
-    /// programs may still use it after the node is dropped. Asks peers to close it.
+    /// Leaks memory from [`alloc_device`](Self::alloc_device), for bindings whose programs may
+    /// still use it after the node is dropped. Asks peers to close it.
     ///
     /// # Errors
     /// The memory was freed, or is not from `alloc_device`.
@@ -116,13 +116,13 @@ impl Node {
 
     /// Sets whether calls that make progress, waits and [`free`](Node::free) leave freed device
     /// memory allocated, and memory of peers open. The driver frees and closes memory only when no
-    /// kernel of the process runs. So a kernel that polls a word, and a call that frees, may wait
-    /// for each other: defer frees before such a kernel starts, until it has ended.
+    /// kernel of the process runs. So a kernel that polls a word, and a call that frees memory, may
+    /// wait for each other for ever. Defer frees before such a kernel starts, until it has ended.
     ///
-    /// Meanwhile, peers cannot free memory that this node has imported. `false` frees and closes at
-    /// once what is due, which may wait for the device. Calls that allocate or import device
-    /// memory, [`disconnect`](Node::disconnect), [`close`](Node::close) and dropping the node may
-    /// free and close in any case.
+    /// Meanwhile, peers cannot free memory that this node has imported. `false` immediately frees
+    /// and closes the memory that was deferred, which may wait for the device. Calls that allocate
+    /// or import device memory, [`disconnect`](Node::disconnect), [`close`](Node::close) and
+    /// dropping the node may free and close in any case.
     ///
     /// # Errors
     /// [`Error::NoGpu`].
@@ -170,7 +170,7 @@ impl Node {
 
     /// Returns the driver's address of this node's device memory, for kernels and the program's own
     /// copies. Valid until the memory is [freed](Node::free) or the node is dropped. Work that the
-    /// program queues on a stream is not ordered with the node's operations: it must have finished
+    /// program queues on a stream is not ordered with the node's operations. It must have finished
     /// before the memory is put, sent or freed.
     ///
     /// # Errors
@@ -215,7 +215,7 @@ impl Node {
     }
 
     /// Handles the deregistration of a region. `kept` is `true` if a provider or peer may still use
-    /// its memory.
+    /// the region's memory.
     pub(super) fn forget_on_device(&mut self, id: LocalId, kept: bool) {
         let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else { return };
         let (_, start, ours) = self.on_device.regions.swap_remove(at);
@@ -228,9 +228,9 @@ impl Node {
         }
     }
 
-    /// Asks peers to close all device memory of this node. Without a deadline, waits until they
-    /// have. Frees and closes what was deferred, because two peers that close may wait for each
-    /// other.
+    /// Asks peers to close all device memory of this node, and waits until they have closed it.
+    /// Without a deadline, waits as long as that takes. Frees and closes the memory that was
+    /// deferred, because two peers that both close may wait for each other.
     pub(super) fn revoke_device(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         let deadline = deadline.unwrap_or(Instant::now() + Duration::from_secs(1 << 32));
         let revoked = self.gpu().map(|mut gpu| {

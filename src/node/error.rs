@@ -95,18 +95,18 @@ pub enum Error {
     },
     /// The node was opened without a device: see [`Builder::gpu`](super::Builder::gpu).
     NoGpu,
-    /// No rail between this node and the peer carries the device memory, and its bytes cannot
-    /// travel in messages: the owner keeps no pieces of them, or one end has no room for messages.
+    /// No rail between this node and the peer reaches the device memory, and messages cannot carry
+    /// it: its owner was opened without a device, or one end accepts no eager messages.
     NoGpuRail(PeerId),
-    /// The device's error.
+    /// An error of the device.
     Device(DeviceError),
-    /// The deadline expired before this many peers closed memory of this node's device. They close
-    /// it in `progress` and in waits.
+    /// The deadline expired while this many peers still had memory of this node's device open. They
+    /// close it in `progress` and in waits.
     StillOpen(usize),
     /// A peer, region or rail cannot be attached.
     Attach(AttachError),
-    /// A received message was longer than the buffer. The buffer has its first bytes, and the rest
-    /// is lost.
+    /// A received message was longer than the buffer. The buffer contains its first bytes, and the
+    /// rest is lost.
     Truncated {
         /// Length of the message, in bytes.
         len: u64,
@@ -117,9 +117,9 @@ pub enum Error {
     Op(OpError),
     /// A wait ended without success.
     Wait(WaitError),
-    /// The awaited operation has failed.
+    /// The operation that was waited for has failed.
     Failed(Outcome),
-    /// The node was closed, but operations were not complete.
+    /// The node was closed, although some operations were not complete.
     Unfinished(Unfinished),
 }
 
@@ -151,8 +151,8 @@ impl fmt::Display for Error {
             Error::NoGpu => f.write_str("the node was opened without a GPU; set one with `Builder::gpu`"),
             Error::NoGpuRail(peer) => write!(
                 f,
-                "no rail carries device memory between this node and peer {}, and its owner takes no pieces of it in \
-                 messages; open the owner with `Builder::gpu`, and both with an eager limit above 0",
+                "no rail carries device memory between this node and peer {}, and messages cannot carry it \
+                 either; open its owner with `Builder::gpu`, and both nodes with an eager limit above 0",
                 peer.peer().0
             ),
             Error::Device(error) => error.fmt(f),
@@ -183,8 +183,9 @@ impl From<AttachError> for Error {
 }
 
 impl Error {
-    /// Converts an error of setup. A full table whose size follows from the given limit becomes
-    /// [`Error::Full`]. Other tables keep their name: they have a fixed size or another setting.
+    /// Converts an error of setup. If a table is full whose size follows from the given limit,
+    /// returns [`Error::Full`]. Errors of other tables stay as they are, because these have a fixed
+    /// size or another setting.
     pub(super) fn of(error: AttachError, limit: &'static str, value: impl Into<u32>) -> Error {
         let limited = ["memory.", "ShmConfig::max_", "FabricConfig::max_", "GpuConfig::max_"];
         match error {

@@ -1,4 +1,4 @@
-//! An engine together with the memory that it borrows, as one value that can be stored and moved.
+//! An engine and the memory that it borrows, in one value that can be stored and moved.
 
 use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, addr_of, addr_of_mut};
@@ -31,7 +31,7 @@ pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
 /// How a node waits.
 pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeWaitObject>;
 
-/// The wait object of a node. It is the wait object of its first rail, or a set of descriptors.
+/// The wait object of a node: that of its first rail, alone or with a set of descriptors.
 #[derive(Clone)]
 pub(super) enum NodeWaitObject {
     Local(WaitObject),
@@ -50,8 +50,9 @@ impl NodeWaitObject {
         }
     }
 
-    /// Returns the maximum lengths of a sleep in nanoseconds: early in a wait, and later. `network`
-    /// is `true` if the node has libfabric rails. These must be polled if they cannot end a sleep.
+    /// Returns the maximum lengths of a sleep in nanoseconds: early in a wait, and later in it.
+    /// `network` is `true` if the node has libfabric rails, which must be polled if they cannot end
+    /// a sleep.
     pub fn longest(&self, network: bool) -> [u64; 2] {
         match network && self.elsewhere().is_none() {
             true => [100_000, 1_000_000],
@@ -59,7 +60,7 @@ impl NodeWaitObject {
         }
     }
 
-    /// Returns the set of descriptors that the node sleeps on, if there is one.
+    /// Returns the set of descriptors on which the node sleeps, if it has one.
     pub fn elsewhere(&self) -> Option<&Sleep> {
         match self {
             NodeWaitObject::Network(_, sleep) => Some(sleep),
@@ -92,7 +93,7 @@ struct Parts {
     matching: MatchStorage<RAILS_LIMIT>,
     failover: Option<FailoverStorage>,
     requests: Vec<MqSlot>,
-    /// Longer tables of the queue, which replaced the first ones.
+    /// Longer tables of the queue, which have replaced the first ones.
     grown: Option<Grown>,
     host: LinuxHost,
     wait_object: NodeWaitObject,
@@ -257,7 +258,7 @@ impl Grown {
     }
 }
 
-/// Minimum room for payloads from slices that wait to be posted, for
+/// Minimum number of payloads from slices that can wait to be posted, for
 /// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing). With a queue
 /// there is room for one per initial request.
 const OUTGOING: usize = 64;

@@ -1,7 +1,8 @@
 //! Memory of a node and of its peers.
 //!
-//! Peers write a node's memory at any time, so it is never lent as a slice: it is accessed by
-//! copies and atomics. Access to memory that was freed, or whose peer has failed, is an error.
+//! Peers may write a node's memory at any time, so the node never lends it as a slice. Programs
+//! access it by copies and atomics. Accessing memory that was freed, or whose peer has failed,
+//! returns an error.
 
 use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
@@ -91,22 +92,23 @@ impl Node {
     /// Slow path: allocates, makes system calls.
     ///
     /// # Errors
-    /// Out of memory; or [`Error::Full`]: long messages from and into slices also use regions.
+    /// There is too little memory, or too few regions are left ([`Error::Full`]). Long messages
+    /// from and into slices also use regions.
     pub fn alloc(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc(len));
         self.alloc_with(len, |region| region)
     }
 
-    /// Like [`alloc`](Self::alloc), for words whose atomics a libfabric rail executes, in hardware
-    /// if its NIC can. That rail is the first in [`rails`](Self::rails) that has atomics. The
-    /// processor's atomics do not mix with those of a rail. So signals, waits, injected bytes, and
-    /// atomics of this node and of peers on its host are refused on these words.
+    /// Like [`alloc`](Self::alloc), for words on which a libfabric rail executes atomics, in
+    /// hardware if its NIC can. That rail is the first in [`rails`](Self::rails) that has atomics.
+    /// The processor's atomics and those of a rail do not mix. So signals, waits and injected bytes
+    /// are refused on these words, and so are atomics of this node and of peers on its host.
     /// [`load`](Self::load) reads a word; do not store to a word that peers use. Each atomic of a
-    /// stream waits for the one before. If a peer has several atomics in flight, they are faster in
-    /// other memory.
+    /// stream waits for the one before it. If a peer has several atomics in flight, they are faster
+    /// in other memory.
     ///
     /// # Errors
-    /// The same as [`alloc`](Self::alloc); or [`AttachError::Unsupported`]: no rail executes
+    /// The same as [`alloc`](Self::alloc); or [`AttachError::Unsupported`] if no rail executes
     /// atomics, or [`Settings::native_atomics`](crate::config::Settings::native_atomics) is off.
     pub fn alloc_native_atomics(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc_native_atomics(len));
@@ -171,9 +173,9 @@ impl Node {
     /// Frees memory. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::InUse`] names the operation that still uses it: the memory stays.
-    /// [`AttachError::Kept`]: a provider still holds it; memory of [`register`](Self::register)
-    /// must then never be reused.
+    /// [`AttachError::InUse`] names the operation that still uses the memory, which then stays
+    /// registered. [`AttachError::Kept`]: a provider still holds the memory. Memory of
+    /// [`register`](Self::register) must then never be reused.
     pub fn free(&mut self, memory: Memory) -> Result<(), Error> {
         behind!(self, |node| node.free(memory));
         let freed = self.home.engine.deregister(memory.id);
@@ -211,8 +213,8 @@ impl Node {
     /// [`Builder::connect_timeout`](super::Builder::connect_timeout). Slow path.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; the handle is invalid; [`Error::NoGpuRail`]: no rail reaches this
-    /// device memory; or [`Error::Full`].
+    /// [`Error::NotConnected`]; the handle is invalid; [`Error::NoGpuRail`] if neither a rail nor
+    /// messages can carry this device memory; or [`Error::Full`].
     pub fn import(&mut self, peer: PeerId, handle: impl AsRef<[u8]>) -> Result<Remote, Error> {
         behind!(self, |node| node.import(peer, handle));
         self.connected(peer)?;
@@ -235,7 +237,8 @@ impl Node {
     }
 
     /// Returns whether the bytes of imported device memory travel through host memory, because no
-    /// NIC accesses it. `false` if the memory was released.
+    /// rail reaches it. With failover, also returns `true` if only some rails do not. Returns
+    /// `false` if the memory was released.
     pub fn is_carried(&self, memory: Remote) -> bool {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.is_carried(memory)).unwrap_or(false);
@@ -246,10 +249,10 @@ impl Node {
     /// Returns the address at which imported memory of a peer is mapped in this process. Memory
     /// from [`alloc`](Self::alloc) of a peer on this host is mapped. `None`: the memory is not
     /// mapped, or the range does not lie in its region. The memory stays mapped until it is
-    /// [released](Self::release) or its peer is gone.
+    /// [released](Self::release) or its peer is removed.
     ///
-    /// Accesses through the pointer are not ordered with operations of the node. The peer uses the
-    /// memory at any time: atomics and raw copies only.
+    /// Accesses through the pointer are not ordered with operations of the node. The peer may use
+    /// the memory at any time, so use only atomics and raw copies.
     #[doc(alias = "shmem_ptr")]
     pub fn remote_ptr(&self, at: RemoteAddr, len: usize) -> Option<NonNull<u8>> {
         if let Driver::Worker(worker) = &self.driver {

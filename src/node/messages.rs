@@ -18,13 +18,13 @@ use super::memory::{Memory, Slice};
 use super::operations::{RoomWait, Source, issue};
 use super::{Driver, Error, Node, behind};
 
-/// Number of free copies that are cached for the next message, and the size limit of a cached copy
-/// in bytes.
+/// Maximum number of free copies that are cached for later messages, and the maximum size of a
+/// cached copy in bytes.
 const KEPT: usize = 16;
 const KEPT_LEN: usize = 1 << 20;
 
-/// The node's own operations in flight, whose completions the program does not see, and its memory
-/// for messages from and into slices.
+/// Operations of the node itself, whose completions the program does not see, and the memory for
+/// messages from and into slices.
 #[derive(Default)]
 pub(super) struct Own {
     /// Copies that no message uses.
@@ -36,10 +36,11 @@ pub(super) struct Own {
 }
 
 impl Node {
-    /// Sends a message. Bytes may be reused on return; long ones are copied. Registered memory must
-    /// not change until the send completes, or a quiet returns. The first message to a peer waits
-    /// until it is connected. For bytes longer than [`eager_max`](Self::eager_max), the call
-    /// allocates. If no region is left, it waits until the peer has read earlier messages.
+    /// Sends a message. Bytes may be reused when the call returns, because long ones are copied.
+    /// Registered memory must not change until the send completes, or a quiet returns. The first
+    /// message to a peer waits until it is connected. For bytes longer than
+    /// [`eager_max`](Self::eager_max), the call allocates. If no region is left, it waits until the
+    /// peer has read earlier messages.
     ///
     /// # Errors
     /// [`Error::Op`]: nothing was sent. [`Error::NotConnected`]. [`OpError::Unreported`]: the
@@ -128,10 +129,10 @@ impl Node {
     /// sender; `None` accepts any peer. Bits set in `ignore` are not compared.
     ///
     /// # Errors
-    /// [`Error::Wait`]: no message matched before the deadline. A message that matches just before
-    /// the deadline has another [`Builder::patience`](super::Builder::patience) to arrive; after
-    /// that it is lost. [`Error::Truncated`]: the message was longer than `into`, which has its
-    /// first bytes; the rest is lost.
+    /// [`Error::Wait`]: no message matched before the deadline. If a message matches just before
+    /// the deadline, the call waits up to [`Builder::patience`](super::Builder::patience) longer
+    /// for it to arrive; after that the message is lost. [`Error::Truncated`]: the message was
+    /// longer than `into`, which contains its first bytes; the rest is lost.
     #[doc(alias = "MPI_Recv")]
     pub fn recv(
         &mut self,
@@ -287,8 +288,8 @@ impl Node {
         Ok(self.home.engine.cancel(request)?)
     }
 
-    /// Describes the oldest message that matches. Makes one pass if none has arrived. Finds no
-    /// message from a peer that is not connected.
+    /// Describes the oldest message that matches. Makes one pass if none has arrived. A peer that
+    /// is not connected yet has no messages.
     ///
     /// # Errors
     /// The peer is unknown, or has failed.
@@ -392,7 +393,7 @@ impl Node {
         kept.map(|copy| self.drop_copy(copy)).is_some()
     }
 
-    /// Frees a copy for good. If a provider keeps it, it stays with the node.
+    /// Frees a copy's memory. If a provider still holds the memory, the node keeps it allocated.
     fn drop_copy(&mut self, copy: Memory) {
         let _ = self.free(copy);
     }

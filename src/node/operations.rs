@@ -45,7 +45,7 @@ const LOOKS: u32 = 256;
 
 /// The state of a call that waits for room.
 pub(super) struct RoomWait {
-    /// When peers were last checked.
+    /// The time at which peers were last checked.
     pub looked_ns: u64,
     pub deadline_ns: u64,
 }
@@ -83,8 +83,9 @@ impl Node {
     /// call.
     ///
     /// # Errors
-    /// No registered memory was written. [`OpError::Unreported`]: the completion of a put of bytes
-    /// cannot be [reported](Notice::Report).
+    /// If registered memory was to be written, nothing was written. If bytes were, the first pieces
+    /// may have been written. [`OpError::Unreported`]: the completion of a put of bytes cannot be
+    /// [reported](Notice::Report).
     #[doc(alias = "shmem_put_nbi")]
     #[inline(always)]
     pub fn put<'a>(
@@ -106,8 +107,8 @@ impl Node {
     /// everything sent to the peer before, has landed.
     ///
     /// # Errors
-    /// The same as [`put`](Self::put), except that the completion may be reported for bytes too,
-    /// because it is the completion of the signal.
+    /// The same as [`put`](Self::put). But the completion may be reported for bytes too, because it
+    /// is the completion of the signal.
     #[doc(alias = "shmem_put_signal_nbi")]
     #[inline(always)]
     pub fn put_signal<'a>(
@@ -288,7 +289,7 @@ impl Node {
     /// Waits until the peer has applied everything sent to it, and all reads from it are complete.
     ///
     /// # Errors
-    /// [`Error::Wait`] names what is missing, or how many silent operations have failed.
+    /// [`Error::Wait`] names what is missing, or says how many silent operations have failed.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
         match self.wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until)) {
@@ -310,10 +311,10 @@ impl Node {
         }
     }
 
-    /// [`quiet`](Self::quiet) for every peer.
+    /// Calls [`quiet`](Self::quiet) for every peer.
     ///
     /// # Errors
-    /// The error of [`quiet`](Self::quiet) for the first peer for which it fails.
+    /// The error for the first peer for which [`quiet`](Self::quiet) fails.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet_all(&mut self, timeout: Duration) -> Result<(), Error> {
         behind!(self, |node| node.quiet_all(timeout));
@@ -322,8 +323,8 @@ impl Node {
 
     /// Waits until the 64-bit word at `at` meets the condition, and returns it. Everything that the
     /// signal's sender sent before the signal is then visible. `from`, if given, is the peer that
-    /// sends the signal: the wait ends if it fails. If the word is in device memory, the device
-    /// reads it, which takes some microseconds each time.
+    /// sends the signal. If that peer fails, the wait ends. If the word is in device memory, the
+    /// device reads it, which takes some microseconds each time.
     ///
     /// # Errors
     /// [`Error::Wait`] names what is missing, or that the peer has failed.
@@ -455,8 +456,8 @@ impl Node {
         Ok(())
     }
 
-    /// Makes one pass of a call that waits for room. From time to time checks that peers are alive,
-    /// because failing a peer releases its slots. Returns `false` once the deadline has expired.
+    /// Makes one pass of a call that waits for room. Sometimes checks that peers are alive, because
+    /// the slots of a failed peer become free. Returns `false` once the deadline has expired.
     pub(super) fn waits_for(&mut self, room: &mut RoomWait) -> bool {
         let now_ns = self.home.host().now_ns();
         if now_ns >= room.deadline_ns {
@@ -479,7 +480,7 @@ impl Node {
         timeout: Duration,
         mut wait: impl FnMut(&mut NodeEngine, &mut NodeWaiter, u64) -> Result<T, WaitError>,
     ) -> Result<T, Error> {
-        // Looks once without reading the clock.
+        // The first attempt does not read the clock.
         match wait(&mut self.home.engine, &mut self.home.waiter, 0) {
             Ok(found) => Ok(found),
             Err(error) => self.wait_longer(error, timeout, wait),

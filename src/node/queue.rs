@@ -1,8 +1,9 @@
 //! The matched queue of a node. Its sends, receives and probes follow PSM2's rules, as
 //! [`fishplate_core::psm`] defines them.
 //!
-//! Nothing here blocks or allocates. If a node's queue is used, send and receive messages only
-//! through it: the queue takes all completions of the node.
+//! Nothing here blocks. Only [`Node::grow_requests`] and connecting a peer allocate. If you use a
+//! node's queue, send and receive messages only through it, because the queue takes all completions
+//! of the node.
 
 use fishplate_core::mem::PeerId;
 use fishplate_core::psm::{Buffer, Code, Mq, MqReq, Opt, Stats, Status2};
@@ -17,7 +18,7 @@ pub struct Queue<'n>(Mq<'n, 'static, NodeRail, RAILS_LIMIT>);
 impl Node {
     /// Returns the matched queue, if the node was opened with [requests](super::Builder::requests)
     /// and without a worker. While a peer of this host is not connected, some calls make system
-    /// calls to connect it, as [`progress`](Self::progress) does.
+    /// calls and allocate to connect it, as those of [`progress`](Self::progress) do.
     #[doc(alias = "psm2_mq_init")]
     #[inline(always)]
     pub fn queue(&mut self) -> Option<Queue<'_>> {
@@ -29,7 +30,7 @@ impl Node {
     }
 
     /// Doubles the room for requests of the queue, up to the [limit](super::Builder::requests).
-    /// Returns whether there is more room. Call it when the queue answers [`Code::NoMemory`].
+    /// Returns whether the room has grown. Call this when the queue returns [`Code::NoMemory`].
     /// Allocates, and copies all requests.
     #[cold]
     pub fn grow_requests(&mut self) -> bool {
@@ -145,10 +146,9 @@ impl Queue<'_> {
         self.0.cancel(req)
     }
 
-    /// Ends the use of the queue.
+    /// Ends the use of the queue, as [`Mq::finish`] does.
     ///
-    /// Returns `true` if no operation is left that accesses the program's memory, like
-    /// [`Mq::finish`].
+    /// Returns `true` if no remaining operation accesses the program's memory.
     #[doc(alias = "psm2_mq_finalize")]
     pub fn finish(&mut self) -> bool {
         self.0.finish()

@@ -14,12 +14,12 @@ use fishplate_sys::fabric::FabricRail;
 
 use crate::guard::{Guard, GuardSetup};
 
-/// Returned for device memory that a libfabric rail cannot register: the key that travels to peers,
-/// and the descriptor of posts.
+/// What a libfabric rail returns for device memory that it cannot register: the key that travels to
+/// peers, and the descriptor for posts.
 const ELSEWHERE: RailKey = RailKey::ELSEWHERE;
 const NOT_HERE: u64 = u64::MAX;
 
-/// A rail of a node. The explicit tag saves an instruction per call over a niche.
+/// A rail of a node. Compared with a niche, the explicit tag saves an instruction per call.
 #[repr(u8)]
 #[expect(clippy::large_enum_variant, reason = "a box would cost every post a load, to save little")]
 pub(super) enum NodeRail {
@@ -61,7 +61,7 @@ impl NodeSetup<'_> {
 /// Size of the most frequent message header: that of an eager message.
 const HEAD: usize = 32;
 
-/// Calls the rail with a device. Kept out of line.
+/// Makes a call on the rail with a device. Kept out of line.
 #[cold]
 #[inline(never)]
 fn aside<T>(call: impl FnOnce() -> T) -> T {
@@ -111,7 +111,8 @@ impl NodeRail {
     }
 }
 
-/// Forwards a post between `$local` and `$remote`.
+/// Forwards a post between `$local` and `$remote`, unless a libfabric rail has not registered one
+/// of them.
 macro_rules! moves {
     ($self:ident, $local:ident, $remote:ident, $rail:ident => $call:expr) => {
         match $self {

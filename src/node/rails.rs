@@ -28,7 +28,7 @@ pub struct RailInfo {
     /// Whether the rail registers memory of the node's device. If it refuses some memory,
     /// [`last_error`](Node::last_error) has the reason.
     pub device: bool,
-    /// The atomics that its provider executes: none without
+    /// The atomics that the provider executes. Empty without
     /// [`Settings::native_atomics`](crate::config::Settings::native_atomics). The node executes all
     /// other atomics, and all atomics in memory that is not from
     /// [`alloc_native_atomics`](Node::alloc_native_atomics).
@@ -37,7 +37,7 @@ pub struct RailInfo {
     pub wakes: bool,
 }
 
-/// A rail here and the peer's rail that it reaches.
+/// A rail of this node, and the peer's rail that it reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailPair {
     /// The rail of this node.
@@ -53,9 +53,9 @@ pub struct RailPair {
 pub struct RailError {
     /// The rail.
     pub rail: RailId,
-    /// The state that the engine knows.
+    /// Why the engine does not use the rail.
     pub fault: Fault,
-    /// The last error of the rail, in libfabric's and the provider's words.
+    /// The last error that libfabric or the provider reported for the rail.
     pub provider: Option<String>,
 }
 
@@ -91,8 +91,8 @@ impl Node {
         &self.rails
     }
 
-    /// Returns the last error of a libfabric rail, in libfabric's and the provider's words. `None`:
-    /// no error, or no such rail. Slow path: allocates.
+    /// Returns the last error that libfabric or the provider reported for a rail. `None`: no error,
+    /// or no such libfabric rail. Slow path: allocates.
     pub fn last_error(&self, rail: RailId) -> Option<String> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.last_error(rail)).ok().flatten();
@@ -113,9 +113,9 @@ impl Node {
         Ok(self.contact(peer)?.pairs().to_vec())
     }
 
-    /// Takes one of several libfabric rails to a peer out of use until
-    /// [`enable_rail`](Self::enable_rail), for maintenance. Later calls move its operations to the
-    /// other rails. Other peers lose the rail for some milliseconds. Does not wait.
+    /// Takes a libfabric rail to a peer out of use until [`enable_rail`](Self::enable_rail), for
+    /// example for maintenance. Later calls move its operations to the peer's other rails. Other
+    /// peers lose the rail for some milliseconds. Does not wait.
     ///
     /// # Errors
     /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
@@ -154,14 +154,14 @@ impl Node {
     }
 
     /// Watches a peer through a descriptor, such as a TCP connection to it. End of stream means
-    /// that the peer's process has ended. Waits and [`peer_error`](Self::peer_error) poll it from
-    /// then on, because a provider may not report the end. Nothing is read from it or written to
+    /// that the peer's process has ended, which a provider may not report. From now on, waits and
+    /// [`peer_error`](Self::peer_error) poll the descriptor. Nothing is read from it or written to
     /// it. For a peer of this host the descriptor is closed, because shared memory reports the end.
     /// Slow path: system calls.
     ///
     /// # Errors
-    /// The peer is unknown or was removed; or the system has no descriptors left: each rail to the
-    /// peer takes one.
+    /// The peer is unknown or was removed; or no descriptors are left. Each rail to the peer needs
+    /// one.
     pub fn watch(&mut self, peer: PeerId, lifeline: impl Into<OwnedFd>) -> Result<(), Error> {
         let lifeline = lifeline.into();
         behind!(self, |node| node.watch(peer, lifeline));
@@ -176,7 +176,7 @@ impl Node {
         Ok(())
     }
 
-    /// Returns the oldest missing arrival: from the peer `from`, or from any peer. The error of
+    /// Returns the oldest missing arrival from the peer `from`, or from any peer. The error of
     /// [`quiet`](Self::quiet) describes missing acknowledgements of this node's own operations.
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         if let Driver::Worker(worker) = &self.driver {

@@ -2,9 +2,8 @@
 //! of descriptors (`epoll(7)`). The set holds the completion queues, the sockets of peers of this
 //! host, and an eventfd with which the program wakes a worker.
 //!
-//! Setting it up and sleeping make system calls; only [`Sleep::park`] blocks. The event page tells
-//! peers of this host that a notification does not wake this process, so they send a packet
-//! instead.
+//! Setup and sleeping make system calls; only [`Sleep::park`] blocks. The event page tells peers of
+//! this host that a futex does not wake this process, so they send a packet instead.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -16,7 +15,7 @@ use fishplate_core::sync::host::{Host, Woken};
 use fishplate_sys::Errno;
 use fishplate_sys::fabric::cq::CqWait;
 
-/// How long a node sleeps after a provider has repeatedly advised against sleeping, in nanoseconds.
+/// How long a node sleeps, in nanoseconds, after a provider has repeatedly advised against it.
 const NAP_NS: u64 = 100_000;
 
 /// After a provider has advised against sleeping this many times in a row, a node sleeps for
@@ -100,7 +99,7 @@ impl Sleep {
     pub unsafe fn advised(&self, timeout_ns: u64) -> Option<u64> {
         // SAFETY: our caller guarantees that no other thread uses the rails.
         let advised = self.queues.iter().all(|queue| unsafe { queue.may_sleep() });
-        // Relaxed: a counter that one thread at a time changes, and that publishes nothing.
+        // Relaxed: one thread at a time changes this counter, and it publishes no other data.
         let refused = if advised { 0 } else { self.refused.load(Ordering::Relaxed).saturating_add(1) };
         self.refused.store(refused, Ordering::Relaxed);
         match refused {

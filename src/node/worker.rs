@@ -1,12 +1,13 @@
 //! Worker mode: a thread makes progress while the program computes.
 //!
 //! The node with the peers, the *node behind*, is protected by a lock. The holder of the lock
-//! drives the engine: the program inside its calls, the thread at all other times. So no call waits
-//! for an answer of the thread, and all calls behave as without a worker.
+//! drives the engine: the program inside its calls, and the thread at all other times. So no call
+//! waits for an answer from the thread. All calls except `queue`, `grow_requests` and `wait_fd`
+//! behave as without a worker.
 //!
 //! The program holds the *front*, a node without peers and memory. Hot paths need no extra check:
 //! the front's engine refuses operations that name a peer, memory or an operation of the node
-//! behind. The refusal leads to the cold path, which takes the lock.
+//! behind. A refused operation takes the cold path, which takes the lock.
 //!
 //! One thread at a time may sleep on the wait object that peers notify. The worker sleeps on it
 //! while it holds [`SleepLock::taken`], and on an eventcount that the program notifies. A call that
@@ -39,7 +40,7 @@ pub(super) enum Driver {
     Program,
     /// A worker. This node is the front, and the worker drives the node behind it.
     Worker(Worker),
-    /// The worker too, but this is the node behind the front.
+    /// A worker. This is the node behind the front.
     Turns(Arc<SleepLock>),
 }
 
@@ -72,7 +73,7 @@ impl SleepLock {
 }
 
 struct Shared {
-    /// Boxed, because a node is large for a stack.
+    /// Boxed, because a node is too large for the stack.
     node: Mutex<Box<Node>>,
     sleep_lock: Arc<SleepLock>,
     /// True while the program waits for the lock. The worker then does not take it.
@@ -87,7 +88,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Calls the node behind, and wakes the worker for the work that the call leaves.
+    /// Makes a call on the node behind, and wakes the worker if the call leaves work.
     ///
     /// # Errors
     /// [`OpError::Abandoned`]: the worker has panicked.
@@ -125,7 +126,7 @@ impl Worker {
         // store before the check for sleepers.
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.sleep_lock.call();
-        // A panic has poisoned the lock, so later calls report it.
+        // If the worker panicked, the lock is poisoned, so later calls report it.
         _ = thread.join();
     }
 }
@@ -151,7 +152,7 @@ impl Builder {
 
 /// Opens a node behind a worker, and returns its front.
 fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
-    // The front has no peers and no rails to peers.
+    // The front has no peers, so it needs no room for messages.
     let nothing = MatchConfig {
         eager: 0,
         credits: 0,
@@ -203,7 +204,7 @@ struct Idler<'a> {
     shared: &'a Shared,
     /// True if the program holds the lock or waits for it.
     locked_out: Cell<bool>,
-    /// True if the thread has slept since the last turn.
+    /// True if the thread slept after its last turn.
     slept: Cell<bool>,
 }
 
@@ -328,7 +329,7 @@ mod tests {
         is_called(&opened());
     }
 
-    /// A builder for nodes that sleep on descriptors.
+    /// Returns a builder for nodes that sleep on descriptors.
     fn network() -> Option<Builder> {
         let settings =
             Settings { providers: vec!["tcp".into()], interfaces: vec!["lo".into()], ..Settings::DEFAULT };
@@ -348,7 +349,7 @@ mod tests {
         is_called(&builder.worker(Options::default()).open().unwrap());
     }
 
-    /// The processor time that the worker has used.
+    /// Returns the processor time that the worker has used.
     fn used(node: &Node) -> Duration {
         let Driver::Worker(Worker { thread: Some(thread), .. }) = &node.driver else { panic!("a worker") };
         let mut clock = 0;
@@ -403,7 +404,8 @@ mod tests {
             took.sort();
             took[10]
         };
-        // Other load delays some attempts. A worker that is not woken is late in all of them.
+        // Other load on the machine delays some attempts. A worker that is not woken is late in all
+        // of them.
         let late = (0..10).map(median).take_while(|took| *took >= Duration::from_millis(2));
         assert!(late.count() < 10);
     }

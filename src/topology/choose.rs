@@ -1,10 +1,10 @@
 //! Chooses the NICs of a process.
 //!
 //! Every process computes the same assignment of NICs to all GPUs of the machine and takes the
-//! share of its own GPU, without communication. Each GPU gets `NICs / GPUs`, at least one: the
-//! nearest first, then only NICs at the same distance. Among those it takes the NIC that the fewest
-//! GPUs have. Then GPUs exchange a NIC for an equally near one that at least two fewer GPUs use,
-//! until there is none. Balance never gives a GPU a more distant NIC.
+//! share of its own GPU, without communication. Each GPU gets `NICs / GPUs`, at least one: first
+//! the nearest, and then only NICs at the same distance. Among those it takes the NIC that the
+//! fewest GPUs have. Then GPUs exchange a NIC for an equally near one that at least two fewer GPUs
+//! use, until there is no such NIC. Balancing never gives a GPU a more distant NIC.
 
 use std::path::Path;
 
@@ -67,14 +67,14 @@ impl Machine {
     /// Returns the NICs of `usable` that a process should use, at most `limit`, best first.
     ///
     /// For a GPU these are its share of the assignment to all GPUs of the machine. Otherwise they
-    /// are all NICs at the smallest distance. With an anchor, NICs of less than a quarter of the
-    /// speed of the fastest are left out.
+    /// are all NICs at the smallest distance. With an anchor, NICs with less than a quarter of the
+    /// fastest NIC's speed are left out.
     pub fn choose(&self, usable: &[usize], anchor: Anchor, limit: usize) -> Vec<usize> {
         let mut usable: Vec<usize> = usable.iter().copied().filter(|&nic| nic < self.nics.len()).collect();
         usable.sort_unstable();
         usable.dedup();
         if anchor != Anchor::Anywhere {
-            // The port of a management network does not qualify, however near it is.
+            // This excludes the port of a management network, however near it is.
             let fastest = usable.iter().filter_map(|&nic| self.nics[nic].mbit).max();
             let slow =
                 |nic: usize| self.nics[nic].mbit.is_some_and(|own| Some(own) < fastest.map(|most| most / 4));

@@ -1,8 +1,8 @@
 //! Pairs the rails of two ends.
 //!
 //! Both ends compute the same pairs from both descriptions. Rails on one fabric are paired, fast
-//! ones with fast ones. The numbers of the two ends rotate the pairing of equally fast rails. This
-//! keeps many senders from all using the first NIC of a receiver.
+//! ones with fast ones. The pairing of equally fast rails is rotated by a hash of the two ends'
+//! numbers. This keeps many senders from all using the first NIC of a receiver.
 
 use std::fmt;
 
@@ -76,7 +76,7 @@ impl Pairing {
         if ours.len() != theirs.len() {
             return Err(Mismatch::Rails { theirs: theirs.len(), ours: ours.len() });
         }
-        // Both ends compute the pairs as the end with the smaller number does.
+        // Both ends compute the pairs from the view of the end with the smaller number.
         let (low, high) = if me <= peer { (ours, theirs) } else { (theirs, ours) };
         let start = mix(me.min(peer), me.max(peer));
         let mut joined = vec![];

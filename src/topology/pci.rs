@@ -93,8 +93,8 @@ impl PciPath {
         self.steps[self.steps.len() - 1]
     }
 
-    /// Counts the bridges that are above both devices. Functions of one device directly at the root
-    /// complex share none.
+    /// Counts the bridges that are above both devices. The functions of a device that is directly
+    /// at the root complex share none.
     pub fn shared_bridges(&self, other: &PciPath) -> usize {
         let bridges = |path: &'_ PciPath| path.steps.len() - 1;
         if self.root != other.root {

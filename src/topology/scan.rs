@@ -54,7 +54,7 @@ impl Machine {
     fn read_interfaces(&mut self, class: &Path) {
         for (name, entry) in entries(class) {
             let (path, node) = self.place(&name, &entry);
-            // Loopback and some virtual interfaces report -1. The speed of a link that is down
+            // Loopback and some virtual interfaces report -1. While a link is down, its speed
             // cannot be read.
             let mbit =
                 value(&entry.join("speed")).and_then(|text| text.parse().ok()).filter(|&mbit| mbit > 0);
@@ -176,7 +176,8 @@ fn hex(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// Reads the NUMA node. Machines with a single node report -1.
+/// Reads the NUMA node. Returns `None` if the kernel reports -1, as on most machines with a single
+/// node.
 fn node(device: &Path) -> Option<u32> {
     value(&device.join("numa_node"))?.parse().ok()
 }
