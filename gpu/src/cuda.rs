@@ -1,5 +1,5 @@
 //! Drives NVIDIA GPUs through CUDA, and AMD GPUs through HIP. The driver library is loaded at run
-//! time. If it is missing, calls return [`Absent`].
+//! time. If it is missing, [`Api::devices`] returns [`Absent`], and [`CudaDevice::open`] fails.
 //!
 //! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events. It may
 //! move between threads: each call makes the context current in the calling thread and then
@@ -8,7 +8,7 @@
 //! framework's, is classified by its attributes.
 //!
 //! HIP's functions mirror CUDA's, with the same arguments, layouts and codes. So one table of
-//! functions serves both, under CUDA's names. The module `hip` has the functions that differ.
+//! functions serves both, under CUDA's names. The module `hip` contains the functions that differ.
 //! cudarc declares CUDA's functions and structures. All functions are looked up before the first
 //! call. They return a number, because cudarc's error enumeration lacks the codes of newer drivers.
 //!
@@ -20,8 +20,8 @@
 //!   [`Device::reaches`] returns `true` for it, and opening its memory may fail.
 //! - For virtual memory, CUDA's pointer attributes describe the reserved address range, and
 //!   `cuMemGetAddressRange` describes the physical segment. Here an allocation is one segment. HIP
-//!   does not report the reserved range. So a range over several segments that another allocator
-//!   mapped cannot be registered there.
+//!   does not report the reserved range. So with HIP, a range over several segments of another
+//!   allocator cannot be registered.
 //! - HIP exports virtual memory since version 7.14, and dmabuf descriptors for NICs since 7.0. It
 //!   does not report pools, so memory from a pool is treated like memory from `hipMalloc`.
 //! - Opened memory cannot be exported again. The error is
@@ -102,7 +102,7 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// Keeps the context current in this thread while it exists.
+/// While this value exists, the context is current in this thread.
 struct Entered {
     driver: &'static Driver,
     /// The previous context, if it was a different one.
@@ -233,7 +233,7 @@ unsafe impl Device for CudaDevice {
     }
 
     fn reaches(&self, uuid: &Uuid) -> bool {
-        // Memory of a device that is hidden from this process can still be opened. Memory of the
+        // Memory of a device that is hidden from this process may still be opened. Memory of the
         // host stand-in cannot.
         *uuid != super::host::UUID
             && self.peers.iter().find(|(peer, _)| peer == uuid).is_none_or(|(_, reaches)| *reaches)

@@ -47,8 +47,8 @@ impl<D: Device> GpuDirect<D> {
     /// Copies bytes into device memory, and waits for the copy.
     ///
     /// # Errors
-    /// Fails if the previous copy has not finished, if there is no pinned memory, or if the driver
-    /// fails.
+    /// Fails if the previous copy has not finished, if this copy exceeds the time limit, if there
+    /// is no pinned memory, or if the driver fails.
     ///
     /// # Safety
     /// `from.len()` bytes at `to` are device memory.
@@ -69,8 +69,8 @@ impl<D: Device> GpuDirect<D> {
     /// Copies bytes out of device memory, and waits for the copy.
     ///
     /// # Errors
-    /// Fails if the previous copy has not finished, if there is no pinned memory, or if the driver
-    /// fails.
+    /// Fails if the previous copy has not finished, if this copy exceeds the time limit, if there
+    /// is no pinned memory, or if the driver fails.
     ///
     /// # Safety
     /// `into.len()` bytes at `from` are device memory.

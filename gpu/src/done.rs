@@ -1,6 +1,6 @@
 //! The done channel: when a whole write has landed, its origin stores a word that the target polls.
-//! No message is sent. If the device can store words, the processor is not involved either. Neither
-//! end blocks, allocates, locks or makes a system call.
+//! No message is sent. If the write is a single copy, a device that can store words stores the word
+//! itself. Neither end blocks, allocates, locks or makes a system call.
 //!
 //! Every reported write takes the next *ticket* of its direction. The ticket's word is in the
 //! origin's segment, at the ticket's number modulo the number of words. Each word has its own cache
@@ -12,8 +12,8 @@
 //! | 32..34 | 1: the write has landed; 2: it failed. Never 0, so fresh memory holds no word |
 //! | 0..32 | the completion word of the write |
 //!
-//! Tickets are credits: the origin may be ahead of the target's cursor by at most the number of
-//! words. The target advances its cursor in ticket order. Both ends count in absolute 64-bit
+//! Tickets are also credits: the origin may be ahead of the target's cursor by at most the number
+//! of words. The target advances its cursor in ticket order. Both ends count in absolute 64-bit
 //! numbers, and neither trusts the other. A cursor that moves back or too far is *corrupt*. A word
 //! with another ticket is ignored.
 //!
@@ -50,8 +50,8 @@ pub(crate) enum Status {
 const SEQUENCE: u32 = 34;
 const STATUS: u32 = 32;
 
-/// Number of later words that one poll checks. So writes that overtook others are found within a
-/// few polls.
+/// Number of later words that one poll checks, so that writes that overtook others are found within
+/// a few polls.
 const PROBES: u64 = 4;
 
 #[inline(always)]

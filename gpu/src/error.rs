@@ -28,7 +28,7 @@ impl AllocId {
     }
 }
 
-/// Why memory was not exported or revoked.
+/// Why memory could not be exported or revoked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExportError {

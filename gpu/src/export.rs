@@ -10,8 +10,8 @@
 //!
 //! An [`AllocId`] identifies an allocation and is never reused in this process. Addresses are
 //! reused, so an entry is valid only while the driver's buffer id at its address is unchanged.
-//! Otherwise the memory was freed without a revocation, and the entry is *superseded*. Lookups no
-//! longer find a superseded entry, its versions are removed, and importers are asked to close it.
+//! Otherwise the memory was freed without a revocation, and the entry is *superseded*: lookups no
+//! longer find it, its versions are removed, and importers are asked to close it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +49,7 @@ struct Home {
 static HOME: Mutex<Home> = Mutex::new(Home { places: BTreeMap::new(), users: BTreeMap::new() });
 
 fn home() -> MutexGuard<'static, Home> {
-    // Ignores poisoning, because no panic under this lock leaves the maps inconsistent.
+    // Ignores poisoning, because a panic under this lock does not leave the maps inconsistent.
     HOME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -170,8 +170,8 @@ impl Exports {
         let (mut around, mut revoking, mut inside) = (Vec::new(), None, Vec::new());
         for alloc in self.across(&run) {
             let Some(entry) = self.entries.get(&alloc) else { continue };
-            // Only the memory that the driver reports is live. If an entry disagrees, its memory
-            // was freed and its addresses were reused.
+            // The driver reports only live memory. If an entry disagrees with it, the entry's
+            // memory was freed and its addresses were reused.
             if !entry.run.agrees(&run) {
                 self.supersede(alloc);
             } else if entry.state != State::Live {
@@ -187,8 +187,8 @@ impl Exports {
         around.sort_unstable();
         while let Some((_, alloc)) = around.pop() {
             let known = self.entries.get(&alloc).map(|entry| &entry.run);
-            // Another part of the allocation may have been freed, so all segments must still be
-            // there.
+            // Another part of the allocation may have been freed, so checks that all segments still
+            // exist.
             if known.is_some_and(|known| *known == run) || self.is_there(device, alloc)? {
                 return Ok(alloc);
             }
@@ -341,7 +341,7 @@ impl Exports {
         Some((entry.run.whole().size, Arc::clone(&entry.handle)))
     }
 
-    /// Stops handing out an allocation. Returns whether it was live until now.
+    /// Stops offering an allocation to peers. Returns whether it was live until now.
     pub(crate) fn retire(&mut self, alloc: AllocId) -> Result<bool, ExportError> {
         let entry = self.entries.get_mut(&alloc).ok_or(ExportError::Unknown(alloc))?;
         let live = entry.state == State::Live;

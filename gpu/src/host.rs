@@ -1,5 +1,5 @@
-//! Processor memory as a device. Processes of one machine share it as they share GPU memory. All
-//! tests without a GPU use it.
+//! Processor memory as a device. Processes of one machine share it as they share GPU memory. It
+//! stands in for a GPU in tests, and on machines without one.
 //!
 //! An allocation is an anonymous file of fixed size, mapped here. Its handle is the descriptor, and
 //! device addresses are host addresses. The thread that queues a copy makes the copy at once, so
@@ -32,7 +32,7 @@ type Identity = (u64, u64);
 static MADE: Mutex<BTreeSet<Identity>> = Mutex::new(BTreeSet::new());
 
 fn made() -> MutexGuard<'static, BTreeSet<Identity>> {
-    // Ignores poisoning, because no panic under this lock leaves the set inconsistent.
+    // Ignores poisoning, because a panic under this lock does not leave the set inconsistent.
     MADE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

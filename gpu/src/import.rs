@@ -9,8 +9,8 @@
 //! | closed   | no                 | no                   | already; removed after last release  |
 //!
 //! An import protects its mapping from eviction, but not from revocation. After a revocation no
-//! transfer can begin. To hand out an address, begin a transfer, and end it when the address is no
-//! longer used.
+//! transfer can begin. To give an address to other code, begin a transfer, and end it when that
+//! code no longer uses the address.
 //!
 //! Memory of a dead peer is closed without being accessed.
 
@@ -191,7 +191,7 @@ impl Imports {
         }
     }
 
-    /// Returns whether a transfer could begin.
+    /// Returns whether a transfer can begin.
     pub fn is_open(&self, id: ImportId) -> bool {
         let slot = self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation);
         slot.and_then(|slot| slot.mapping.as_ref()).is_some_and(|mapping| mapping.state == State::Open)
@@ -299,7 +299,7 @@ impl Imports {
         Ok(Imported { id: ImportId { index, generation: slot.generation }, ptr: base.at(offset), len })
     }
 
-    /// Releases an import. The mapping stays cached until the room is needed.
+    /// Releases an import. The mapping stays cached until its room is needed.
     pub fn release(&mut self, id: ImportId) {
         let clock = self.clock + 1;
         let Some(mapping) = self.mapping_mut(id).filter(|mapping| mapping.uses > 0) else { return };
@@ -329,7 +329,7 @@ impl Imports {
         if size > self.limits.bytes {
             return Err(Fault::Full);
         }
-        // A transfer may outlive its import, so some unused mappings cannot be evicted.
+        // A transfer may outlive its import, so some mappings without imports cannot be evicted.
         let mut after = 0;
         while !fits(self) {
             let next = self.idle.range(after..).map(|(&since, &index)| (since, index)).find(|&(_, index)| {

@@ -3,8 +3,8 @@
 //!
 //! All modules build on the small trait [`Device`]. CUDA and HIP, processor memory and the fake
 //! driver implement it. A device belongs to one thread, and its methods call the driver. Methods
-//! marked *queue* return at once, and neither allocate nor wait unless the driver does. All other
-//! methods are slow paths and may take a millisecond.
+//! marked *queue* return immediately, and neither allocate nor wait unless the driver does. All
+//! other methods are slow paths. They may take a millisecond, and a close may wait for the device.
 //!
 //! | module             | contents                                                               |
 //! |--------------------|------------------------------------------------------------------------|
@@ -54,9 +54,10 @@
 //!   segments.
 //! - **Buffer ids.** Addresses are reused after a free. The driver's buffer id, which never repeats
 //!   within a process, distinguishes an allocation from earlier ones at its address.
-//! - **Not in the same process.** A process does not open its own handles, but uses the address.
-//! - **Opened once.** A process opens an allocation at most once, through a cache that counts
-//!   users.
+//! - **Not in the same process.** A process does not open its own handles, but uses the memory's
+//!   address.
+//! - **Opened once.** A device opens an allocation of a peer at most once, through a cache that
+//!   counts users.
 //! - **Closing is slow.** A close may wait for all streams of the device, so never close during a
 //!   transfer.
 //! - **Close before free.** Freeing memory that a peer has mapped is undefined behaviour, so the
@@ -224,7 +225,7 @@ impl Descriptors for Handle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(pub u32);
 
-/// Why a device call failed. Nothing has changed, unless a variant says otherwise.
+/// Why a device call failed. Unless a variant says otherwise, nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceError {

@@ -1,10 +1,11 @@
-//! The segments that the two ends of a link share for device memory, in addition to the lanes, and
-//! the agreement to use them. Each end owns one segment with done words and bounce slots. Slow
-//! path: one exchange over the handshake socket, in steps that do not wait.
+//! In addition to the lanes, the two ends of a link share segments for device memory. This module
+//! contains these segments, and the agreement to use them. Each end owns one segment with done
+//! words and bounce slots. Slow path: two messages in each direction over the handshake socket, in
+//! steps that do not wait.
 //!
 //! Each end sends an offer with an *epoch* that is random for this link. Then each end echoes the
 //! peer's epoch, together with the features that it has mapped and will use. A feature is active if
-//! both ends sent it. Without done words, records in the lane report writes. If the exchange does
+//! both ends echoed it. Without done words, records in the lane report writes. If the exchange does
 //! not finish, the link ends.
 //!
 //! An end writes only to its own segment, which also holds its cursor over the peer's done words:

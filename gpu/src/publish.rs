@@ -2,8 +2,8 @@
 //! not wait.
 //!
 //! The owner publishes a new version whenever a buffer moves. Publishing the same location again
-//! changes nothing. The versions of a buffer increase, and a version never changes its location. A
-//! lookup by version returns that location or nothing. Versions belong to one incarnation of the
+//! changes nothing. The versions of a buffer increase, and the location of a version never changes.
+//! A lookup by version returns that location or nothing. Versions belong to one incarnation of the
 //! owner, so a [`DirectToken`] names the incarnation too. Both ends keep the last [`VERSIONS_KEPT`]
 //! versions of each buffer.
 

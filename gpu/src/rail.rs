@@ -111,13 +111,13 @@ struct GpuPeer {
 
 /// A rail between processes of one machine, with device memory.
 ///
-/// Posting, polling and notifying do not block, allocate, lock, or make system calls. They call the
-/// driver only to queue and query copies and words. There is one exception: while peers with
-/// devices are attached, at most one poll per millisecond may be slow. That poll answers peers that
-/// revoke memory, closes the revoked memory, and frees our own memory after peers have closed it.
-/// Registering, importing, attaching, detaching, [`write_device`](Rail::write_device),
-/// [`read_device`](Rail::read_device) and [`check_peers`](Rail::check_peers) are slow paths. One
-/// thread owns the rail.
+/// For device memory, posting and polling do not block, allocate, lock, or make system calls,
+/// except to wake a peer that sleeps. They call the driver only to queue and query copies and
+/// words. But while peers with devices are attached, at most one poll per millisecond may be slow.
+/// That poll answers peers that revoke memory, closes the revoked memory, and frees our own memory
+/// after peers have closed it. Registering, importing, attaching, detaching,
+/// [`write_device`](Rail::write_device), [`read_device`](Rail::read_device) and
+/// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
 /// | local memory | memory of the peer | copied by |
 /// |---|---|---|
@@ -131,11 +131,11 @@ struct GpuPeer {
 /// in the lane. Writes complete in any order: the rail is not [ordered](Caps::order).
 ///
 /// An operation to a failed peer completes when the device has stopped using its memory. Until then
-/// its buffer is in use. If the device does not finish in time, or is lost, the outcome is
-/// [unknown](CompleteError::Unknown).
+/// its buffer is in use. If the peer is detached and the device does not finish in time, or if the
+/// device is lost, the outcome is [unknown](CompleteError::Unknown).
 ///
 /// A word that a device stores does not wake the owner. So sleep on
-/// [`wait_object`](GpuRail::wait_object), which wakes periodically to check.
+/// [`wait_object`](GpuRail::wait_object), which wakes the owner periodically.
 #[derive(Debug)]
 pub struct GpuRail<D: Device, H: Host> {
     inner: ShmRail<H>,
@@ -174,8 +174,7 @@ pub struct GpuRail<D: Device, H: Host> {
     why: Option<Refused>,
     /// Number of calls of `poll`. The device and the inner rail take turns at being polled first.
     passes: u32,
-    /// Whether peers may send messages about device memory, so that some polls must take a slow
-    /// turn.
+    /// Whether peers may send messages about device memory. If so, some polls take a slow turn.
     hears: bool,
     /// Earliest time of the next slow turn, in nanoseconds.
     next_turn_ns: u64,
@@ -296,7 +295,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.exchange(peer, blob, deadline)
     }
 
-    /// Attaches a peer. The agreement on its link must have used this rail's
+    /// Attaches a peer. The link and its agreement must have used this rail's
     /// [`profile`](Self::profile). Slow path.
     pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
         let GpuLink { link, agreed, device } = link;

@@ -2,9 +2,9 @@
 //! the link, so that nothing from an earlier incarnation of the peer survives. Slow path:
 //! allocates.
 //!
-//! All state that a peer can make grow is bounded. Unopened offers and old versions of a buffer may
-//! legitimately exceed a bound. The oldest are then dropped, and requested again when needed. A
-//! message that no correct peer sends ends the link.
+//! Everything that a peer can make grow is bounded. A correct peer may exceed the bounds on
+//! unopened offers and on old versions of a buffer. Then the oldest are dropped, and offers are
+//! requested again when needed. A message that no correct peer sends ends the link.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;

@@ -6,17 +6,16 @@
 //! slot n modulo the number of slots. The sender writes the bytes into the slot, and their meaning
 //! into the slot's *descriptor*, both in its own segment. The receiver answers each piece with an
 //! *acknowledgement* in its own segment, which frees the slot and reports the piece's outcome. A
-//! piece without bytes requests a read. Like other pieces, it is acknowledged at once. Slots are
-//! used in order, so a slot that waited for the reply would block the replies behind it. Each end
-//! has at most as many reads in flight as there are slots.
+//! read is requested by a piece without bytes. Like other pieces, it is acknowledged immediately:
+//! slots are used in order, so a slot that waited for the reply would block the replies behind it.
+//! Each end has at most as many reads in flight as there are slots.
 //!
 //! | edge            | release store        | acquire load         | carries                      |
 //! |-----------------|----------------------|----------------------|------------------------------|
 //! | `relay.filled`  | [`Outgoing::fill`]   | [`Incoming::next`]   | the descriptor and the slot  |
 //! | `relay.emptied` | [`Incoming::answer`] | [`Outgoing::answer`] | permission to overwrite both |
 //!
-//! The receiver copies a descriptor out once and does not trust its contents, which the rail
-//! checks.
+//! The receiver copies a descriptor out once. It does not trust the contents; the rail checks them.
 
 use fishplate_core::engine::fuzzing::{number, put};
 use fishplate_core::rail::RailKey;

@@ -7,7 +7,7 @@
 //! they overlap. Then both are parts of the same memory, and one may lie inside the other.
 //!
 //! Segments form a run only if their addresses were reserved together. A driver does not treat
-//! other adjacent segments as one memory.
+//! other adjacent segments as one piece of memory.
 
 use std::os::fd::OwnedFd;
 

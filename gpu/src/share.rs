@@ -1,7 +1,8 @@
 //! The exports and imports of a device, over links to peers. All but [`Imports::begin`] and
 //! [`Imports::end`] are slow paths: they allocate, make system calls and call the driver. Only
-//! calls with a deadline wait. While they wait they serve every peer, so processes that wait for
-//! each other in a circle still make progress.
+//! calls with a deadline wait for peers, but closing memory may wait for the device. While a call
+//! waits for a peer, it serves all peers, so processes that wait for each other in a circle still
+//! make progress.
 //!
 //! In steady state no packet is sent. Publishing again, importing open memory, and beginning a
 //! transfer send no packet and make no driver call.
@@ -174,7 +175,7 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Makes one pass over all peers: handles and answers messages, closes drained mappings, and
-    /// detects failed peers. Does not wait.
+    /// detects failed peers. Does not wait for peers, but a close may wait for the device.
     pub fn turn<L: Links + ?Sized>(&mut self, links: &mut L) {
         self.poll(links, 0);
         self.revoke_superseded(links);
@@ -185,8 +186,8 @@ impl<D: Device> Sharing<D> {
             }
         }
         let alive = &self.alive;
-        // Imports come only from peers of earlier passes. So it suffices to look for failed peers
-        // when the set of linked peers has changed.
+        // All imports belong to peers of earlier passes. So a search for failed peers is needed
+        // only when the set of linked peers has changed.
         if *alive != before {
             self.imports.keep_only(|nonce| alive.contains(nonce));
         }

@@ -19,8 +19,8 @@
 //! | 3, same process   |                                            | 0               |
 //! | 4, segments       | number of segments, then the size of each  | one per segment |
 //!
-//! All numbers have 8 bytes. Allocations, sizes and lengths are never 0, and versions are 0 only in
-//! a query. The end of a range does not overflow.
+//! Numbers have 8 bytes. Allocations, sizes and lengths are never 0. A version is 0 only in a query
+//! or in its refusal. The end of a range does not overflow.
 
 use std::ops::RangeInclusive;
 

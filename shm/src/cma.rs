@@ -3,9 +3,9 @@
 //! allocates. The call can block if another program (`userfaultfd`, FUSE) provides the peer's
 //! pages. [`ShmConfig::force_staging`](crate::ShmConfig::force_staging) avoids that.
 //!
-//! [`is_permitted`] tells whether the kernel permits such copies. The peer cannot delay it.
+//! [`is_permitted`] returns whether the kernel permits such copies. A peer cannot delay that call.
 //!
-//! The process ID names the peer, and the kernel may reuse it after the peer exits. So callers
+//! The process ID names the peer, but the kernel may reuse it after the peer exits. So callers
 //! check the peer's pidfd and socket shortly before each copy.
 
 use std::fs::{self, File};
@@ -113,19 +113,20 @@ fn skip(mut ranges: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
 }
 
 /// Returns whether the kernel permits copies from and to the memory of another process. Touches
-/// none of that memory: the process could delay a copy by pages that another program provides.
+/// none of that memory, because the process could delay a copy through pages that another program
+/// provides.
 pub(crate) fn is_permitted(pid: i32) -> bool {
-    // Opening this file and copying are checked alike, except that the check of a copy uses the
-    // real user and group.
+    // The kernel makes the same check for opening this file as for a copy, except that the check
+    // for a copy uses the real user and group.
     pid > 0 && is_possible() && File::open(format!("/proc/{pid}/mem")).is_ok()
 }
 
-/// Returns whether this process may copy at all, and whether `/proc` tells what it may.
+/// Returns whether this process may copy at all, and whether `/proc` belongs to its PID namespace.
 fn is_possible() -> bool {
     // SAFETY: the calls have no arguments and cannot fail.
     let (pid, is_itself) =
         unsafe { (libc::getpid(), libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid()) };
-    // In a new PID namespace, `/proc` may still be that of another one.
+    // In a new PID namespace, `/proc` may still show another one.
     let sees_itself =
         || fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == pid.to_string().as_str());
     // A filter of system calls may forbid the copy.
@@ -199,7 +200,7 @@ mod tests {
             }
             assert!(agrees(&|| libc::setuid(65_534) == 0), "a child of another user");
             assert!(in_a_child(|| libc::setuid(65_534) == 0 && !is_permitted(this)));
-            // The real user may not copy, and the effective one may open.
+            // The real user may not copy, although the effective user may open the file.
             assert!(in_a_child(|| libc::setresuid(65_534, 0, 0) == 0 && !is_permitted(this)));
         }
     }

@@ -1,9 +1,10 @@
 //! The socket of a link after the handshake. It carries blobs of the layer above, announcements of
-//! segments, packets of other packages (see [`extension`]), rings and the Bye, all in one order.
-//! Slow path: allocates, makes system calls, and waits only in calls with a deadline.
+//! segments, packets of other packages (see [`extension`]), rings and the Bye. All arrive in the
+//! order in which they were sent. Slow path: allocates, makes system calls, and waits only in calls
+//! with a deadline.
 //!
 //! The number of announced segments and of pending blobs is bounded. A peer that exceeds a bound
-//! violates the protocol. A correct peer is at most one blob ahead.
+//! violates the protocol. A correct peer has at most one pending blob.
 
 mod extension;
 
@@ -109,7 +110,7 @@ impl Control {
         let _ = self.socket.try_send(&Writer::new(PacketKind::Ring).finish(), &[]);
     }
 
-    /// Whether notices wait to be sent.
+    /// Returns whether notices wait to be sent.
     pub(crate) fn has_notices(&self) -> bool {
         !self.notices.is_empty()
     }
@@ -174,7 +175,8 @@ impl Control {
     }
 
     /// Withdraws a segment that no longer holds a region. If its announcement is still queued,
-    /// removes the announcement instead. So a peer that does not read cannot keep the memory alive.
+    /// removes the announcement instead, so that a peer that does not read cannot keep the memory
+    /// alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
         let is_it =
             |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
@@ -200,7 +202,7 @@ impl Control {
     }
 
     /// Receives a bounded number of packets and sends queued notices, without blocking. Returns
-    /// whether the socket is drained. If this process has no free descriptors, also returns `true`.
+    /// whether the socket is drained. Also returns `true` if this process has no free descriptors.
     pub(crate) fn pump(&mut self) -> bool {
         self.send_notices();
         self.take_in()
@@ -235,7 +237,7 @@ impl Control {
     }
 
     /// Waits for the next packet and receives it. Checks the deadline first, because a peer may
-    /// send unrelated packets without end.
+    /// send unrelated packets endlessly.
     fn wait(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);

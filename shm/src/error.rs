@@ -1,4 +1,4 @@
-//! Errors of the setup, and their messages: what failed, and what to do.
+//! Errors of the setup. Their messages say what failed and what to do.
 
 use std::error::Error;
 use std::fmt::{Display, Formatter, Result};

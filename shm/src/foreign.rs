@@ -12,8 +12,8 @@
 //! its queue. So [`Socket`](crate::socket::Socket) leaves a packet in its queue unless there is
 //! room for all its descriptors, and is set aside itself if some are in its queue.
 //!
-//! A stranger can thus leave one descriptor here per connection, and the few of an Offer. Beyond
-//! [`most`] resources a [`Listener`](crate::Listener) accepts no connections.
+//! So with each connection, a stranger can leave one descriptor here, plus the few of an Offer.
+//! Beyond [`most`] resources a [`Listener`](crate::Listener) accepts no connections.
 
 mod list;
 
@@ -30,11 +30,11 @@ use list::List;
 use crate::error::SegmentError;
 use crate::segment::{self, Mapping};
 
-/// Maximum size, in bytes, of memory that is closed at once. Freeing one MiB takes about 0.15 ms,
-/// and a packet can carry 253 descriptors.
+/// Maximum size, in bytes, of memory that the dropping thread closes itself. Freeing one MiB takes
+/// about 0.15 ms, and a packet can carry 253 descriptors.
 const CLOSED: u64 = 64 << 10;
 
-/// Maximum size, in bytes, of memory that is unmapped at once.
+/// Maximum size, in bytes, of memory that the calling thread unmaps itself.
 const UNMAPPED: usize = 1 << 20;
 
 /// A descriptor from a peer. Dropping it never waits.
@@ -116,7 +116,7 @@ impl Iterator for Batch {
     }
 }
 
-/// Unmaps a peer's memory. If there is a closer, large memory is set aside instead.
+/// Unmaps a peer's memory. If there is a closer, sets large memory aside instead.
 pub fn unmap(mapping: Mapping) {
     if mapping.len() > UNMAPPED && closer().is_some() {
         put_aside(mapping);
@@ -126,14 +126,14 @@ pub fn unmap(mapping: Mapping) {
 /// The resources set aside for the closer.
 static ASIDE: List<Box<dyn Send>> = List(AtomicPtr::new(ptr::null_mut()));
 
-/// The resources that a call of [`close_aside`] has taken from [`ASIDE`] and not begun to close.
-/// Another call closes them while the first one blocks.
+/// The resources that a call of [`close_aside`] has taken from [`ASIDE`] but not begun to close.
+/// Another call closes them while the first call blocks.
 static WAITING: Mutex<VecDeque<Box<dyn Send>>> = Mutex::new(VecDeque::new());
 
 /// The number of resources set aside and not yet closed.
 static HELD: AtomicU32 = AtomicU32::new(0);
 
-/// Maximum of [`most`].
+/// Upper limit of [`most`].
 const MOST: u64 = 512;
 
 /// The closer, a `fn()` as a pointer, or null if none is set.
@@ -158,11 +158,11 @@ fn closer() -> Option<fn()> {
 }
 
 /// Closes and unmaps all resources that are set aside. May block without limit, for example on the
-/// server of a FUSE file. Threads may call it at once, and share the work.
+/// server of a FUSE file. Several threads may call it at the same time, and then share the work.
 pub fn close_aside() {
     while let Some(thing) = next_aside() {
         drop(thing);
-        // Relaxed: `is_full` may be late.
+        // Relaxed: `is_full` may return an older state.
         HELD.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -178,8 +178,8 @@ pub fn has_aside() -> bool {
     !ASIDE.is_empty() || !WAITING.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
 }
 
-/// Returns whether so many resources are set aside that strangers may add no more. May be stale on
-/// return.
+/// Returns whether so many resources are set aside that a listener accepts no connections. May be
+/// stale on return.
 pub(crate) fn is_full() -> bool {
     u64::from(HELD.load(Ordering::Relaxed)) >= most()
 }
@@ -196,7 +196,7 @@ fn most() -> u64 {
 /// Sets aside a value that may take long to drop.
 #[cold]
 pub(crate) fn put_aside<T: Send + 'static>(thing: T) {
-    // Relaxed: `is_full` may be late.
+    // Relaxed: `is_full` may return an older state.
     HELD.fetch_add(1, Ordering::Relaxed);
     ASIDE.add(Box::new(thing));
     if let Some(closer) = closer() {

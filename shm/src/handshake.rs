@@ -17,11 +17,11 @@
 //! Offer. So a stranger's Hello costs the listener no memory.
 //!
 //! Neither side uses the peer's memory before the peer has echoed that side's nonce, which only
-//! this handshake reveals. So segments of an earlier run, or of a replaced peer, are rejected. No
-//! lane is used before Ready, which a side sends after it has mapped and checked everything. So
-//! neither side uses a lane that the other has closed. A side that fails closes its socket and
-//! drops the received memory. The other side then gets [`HandshakeError::HungUp`], or its deadline
-//! expires.
+//! this handshake reveals. So segments of an earlier run, or of a replaced peer, are rejected. A
+//! side sends Ready after it has mapped and checked everything, and no lane is used before Ready.
+//! So neither side uses a lane that the other has already closed. A side that fails closes its
+//! socket and drops the received memory. The other side then gets [`HandshakeError::HungUp`], or
+//! its deadline expires.
 
 mod listener;
 mod shake;
@@ -83,7 +83,7 @@ pub struct Link {
     pub(crate) pair_id: u32,
     /// Whether both ends use `membarrier`, so that notifying needs no fence.
     pub(crate) light: bool,
-    /// Whether the kernel lets us read the peer's memory.
+    /// Whether the kernel permits copies from and to the peer's memory.
     pub(crate) cma: bool,
     pub(crate) config: Arc<ShmConfig>,
     nonces: [Nonce; 2],
@@ -186,7 +186,7 @@ impl Link {
     }
 
     /// Returns the address and size of the common segment, if one is configured. It stays mapped
-    /// until the peer is detached. Both ends write to it, so use atomics and raw copies only.
+    /// until the peer is detached. Both ends write to it, so use only atomics and raw copies.
     pub fn common(&self) -> Option<(NonNull<u8>, usize)> {
         self.common.as_ref().map(|mapping| (mapping.ptr(), mapping.len()))
     }
@@ -230,7 +230,7 @@ impl Link {
         self.peer_id
     }
 
-    /// Returns our nonce and the peer's, in this order. No two links share a nonce.
+    /// Returns our nonce and the peer's nonce, in this order. No two links share a nonce.
     pub fn nonces(&self) -> [Nonce; 2] {
         self.nonces
     }

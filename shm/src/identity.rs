@@ -5,7 +5,7 @@
 //! that connected, or that created the socket pair. After a fork that can be this process itself.
 //!
 //! A process ID alone proves little, because the kernel reuses it. Here the process is *proven* if
-//! its pidfd is still alive after the last packet of the handshake. The pidfd must have come with
+//! its pidfd reports it alive after the last packet of the handshake. The pidfd must have come with
 //! the packet, or been opened before the peer could know our nonce:
 //!
 //! | kernel     | pidfd                                             | proves the sender of  |

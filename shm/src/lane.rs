@@ -4,8 +4,8 @@
 //!
 //! A record occupies contiguous cells of 64 bytes. Its first cell begins with a *stamp*, which is
 //! derived from the record's absolute position and stored last. A consumer that waits for the next
-//! record polls the cache line that the record arrives in. So a short record costs one line
-//! transfer, where a ring with a shared tail costs two. The ring of cells is mapped twice, in
+//! record polls the cache line in which the record arrives. So a short record costs one line
+//! transfer, whereas a ring with a shared tail costs two. The ring of cells is mapped twice, in
 //! adjacent mappings, so a record that wraps is contiguous.
 //!
 //! | byte of the first cell | what |
@@ -16,19 +16,19 @@
 //!
 //! # Stale stamps
 //!
-//! In the middle of a record, a cell holds payload at the offset of a stamp. That payload may equal
-//! a valid stamp. After a record the consumer checks the stamp of the *next* cell. So before the
+//! The later cells of a record hold payload where a stamp would be, and that payload may equal a
+//! valid stamp. After a record the consumer checks the stamp of the *next* cell. So before the
 //! producer publishes a record, it clears a valid stamp from the cell behind the record. That cell
 //! must be free, so a lane of n cells holds at most n - 1.
 //!
 //! # Claimed cells
 //!
 //! The producer can write a line only after the consumer's cached copy is invalidated, and stores
-//! retire in program order. So a record that needs one such line stalls for a whole transfer, even
-//! if the line was prefetched for writing. Adjacent stores to several lines overlap their transfers
-//! (`bare-stream` in `benches/` shows both). So [`Producer::publish`] clears the stamps of several
-//! free cells behind a record at once. This *claims* the cells: later records find their lines in
-//! the producer's cache, and the cell behind each record already clean.
+//! become visible in program order. So a record that needs one such line stalls for a whole
+//! transfer, even if the line was prefetched for writing. Adjacent stores to several lines overlap
+//! their transfers (`bare-stream` in `benches/` shows both). So [`Producer::publish`] clears the
+//! stamps of several free cells behind a record at once. This *claims* the cells: later records
+//! find their lines in the producer's cache, and the cell behind each record already clean.
 //!
 //! After a long record the producer claims as many cells as the record took, because a copy mostly
 //! waits for its lines (`bare-lane`). Streams of 4 to 16 KiB records then take a tenth to a third
@@ -49,8 +49,8 @@
 //! other's segment. Positions are absolute, are never reset, and wrap at 2^64. The handshake fixes
 //! the sizes, which are never read from the segment.
 //!
-//! The consumer trusts no byte of the lane. A stamp only means that a record may be there. The
-//! header is loaded once and checked, and the payload is copied once. The producer accepts the
+//! The consumer does not trust any byte of the lane. A stamp only means that a record may be there.
+//! The header is loaded once and checked, and the payload is copied once. The producer accepts the
 //! consumer's cursor only if it moves forward and not past the producer's position.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -156,8 +156,8 @@ impl Pair {
     /// Returns the producer and the consumer, both at position `start`.
     ///
     /// # Safety
-    /// The caller calls this once, and uses both ends only while the pair exists. Moving the pair
-    /// is fine.
+    /// The caller calls this once, and uses both ends only while the pair exists. The pair may be
+    /// moved.
     pub(crate) unsafe fn open(&self, start: u64) -> (Producer, Consumer) {
         // SAFETY: the caller keeps the pair as long as the ends. It calls this once, so there is no
         // other producer or consumer. `create` mapped `outgoing` writable.
@@ -187,9 +187,9 @@ pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u
 }
 
 /// Copies the header of a message. Copies word by word if its length is a multiple of 8, because
-/// the caller has just stored it in words. A load that is wider than those stores cannot be
-/// forwarded from them. It would wait until all earlier stores, including those to the lane, have
-/// reached the cache.
+/// the caller has just stored it in words. The processor cannot forward such stores to a wider
+/// load. That load would wait until all earlier stores, including those to the lane, have reached
+/// the cache.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.

@@ -20,8 +20,8 @@
 //!
 //! # Example
 //!
-//! Two ends, here in two threads of one process: one exports a segment, and the other writes to it
-//! and sends a message.
+//! One end exports a segment, and the other end writes to it and sends a message. Here the two ends
+//! are threads of one process.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -63,12 +63,12 @@
 //! # Ok::<(), fishplate_shm::HandshakeError>(())
 //! ```
 //!
-//! This package does not read the environment, set signal handlers or start threads. It leaves no
-//! name in the file system: a [`Listener`] on a path removes the path when it is dropped. A program
+//! This package does not read the environment, set signal handlers or start threads. A [`Listener`]
+//! on a path removes the path when it is dropped; only a killed process leaves it behind. A program
 //! that accepts untrusted peers should provide a closer thread with [`set_closer`]. Peers are never
 //! trusted: `lane` and `staged` describe the checks. No call on the progress path waits for a peer,
-//! with one exception: an attached peer can delay copies between private memory by the kernel,
-//! which [`ShmConfig::force_staging`] avoids. Linux 5.3 or later is required.
+//! with one exception: an attached peer can delay the kernel's copies between private memory, which
+//! [`ShmConfig::force_staging`] avoids. Linux 5.3 or later is required.
 
 mod cma;
 mod config;

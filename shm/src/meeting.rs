@@ -1,9 +1,9 @@
 //! Accepts connections and drives many handshakes at once, so that no peer delays another.
 //!
-//! A process that connects to a listener may stay silent or send invalid data. It costs only its
+//! A process that connects to a listener may stay silent or send invalid data. That costs only its
 //! own connection: each handshake advances when its peer sends, has its own deadline, and fails
-//! alone. At most [`MOST`] are open. A new handshake beyond that evicts the oldest of the least
-//! advanced ones. Handshakes that this process [dialled](Meetings::dial) do not count and are never
+//! alone. At most [`MOST`] are open. Beyond that, a new handshake evicts the oldest of the least
+//! advanced ones. Handshakes that this process [dialled](Meetings::dial) do not count and are not
 //! evicted.
 //!
 //! Slow path: allocates and makes system calls. Only [`Meetings::next`] and [`meet`] wait, at most
@@ -23,10 +23,10 @@ pub const MOST: usize = 64;
 /// Maximum number of connections accepted in one pass.
 const PASS: usize = 16;
 
-/// Pause between two attempts to accept while connections have to wait.
+/// Pause between two attempts to accept, while [`HalfOpen::may_accept`] returns false.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Number of refusals kept for the user. Older ones are dropped.
+/// Number of refusals that are kept for the user. Older ones are dropped.
 const REFUSALS: usize = 8;
 
 /// A handshake over a connected socket. It never waits: each [`step`](Self::step) advances it as
@@ -258,8 +258,9 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Waits until a connection arrives, an open handshake is ready, or `until` has passed, or a
-    /// [`PAUSE`] if connections have to wait. Returns which open handshakes are ready.
+    /// Waits until a connection arrives, an open handshake is ready, or `until` has passed. While
+    /// connections may not be accepted, waits at most a [`PAUSE`]. Returns which open handshakes
+    /// are ready.
     fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
         let entry = |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
         let mut polls: Vec<_> =
@@ -285,7 +286,7 @@ impl<H: HalfOpen> Meetings<H> {
                 libc::EINTR => {}
                 libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM if self.evict() => {}
                 // According to accept(2), these codes report that the peer's connection failed
-                // before it was accepted. The listener itself is fine.
+                // before it was accepted. The listener itself still works.
                 libc::EAGAIN
                 | libc::ECONNABORTED
                 | libc::EPROTO

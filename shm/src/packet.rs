@@ -9,8 +9,8 @@
 //! | 12..16| length of the whole packet, in bytes           |
 //! | 16..  | body                                           |
 //!
-//! Both ends run on one machine, so numbers are in native byte order. Magic and version have the
-//! same offsets in every version.
+//! Both ends run on one machine, so numbers are in native byte order. The magic number and the
+//! version have the same offsets in every version.
 
 use std::ops::RangeInclusive;
 

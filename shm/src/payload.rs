@@ -1,6 +1,6 @@
-//! Chooses how a payload in its sender's private memory is transferred: the kernel copies it, or
-//! the sender puts it into the lane. Nothing here blocks, allocates or reads a clock. Callers pass
-//! the times.
+//! Chooses how a payload in its sender's private memory is transferred: either the kernel copies
+//! it, or the sender puts it into the lane. Nothing here blocks, allocates or reads a clock.
+//! Callers pass the times, or a function that returns them.
 //!
 //! The faster path depends on the caches that the two processors share. For 1 MiB, lane and kernel
 //! take 66 and 97 us on one core, and 150 and 90 us with a shared last-level cache. Without a
@@ -12,12 +12,12 @@
 //!   slower path are rarer, so that they cost at most about 3 %.
 //! - The cost of a kernel copy is the duration of its call. The lane carries several payloads at
 //!   once, so its cost is the time it was busy divided by the bytes that arrived in that time.
-//! - If the lane brings too little for too long, the next payload ends the trial. Payloads that
+//! - If the lane delivers too little for too long, the next payload ends the trial. Payloads that
 //!   were already requested still wait for the sender.
 //!
 //! Costs are in nanoseconds per KiB. A sample below the average is averaged with it. A sample above
 //! the average has a weight of an eighth, because this thread may have been preempted. After a much
-//! higher sample the next payload is measured too.
+//! higher sample, the next payload is measured too.
 
 /// How a payload is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,8 @@ const OUTLIER: u64 = 2;
 const SLOW: u64 = 1000;
 
 /// Makes trials rare. After trial `n` with `m` payloads, the next trial begins after `PATIENCE[n] *
-/// m` payloads, times the [`ratio`](Class::ratio) of the costs. The last entry also holds for all
-/// later trials. The first entries are small, because no path has been measured yet.
+/// m` payloads, times the [`ratio`](Class::ratio) of the costs. The last entry also applies to all
+/// later trials. The first entries are small, because few measurements exist yet.
 const PATIENCE: [u32; 5] = [2, 4, 8, 16, 32];
 
 /// Number of size classes: below 16 KiB, below 32 KiB, and so on, up to 2 MiB and more.
@@ -195,7 +195,7 @@ impl Class {
         }
         let [kernel, lane] = self.cost;
         let quicker = if lane < kernel { By::Lane } else { By::Kernel };
-        // A path that was never measured stays in use until it is measured.
+        // A path in use that was never measured stays in use until it is measured.
         if quicker != self.by && kernel != 0 && lane != 0 {
             (self.by, self.left, self.measure, self.tried) = (quicker, AGAIN, AGAIN, 0);
         }

@@ -1,5 +1,6 @@
 //! One attached peer: its lanes, imports, operations in flight, and state. Sending and receiving
-//! neither allocate, block nor make a system call. Teardown and liveness checks may do so.
+//! neither allocate, block nor make a system call. Waking the peer, teardown and liveness checks
+//! may.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -34,8 +35,8 @@ pub(crate) struct Remote {
     known_until: u64,
 }
 
-/// How long a process ID is trusted after a check, in nanoseconds. The kernel reuses an ID only
-/// after all others, usually after tens of thousands of forks.
+/// How long a process ID is trusted after a check, in nanoseconds. The kernel assigns all other IDs
+/// before it reuses one, usually tens of thousands.
 const KNOWN: u64 = 1_000_000;
 
 /// Imported memory of the peer.
@@ -258,8 +259,8 @@ impl Attached {
     }
 
     /// Does rare work: reports the failed posts of a failed peer, or sends records that waited for
-    /// room. Returns the number of reported events, or 1 if more records could be sent at once. The
-    /// owner must not sleep in that case, because nothing would notify it.
+    /// room. Returns the number of reported events, or 1 if more records could be sent now. In that
+    /// case the owner must not sleep, because nothing would notify it.
     #[cold]
     #[inline(never)]
     pub(crate) fn chores<S: Sink>(
@@ -345,8 +346,8 @@ impl Attached {
         let Some(remote) = &self.remote else { return };
         if !remote.light {
             // This is the notifier's side of the race with a sleeper for which `membarrier` does
-            // not work. Orders the published records before the load of the event page. Pairs with
-            // the fence of the sleeper.
+            // not work. The fence orders the published records before the load of the event page.
+            // It pairs with the fence of the sleeper.
             notifier_fence();
         }
         remote.event_page.event().notify_with(host, || remote.control.ring());
@@ -391,7 +392,7 @@ impl Attached {
         Ok(ptr)
     }
 
-    /// Drops all imports of one of our own keys, which was deregistered.
+    /// Drops this process's own imports of a key that it has deregistered.
     pub(crate) fn forget(&mut self, key: u64) {
         for place in self.imports.iter_mut().filter(|place| place.is_some_and(|import| import.key == key)) {
             *place = None;
@@ -438,10 +439,11 @@ impl Remote {
         Ok(unsafe { mapping.ptr().add(base as usize) })
     }
 
-    /// Returns whether the process of the handshake still lives and is linked to us. The answer may
-    /// be up to [`KNOWN`] old. A fresh answer would be no stronger, because the caller may be
+    /// Returns whether the process of the handshake is still alive and linked to us. The answer may
+    /// be up to [`KNOWN`] old. A fresh answer would prove no more, because the caller may be
     /// preempted before it uses the answer. If the process has exited and its ID is not reused, the
-    /// copy itself fails. Makes a system call of about 0.5 us when the last answer has expired.
+    /// copy itself fails. If the last answer has expired, makes a system call, which takes about
+    /// 0.5 us.
     pub(crate) fn lives(&mut self, now: u64) -> bool {
         if now < self.known_until {
             return true;
@@ -453,7 +455,7 @@ impl Remote {
         lives
     }
 
-    /// Returns whether the process of the handshake lives and is linked to us. Always asks the
+    /// Returns whether the process of the handshake is alive and linked to us. Always asks the
     /// kernel.
     pub(crate) fn looks_alive(&self) -> bool {
         let pidfd = self.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);

@@ -1,4 +1,5 @@
-//! The rail: its tables, and the passes over its peers. [`ShmRail`] lists the fast and slow paths.
+//! The rail, its tables, and the passes over its peers. [`ShmRail`] describes the fast and slow
+//! paths.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -47,13 +48,14 @@ const MAX_ENDED: usize = 64;
 
 /// The rail between processes of one machine.
 ///
-/// Posting a message, polling and notifying neither block, allocate, lock nor make a system call. A
-/// write or read of mapped memory is a copy by the caller. For private memory it is a copy by the
-/// kernel, with at most two system calls. If the kernel refuses, the data is staged through the
-/// lane. Payloads of two-sided messages in private memory take the path that was faster recently:
-/// see [`ShmConfig::read_from`]. Payloads in unregistered memory are copied by the kernel. If it
-/// refuses, the sender sends them in chunks. Registering, importing, attaching, detaching and
-/// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
+/// Posting a message, polling and notifying neither block, allocate, lock nor make a system call,
+/// except to wake a peer that sleeps. A write or read of mapped memory is a copy by the caller. For
+/// private memory it is a copy by the kernel, usually with one or two system calls. If the kernel
+/// refuses, the data is staged through the lane. Payloads of two-sided messages in private memory
+/// take the path that was faster recently: see [`ShmConfig::read_from`]. Payloads in unregistered
+/// memory are copied by the kernel. If it refuses, the sender sends them in chunks. Registering,
+/// importing, attaching, detaching and [`check_peers`](Rail::check_peers) are slow paths. One
+/// thread owns the rail.
 ///
 /// | memory of the peer                     | imported as     | written and read by           |
 /// |----------------------------------------|-----------------|-------------------------------|
@@ -63,9 +65,9 @@ const MAX_ENDED: usize = 64;
 /// | our own (see [`ShmRail::attach_self`]) | its own address | the caller or a post          |
 ///
 /// A peer reports everything posted to it in the order of the posts. Writes copied by the caller or
-/// the kernel are visible at once, before messages posted earlier are reported
-/// ([`Order::Reports`]). A record in a lane is visible at once. A peer that *sleeps* is woken at
-/// the latest by [`flush`](Rail::flush) or the next [`poll`](Rail::poll).
+/// the kernel are visible immediately, even before messages posted earlier are reported
+/// ([`Order::Reports`]). A record in a lane is visible immediately. A peer that *sleeps* is woken
+/// by [`flush`](Rail::flush) or the next [`poll`](Rail::poll) at the latest.
 ///
 /// `check_peers` detects a dead peer. It reports the messages that the peer had sent, then that the
 /// peer is down, then the completions of all posts to it. Each call checks the next 32 peers. A
@@ -73,8 +75,8 @@ const MAX_ENDED: usize = 64;
 ///
 /// After [deregistration](Rail::deregister), accesses through the lane are refused at both ends.
 /// Accesses through a mapping or by kernel copies are not checked, so the peer must stop using the
-/// memory first. Likewise, a peer that is [detached](Rail::detach) may still execute records in its
-/// lane although their posts have failed.
+/// memory before it is deregistered. Likewise, a peer that is [detached](Rail::detach) may still
+/// execute records in its lane although their posts have failed.
 ///
 /// The host may omit the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`). The
 /// handshake tells the rail which peers need the fence, and the rail issues the fence for them.
@@ -272,7 +274,7 @@ impl<H: Host> ShmRail<H> {
         self.peers.get(usize::from(peer.0)).and_then(Option::as_deref).is_some_and(Attached::is_up)
     }
 
-    /// Fails a peer. The next poll reports the failure.
+    /// Fails a peer. The next polls report the failure.
     #[cold]
     pub fn quarantine(&mut self, peer: Peer, why: PeerError) {
         if let Some(attached) = find(&mut self.peers, peer) {
@@ -400,7 +402,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             Owner::Segment(segment) => {
                 let known = self.regions.segments();
                 let new = known.iter().all(|known| known.number() != segment.number());
-                // A peer drops the link if more segments are announced than it expects.
+                // A peer drops the link if this end announces more segments than the peer expects.
                 if new && known.len() >= usize::from(self.config.max_segments) {
                     return Err(AttachError::Full("ShmConfig::max_segments"));
                 }

@@ -9,8 +9,8 @@
 //! | 0..32         | shared: the segment's number; common: the pair's; private: 0  |
 //!
 //! The base of a key is an offset from the start of the segment. For private memory it is an
-//! address. Slots are used in rotation, so a key repeats only after 4096 registrations in *each*
-//! slot.
+//! address. Free slots are used in rotation, so a key repeats only after 4096 registrations in
+//! *each* slot that is free.
 
 use std::ptr::NonNull;
 

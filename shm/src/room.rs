@@ -1,6 +1,6 @@
-//! Checks for free memory before an allocation, because without a check the kernel would send a
-//! signal instead of an error: SIGXFSZ beyond the file size limit, SIGKILL beyond the memory of a
-//! control group or the machine. Slow path: reads some small files.
+//! Checks for free memory before an allocation. Without a check, the kernel would send a signal
+//! instead of returning an error: SIGXFSZ beyond the file size limit, and SIGKILL beyond the memory
+//! of a control group or the machine. Slow path: reads some small files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ fn meminfo(root: &Path) -> Option<u64> {
 }
 
 /// Returns the directories of this process's memory control groups, up to the root, for versions 1
-/// and 2. In a container the path may be that of the host. Then its last parts do not exist here,
+/// and 2. In a container the path may be the host's path. Then its last parts do not exist here,
 /// and the root is the container's control group.
 fn groups(root: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();

@@ -7,9 +7,9 @@
 //! | cold | silent while hot peers were polled [`LOOKS`] times         | a 64th, at least 4 |
 //!
 //! So a record of a cold peer is found within 64 passes, and makes the peer hot. If there are at
-//! most four cold peers, every pass polls them all. A pass whose owner has announced a sleep also
+//! most four cold peers, every pass polls them all. After the owner has announced a sleep, a pass
 //! polls all cold peers, because the owner must not sleep while a record waits. If a peer notifies
-//! the owner in between, the announcement is gone, and the sleep ends at once.
+//! the owner meanwhile, the announcement is withdrawn, and the sleep ends immediately.
 
 use std::mem;
 
@@ -18,7 +18,7 @@ use fishplate_core::mem::Peer;
 use crate::lane::Watch;
 use crate::peer::Attached;
 
-/// Number of polls of hot peers between two checks for peers that became cold.
+/// Number of polls of hot peers between two checks for peers that have become cold.
 const LOOKS: u32 = 4096;
 
 /// Number of passes that poll each cold peer once.

@@ -3,7 +3,7 @@
 //!
 //! A segment is a memfd. It has no name, so a killed process leaves nothing behind, and only
 //! processes that receive the descriptor can open it. Its pages are allocated at creation, so that
-//! lack of memory is an error here and not a signal later. Its size is sealed, so that no peer can
+//! a lack of memory is an error now, not a signal later. Its size is sealed, so that no peer can
 //! truncate it and cause SIGBUS. An attaching process checks three things before the first access:
 //! the seals, the agreed size, and that every page is present. Only ordinary anonymous files
 //! (tmpfs) are accepted: a hole punched later into huge pages causes SIGBUS, while a hole in
@@ -45,7 +45,7 @@ impl Access {
     }
 }
 
-/// Maximum size, in bytes, of memory whose pages [`Mapping::quickly`] maps at once.
+/// Maximum size, in bytes, of memory whose pages [`Mapping::quickly`] maps in advance.
 const POPULATED: usize = 1 << 20;
 
 /// Mapped memory of a descriptor. Dropping it unmaps the memory.
@@ -297,7 +297,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 static SEGMENTS: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 fn segments() -> MutexGuard<'static, Vec<(u32, Weak<Inner>)>> {
-    // Ignores poisoning, because no panic under this lock leaves the vector inconsistent.
+    // Ignores poisoning, because a panic under this lock does not leave the vector inconsistent.
     SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -380,8 +380,8 @@ pub(crate) unsafe fn cut(
     Ok(unsafe { Region::new(mapping.ptr().add(offset), len, kind) })
 }
 
-/// The unit of sizes, in bytes: the page size of x86-64. On machines with larger pages the kernel
-/// rounds a mapping up.
+/// The unit of sizes, in bytes: the page size of x86-64. On machines with larger pages, the kernel
+/// rounds mappings up.
 pub const PAGE: usize = 4096;
 
 #[cfg(test)]

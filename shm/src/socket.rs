@@ -110,8 +110,8 @@ impl Socket {
         Ok((cred.pid, cred.uid))
     }
 
-    /// Asks the kernel to report the sender of each received packet, or to stop that. Returns
-    /// whether the report includes a pidfd.
+    /// Asks the kernel to report the sender of each received packet, or to stop reporting it.
+    /// Returns whether the report includes a pidfd.
     pub(crate) fn name_senders(&self, on: bool) -> Result<bool> {
         self.switch(libc::SO_PASSCRED, on)?;
         Ok(self.switch(SO_PASSPIDFD, on).is_ok())
@@ -210,23 +210,23 @@ impl Socket {
     /// Receives one packet, if one has arrived. `room` returns the maximum number of descriptors
     /// that a packet of these bytes may carry.
     ///
-    /// The kernel would close descriptors for which there is no room, in this thread. So this call
-    /// first looks whether the packet has descriptors. It then receives them while the packet stays
-    /// in the queue, and removes the packet only once it has them all.
+    /// If there were no room for descriptors, the kernel would close them in this thread. So this
+    /// call first checks whether the packet has descriptors. It then receives them while the packet
+    /// stays in the queue, and removes the packet only once it has them all.
     ///
     /// # Errors
     /// The packet that caused the error stays in the queue.
     /// - [`HandshakeError::BadPacket`]: it is too long, or carries too many descriptors.
     /// - `EMFILE`: this process has too few free descriptors. Try again later.
-    /// - [`HandshakeError::HungUp`]: there is none, because the peer closed the connection.
+    /// - [`HandshakeError::HungUp`]: no packet is left, and the peer has closed the connection.
     pub(crate) fn try_recv(
         &self,
         into: &mut [u8],
         senders: Senders,
         room: impl FnOnce(&[u8]) -> usize,
     ) -> Result<Option<Packet>> {
-        // The kernel stores a pidfd after the descriptors. Without a pidfd, no room is left over
-        // into which it could store descriptors.
+        // The kernel stores a pidfd after the descriptors. If no pidfd is requested, there is no
+        // spare room into which it could store descriptors.
         self.name_pidfds(senders, false);
         let named = if senders == Senders::Named { CREDENTIALS } else { 0 };
         let peeked = self.peek(into, named);
@@ -248,7 +248,7 @@ impl Socket {
         }
         if fds > 0 || named > 0 {
             let rights = if fds > 0 { HEADER + fds * size_of::<i32>() } else { 0 };
-            // More descriptors than allowed may arrive in the room of the pidfd.
+            // The room for the pidfd may receive more descriptors than allowed.
             let pidfd = if named > 0 { rights % 8 + PIDFD } else { 0 };
             let Some(again) = self.peek(into, named + rights + pidfd)? else { return Ok(None) };
             (packet, flags) = again;
@@ -264,8 +264,8 @@ impl Socket {
         Ok(Some(packet))
     }
 
-    /// Asks the kernel to add pidfds to the reports about senders, or to stop that. Does nothing
-    /// before Linux 6.5.
+    /// Asks the kernel to add pidfds to the reports about senders, or to leave them out. Does
+    /// nothing before Linux 6.5.
     fn name_pidfds(&self, senders: Senders, on: bool) {
         if senders == Senders::Named {
             let _ = self.switch(SO_PASSPIDFD, on);
@@ -307,7 +307,7 @@ impl Socket {
                 code => return Err(HandshakeError::System(code)),
             }
         };
-        // Gives every descriptor an owner before any error is returned.
+        // Every descriptor must have an owner before an error is returned.
         let (fds, sender) = control.take(&message);
         Ok(Some((Packet { len: n as usize, fds: fds.into(), sender }, message.msg_flags)))
     }
@@ -443,7 +443,7 @@ impl Control {
 
 /// Waits until the descriptor has one of the events or a hang-up, or the deadline expires.
 fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> Result<()> {
-    // Checks the deadline first, because a peer may cause unrelated events without end.
+    // Checks the deadline first, because a peer may cause unrelated events endlessly.
     if Instant::now() >= deadline {
         return Err(HandshakeError::Deadline);
     }

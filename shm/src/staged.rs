@@ -1,6 +1,7 @@
 //! Staged operations: writes and reads of unmapped memory that go through the lane in chunks. They
-//! are used if the kernel does not permit copies between the two processes, or is slower. Nothing
-//! here blocks or allocates.
+//! are used if the kernel does not permit copies between the two processes, if its copies are
+//! slower, or if [`force_staging`](crate::ShmConfig::force_staging) is set. Nothing here blocks or
+//! allocates.
 //!
 //! | end    | write                                      | read                               |
 //! |--------|--------------------------------------------|------------------------------------|
@@ -27,8 +28,8 @@ use crate::lane::{Consumer, Producer, Refused};
 use crate::record::{self, DATA, LAST, READ, REPLY, STAGED, STATUS, WRITE, chunk_cells};
 use crate::regions::Regions;
 
-/// Maximum number of chunks of a write that one pass sends: as many as a lane of the default size
-/// holds.
+/// Maximum number of chunks of a write that one pass sends: about as many as a lane of the default
+/// size holds.
 const CHUNKS: u32 = 16;
 
 /// Maximum number of reply records that one pass sends.
@@ -97,7 +98,7 @@ impl Staged {
         }
     }
 
-    /// Returns whether a write is partly sent. All other posts are refused meanwhile.
+    /// Returns whether a write is partly sent. Until it is complete, all other posts are refused.
     pub(crate) fn sending(&self) -> bool {
         self.sending.is_some()
     }
@@ -226,7 +227,7 @@ impl Staged {
             }
             Owed::Read { key, offset, len, sent } => (key, offset, len, sent),
         };
-        // Looks up the region for each chunk, because it may be deregistered at any time.
+        // Looks up the region for every chunk, because it may be deregistered at any time.
         let Some((base, size)) = regions.find(key, peer) else {
             return Ok(Some(Owed::Status(libc::EFAULT)));
         };
@@ -387,8 +388,8 @@ pub(crate) fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
-/// Returns the error of the peer that explains why our outgoing lane refused a record. Returns
-/// `None` if the lane is full.
+/// Returns the peer's error if our outgoing lane refused a record because of one. Returns `None` if
+/// the lane is only full.
 pub(crate) fn blame(refused: Refused) -> Option<PeerError> {
     match refused {
         Refused::Full => None,

@@ -11,8 +11,8 @@ use super::library::{Absent, Api, Library};
 use crate::{DeviceError, Uuid};
 
 impl Api {
-    /// Returns the initialized driver, or the reason why there is none. Only the first call looks
-    /// for the driver.
+    /// Returns the initialized driver, or the reason why there is none. Only the first call
+    /// searches for the driver.
     pub(super) fn driver(self) -> Result<&'static Driver, Absent> {
         static DRIVERS: [OnceLock<Result<Driver, Absent>>; Api::ALL.len()] =
             [const { OnceLock::new() }; Api::ALL.len()];
@@ -85,7 +85,7 @@ impl Api {
     }
 }
 
-/// Declares the driver functions that we use under CUDA's names, checks their arguments against
+/// Declares the driver functions that we use, under CUDA's names. Checks their arguments against
 /// cudarc's declarations, and looks up their addresses. The second column is HIP's function with
 /// the same arguments, or a function of `hip` that replaces it.
 macro_rules! functions {

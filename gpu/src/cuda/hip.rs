@@ -1,6 +1,6 @@
-//! The functions in which HIP differs from CUDA, with the parameters of CUDA's functions. All other
-//! functions take the same arguments. Structures have the same layouts, and error codes and flags
-//! have the same values.
+//! The functions that differ between HIP and CUDA, here with the parameters of CUDA's functions.
+//! All other functions take the same arguments. Structures have the same layouts, and error codes
+//! and flags have the same values.
 //!
 //! Numbers and layouts were compared with `hip_runtime_api.h` and `driver_types.h` of HIP 6.2
 //! (ROCm 6.2.1), 7.1 and 7.14. The comments on behaviour describe AMD's implementation (`clr`).
@@ -177,7 +177,7 @@ pub(super) fn forget(code: u32) -> u32 {
 }
 
 /// Clears the last error if it has this code. Since HIP 7, a call that succeeds or returns "not
-/// ready" does not replace the last error, which may be the program's.
+/// ready" leaves the last error unchanged, so that error may come from the program's own call.
 #[cold]
 fn clear(code: u32) {
     let Some(hip) = HIP.get() else { return };

@@ -206,7 +206,8 @@ impl CudaDevice {
         }
         let descriptor: u64 =
             sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0.into();
-        // The driver claims that memory opened from a 64-byte handle can be exported. It cannot.
+        // The driver reports that memory opened from a 64-byte handle can be exported, but
+        // exporting it fails.
         let by_handle = |held: &Held| held.base.0 == base && held.segments.is_empty();
         let opened = self.opened.iter().any(by_handle);
         let share = match () {

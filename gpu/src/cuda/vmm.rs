@@ -1,5 +1,5 @@
 //! Creates, maps, exports and imports virtual memory, which consists of one physical segment or
-//! several adjacent ones. A mapping keeps its memory alive, so handles are released at once.
+//! several adjacent ones. A mapping keeps its memory alive, so handles are released immediately.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -1,12 +1,12 @@
 //! Transfers through bounce slots. One end cuts a transfer into pieces, and the other end assembles
 //! them. Several pieces may be in flight, so that one end fills a slot while the other end empties
-//! the previous one. Does not block or allocate. Each pass does bounded work per peer, so no peer
-//! delays another.
+//! another. Nothing here blocks or allocates. Each pass does bounded work per peer, so no peer
+//! delays another for long.
 //!
 //! A peer's request is checked against the registrations before anything is copied. If the region
-//! is not registered, the transfer fails with `EFAULT`, because it may have been deregistered
-//! meanwhile. A range outside a registered region, an unexpected reply, or a reply that is too long
-//! violates the protocol.
+//! is not registered, the transfer fails with `EFAULT`, because the region may have been
+//! deregistered meanwhile. A range outside a registered region, an unexpected reply, or a reply
+//! that is too long violates the protocol.
 //!
 //! `fill` copies into our slots, and `take` copies out of the peer's slots.
 
@@ -75,12 +75,12 @@ pub(super) struct Relay {
     /// Our writes and reads.
     jobs: VecDeque<Job>,
     most_jobs: usize,
-    /// Replies to the peer's reads. They take turns with the jobs, which may have to wait for
+    /// Replies to the peer's reads. They take turns with `jobs`, which may have to wait for
     /// replies.
     replies: VecDeque<Job>,
     /// Whether the last piece belonged to a reply.
     replied: bool,
-    /// Number of our reads that were requested from the peer, and whose replies have not ended.
+    /// Number of our reads that we have requested and whose replies are incomplete.
     asked: usize,
     sent: Box<[Option<Sent>]>,
     /// Whether a copy into the slot has an unknown outcome. If so, the slot carries only failed
@@ -145,8 +145,8 @@ impl Relay {
         self.jobs.push_back(job);
     }
 
-    /// Returns the job whose piece is next. Holds a read back while the peer serves as many of our
-    /// reads as there are slots.
+    /// Returns the job whose piece is sent next. Holds back a read while the peer is serving as
+    /// many of our reads as there are slots.
     fn job(&self) -> Option<Job> {
         let ready = |job: &&Job| !matches!(job.kind, JobKind::Ask { .. }) || self.asked < self.sent.len();
         let (own, reply) = (self.jobs.front().filter(ready), self.replies.front());

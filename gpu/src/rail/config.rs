@@ -9,8 +9,8 @@ use crate::ImportLimits;
 use crate::pair::Layout;
 
 /// The settings of a [`GpuRail`](crate::GpuRail), fixed when it is created. Some settings should be
-/// equal at both ends of a link. If they differ, records report writes, and bounce slots are not
-/// used.
+/// equal at both ends of a link. If the sizes differ, records report writes, and bounce slots are
+/// not used. If only [`done_channel`](Self::done_channel) differs, records report writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuConfig {
     /// Maximum number of writes and reads of device memory in flight.
@@ -32,7 +32,7 @@ pub struct GpuConfig {
     pub relay_chunk: u32,
     /// Whether all transfers use bounce slots, as if no device could reach another.
     pub force_relay: bool,
-    /// Maximum length, in bytes, of a transfer that the processor copies if both memories are
+    /// Maximum length, in bytes, of a transfer that the processor copies if both ends of it are
     /// mapped.
     pub mapped_store: u64,
     /// Whether host regions are pinned, so that the device can access them.

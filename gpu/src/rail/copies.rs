@@ -1,11 +1,12 @@
-//! Copies between host and device memory that nobody waits for, for
+//! Asynchronous copies between host and device memory, for
 //! [`place_device`](fishplate_core::rail::Rail::place_device) and
-//! [`fetch_device`](fishplate_core::rail::Rail::fetch_device). Each call begins a copy through a
-//! slot of pinned host memory, or asks the driver whether the copy has ended.
+//! [`fetch_device`](fishplate_core::rail::Rail::fetch_device). A call begins a copy through a slot
+//! of pinned host memory, or asks the driver whether the copy has ended.
 //!
 //! All copies use stream 0, so the device makes them in the order in which they begin. A copy that
-//! nobody continues keeps its slot until it has ended and no other slot is free. A copy from the
-//! device keeps its slot at least for [`KEPT`], because its bytes have to be taken.
+//! the caller does not ask about again keeps its slot until it has ended and no other slot is free.
+//! A copy from the device keeps its slot at least for [`KEPT`], because the caller still has to
+//! take its bytes.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use super::stage::write_window;
 use super::{GpuRail, post_error};
 use crate::{Device, DeviceError, DevicePtr, Mark};
 
-/// Number of slots: the copies in progress.
+/// Number of slots, and so the maximum number of copies in progress.
 const SLOTS: usize = 16;
 
 /// Size of a slot, and so the longest copy, in bytes.
@@ -28,7 +29,7 @@ const LEN: usize = 8192;
 /// Time for which the bytes of a copy from the device are kept.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// Number of bits of a copy's name that hold its slot, counted from 1.
+/// Number of bits of a copy's name that contain its slot. Slots are counted from 1 there.
 const SLOT_BITS: u32 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,7 @@ struct Slot {
     /// The device memory of the copy.
     at: DevicePtr,
     len: usize,
-    /// Whether the copy is from the device, so that somebody takes its bytes.
+    /// Whether the copy is from the device. If so, the caller takes its bytes later.
     fetches: bool,
     begun: Instant,
 }
@@ -147,8 +148,8 @@ impl Copies {
         Ok(())
     }
 
-    /// Fails unless a copy has ended. A copy that takes too long is given up. Its slot and its
-    /// device memory stay in use until it ends.
+    /// Fails unless a copy has ended. If the copy takes too long, the caller gets an error, but its
+    /// slot and its device memory stay in use until it ends.
     fn ended<D: Device>(&mut self, device: &mut D, slot: usize, copy: &mut u32) -> Result<(), PostError> {
         self.look(device, slot)?;
         match self.slots[slot] {
@@ -171,7 +172,7 @@ impl Copies {
         PostError::Provider(super::queue::code(error))
     }
 
-    /// Takes a slot: a free one, or one whose copy has ended and was not continued.
+    /// Takes a slot: a free one, or one whose copy has ended and was abandoned.
     fn take<D: Device>(&mut self, device: &mut D) -> Result<usize, PostError> {
         let order = |turn: usize| (0..SLOTS).map(move |n| (turn + n) % SLOTS);
         let mut found = order(self.turn).find(|&slot| self.slots[slot].state == State::Free);
@@ -208,7 +209,7 @@ impl Copies {
         from: Option<Untrusted<'_>>,
     ) -> Result<u32, PostError> {
         let slot = self.take(device)?;
-        // The name of the slot's last copy is void, even if no new copy begins.
+        // From here on, the name of the slot's last copy is invalid, even if no new copy begins.
         let generation = self.slots[slot].generation.wrapping_add(1);
         (self.slots[slot].state, self.slots[slot].generation) = (State::Free, generation);
         let (segment, start) = self.memory.as_ref().ok_or(PostError::Unsupported)?;
@@ -229,7 +230,8 @@ impl Copies {
         Ok(generation << SLOT_BITS | (slot as u32 + 1))
     }
 
-    /// Ends a copy into device memory. See [`Rail::place_device`](fishplate_core::rail::Rail).
+    /// Begins or continues a copy into device memory: see
+    /// [`Rail::place_device`](fishplate_core::rail::Rail).
     ///
     /// # Safety
     /// The conditions of [`begin`](Self::begin), with the length of `from`, at most [`LEN`].
@@ -253,7 +255,8 @@ impl Copies {
         if self.lost { Err(PostError::Provider(libc::EIO)) } else { Ok(()) }
     }
 
-    /// Ends a copy out of device memory. See [`Rail::fetch_device`](fishplate_core::rail::Rail).
+    /// Begins or continues a copy out of device memory: see
+    /// [`Rail::fetch_device`](fishplate_core::rail::Rail).
     ///
     /// # Safety
     /// The conditions of [`begin`](Self::begin), with the length of `into`, at most [`LEN`].
@@ -268,7 +271,8 @@ impl Copies {
             0 => None,
             copy => self.slot_of(copy),
         };
-        // The caller may ask for more bytes now, because a rail for longer messages is back.
+        // The caller may ask for more bytes than before, because a rail for longer messages has
+        // returned.
         let begun = |slot: &usize| (self.slots[*slot].at, self.slots[*slot].len) == (from, into.len());
         let slot = match slot.filter(begun) {
             Some(slot) => slot,
@@ -293,7 +297,7 @@ impl Copies {
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Copies bytes into registered device memory without waiting.
+    /// Copies bytes into registered device memory. Waits only if they are more than [`LEN`].
     ///
     /// # Safety
     /// The contract of `Rail::place_device` applies.
@@ -321,7 +325,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Copies bytes out of registered device memory without waiting.
+    /// Copies bytes out of registered device memory. Waits only if they are more than [`LEN`].
     ///
     /// # Safety
     /// The contract of `Rail::fetch_device` applies.

@@ -173,7 +173,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 self.enter_local(slot, key, ptr, len, What::Pinned(at));
                 Ok((key, self.desc(slot)))
             }
-            // The memory is pinned elsewhere or cannot be pinned, so transfers use bounce slots.
+            // The memory is already pinned or cannot be pinned, so its transfers use bounce slots.
             Err(_) => Ok((key, 0)),
         }
     }

@@ -1,7 +1,7 @@
 //! Memory that the rail has allocated, and the slow turns that free it when no peer has it open.
-//! Slow paths: they make system calls and call the driver, which may wait for the device. Only
-//! [`GpuRail::revoke_all`], [`GpuRail::revoke`], [`GpuRail::free`] and [`GpuRail::close_revoked`]
-//! wait for peers.
+//! All are slow paths: they make system calls, and call the driver, which may wait for the device.
+//! Only [`GpuRail::revoke_all`], [`GpuRail::revoke`], [`GpuRail::free`] and
+//! [`GpuRail::close_revoked`] wait for peers.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ const TURN_PAUSE: u64 = 1_000_000;
 /// Device memory that the rail owns.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
-    /// All memory that is allocated.
+    /// Memory from [`GpuRail::alloc`] that is not freed yet.
     allocated: Vec<DevicePtr>,
     /// Memory to be freed when its allocation is no longer exported.
     leaving: Vec<(DevicePtr, Option<AllocId>)>,
@@ -51,8 +51,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Asks all peers to close all memory of this rail, whoever allocated it, and waits until they
-    /// have closed it. Slow path.
+    /// Asks all peers to close all memory that this rail exports, even if the program allocated it.
+    /// Waits until they have closed it. Slow path.
     ///
     /// # Errors
     /// [`RevokeError::Deadline`] counts the peers that have not answered.
@@ -97,9 +97,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(unsafe { self.free_closed(at) }.map_err(ExportError::Device)?)
     }
 
-    /// Frees memory like [`free`](Self::free), without waiting. If a peer has the memory open, a
-    /// later poll frees it after the peer has closed it. Memory that is never closed is freed with
-    /// the device. Slow path.
+    /// Frees memory like [`free`](Self::free), without waiting for peers. If a peer has the memory
+    /// open, a later poll frees it after the peer has closed it. Slow path.
     ///
     /// # Safety
     /// The contract of [`free`](Self::free) applies.
@@ -121,11 +120,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let _ = unsafe { self.free_closed(at) };
     }
 
-    /// Sets whether polls keep memory that was [given back](Self::give_back) allocated, and memory
-    /// of peers open. The driver frees and closes memory only when no kernel of the process runs.
-    /// If a kernel waits for a word that a poll must store, a poll that frees memory would never
-    /// return. After `false`, polls free and close such memory again. Detaching a peer closes its
-    /// memory in any case.
+    /// Sets whether polls leave [given-back](Self::give_back) memory allocated, and leave memory of
+    /// peers open. The driver frees and closes memory only when no kernel of the process runs. If a
+    /// kernel waits for a word that a poll must store, a poll that frees memory would never return.
+    /// After `false`, polls free and close such memory again. Detaching a peer closes its memory in
+    /// any case.
     pub fn defer_frees(&mut self, defer: bool) {
         self.sharing.defer_closes(defer);
         if !defer {
@@ -157,8 +156,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(())
     }
 
-    /// Answers peers that revoke their memory, until no peer's memory is open here, and ends
-    /// deferral. Returns false if the deadline expired. Slow path.
+    /// Ends the deferral of frees, and answers peers that revoke their memory until no peer's
+    /// memory is open here. Returns false if the deadline expired. Slow path.
     pub fn close_revoked(&mut self, deadline: Instant) -> bool {
         self.defer_frees(false);
         while self.sharing.imports().mapped().0 > 0 {
@@ -202,7 +201,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Detaches all peers. Leaks memory that a peer or the device may still access. Dropping the
     /// device frees the rest.
     pub(super) fn end(&mut self) {
-        // Records which memory is open first, because a detached peer no longer counts as a user.
+        // First records which memory is open, because a detached peer no longer counts as a user.
         let revoked = self.begin_to_revoke_all().is_ok();
         self.defer_frees(false);
         let Owned { allocated, .. } = std::mem::take(&mut self.owned);

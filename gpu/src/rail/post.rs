@@ -1,6 +1,6 @@
-//! Accepts transfers, and selects the path of each. A rejected transfer changes nothing. Does not
-//! block or allocate. Calls the driver only to queue copies, one mark per used stream, and the word
-//! that reports a write.
+//! Accepts transfers, and selects the path of each. A rejected transfer changes nothing. Nothing
+//! here blocks or allocates. Calls the driver only to queue copies, one mark per used stream, and
+//! the word that reports a write.
 
 use fishplate_core::error::{PeerError, PostError, Violation};
 use fishplate_core::mem::{Peer, copy_to_window};
@@ -103,7 +103,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             if !known.own {
                 return Ok(Far::Relay);
             }
-            // Our own host memory, which must be pinned so that the device can access it.
+            // This is our own host memory, which must be pinned so that the device can access it.
             let slot = self.local_by_key(remote.key).ok_or(PostError::Unsupported)?;
             let local = &self.locals[slot as usize];
             let at = local.ptr.checked_add(remote.offset).ok_or(PostError::BadKey)?;

@@ -1,6 +1,6 @@
 //! Progress: polls the device, done words and bounce slots, reports completions, and completes the
-//! operations of failed peers and lost devices. The budget of a poll bounds its work. Nothing here
-//! allocates, and only a detach waits.
+//! operations of failed peers and lost devices. The budget of a poll bounds its work. Only a detach
+//! allocates or waits.
 
 use std::time::Instant;
 

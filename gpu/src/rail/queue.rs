@@ -1,6 +1,6 @@
 //! The work queued on the device, and its completions. Copies in one stream complete in order, so
-//! only the oldest mark of each stream is polled, and one mark may stand for several copies. Does
-//! not allocate or wait.
+//! only the oldest mark of each stream is polled, and one mark may stand for several copies.
+//! Nothing here waits, and only creation allocates.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use fishplate_core::mem::Peer;
 
 use crate::{Device, DeviceError, ImportId, Mark};
 
-/// Returns the driver's code of an error, or a substitute for errors without a code.
+/// Returns the driver's code of an error, or an errno for errors without a code.
 pub(super) fn code(error: DeviceError) -> i32 {
     match error {
         DeviceError::Lost(code) | DeviceError::Driver(code) => code,
@@ -52,9 +52,8 @@ pub(super) enum End {
     Unknown(i32),
 }
 
-/// Maximum number of marks in flight per stream. With two, the device still has a mark to reach
-/// while we handle the other. Later work shares the next mark, because each mark costs driver
-/// calls.
+/// Maximum number of marks in flight per stream. With two, the device still has a mark ahead while
+/// we handle the other. Later work shares the next mark, because each mark costs driver calls.
 const MARKS: usize = 2;
 
 /// A stream, and the work queued on it. Work is numbered in order.

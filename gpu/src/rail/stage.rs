@@ -1,4 +1,4 @@
-//! Synchronous copies of a few bytes between host and device memory, for
+//! Synchronous copies between host and device memory, meant for a few bytes, for
 //! [`write_device`](fishplate_core::rail::Rail::write_device) and
 //! [`read_device`](fishplate_core::rail::Rail::read_device). Slow path: waits for the device until
 //! a deadline.

@@ -1,8 +1,8 @@
 //! The eventcount on which the owner of a rail with a device sleeps. A word that a device stores
 //! does not notify, and neither does the completion of a copy. While either is possible, the owner
-//! sleeps in naps. Each nap is twice as long as the last, up to a limit, and any event makes the
-//! next nap short again. So long waits cost little, and the delay is at most proportional to the
-//! wait.
+//! sleeps in naps. Each nap is twice as long as the last, up to a limit, and after any event the
+//! next nap is short again. So long waits cost little, and an event is noticed late by at most
+//! about the time waited so far.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -16,7 +16,7 @@ use crate::revoke::RevokeError;
 use crate::wire::{self, Ask};
 use crate::{Device, DeviceError, DevicePtr};
 
-/// Number of exports without registrations that are revoked at once to make room.
+/// Number of exports without registrations that are revoked together to make room.
 const RECLAIMED: usize = 32;
 
 /// The result of publishing.
@@ -86,10 +86,10 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Publishes a buffer's location to a peer that does not know it yet. The caller chooses the
-    /// version, or it is an automatic number greater than all earlier versions. The first version
-    /// in an allocation is preceded by the allocation's handle, so the peer can open it without a
-    /// request.
+    /// Publishes a buffer's location to a peer, unless the peer already knows it. The caller
+    /// chooses the version; otherwise it is an automatic number greater than all earlier versions.
+    /// Before the first version in an allocation, sends the allocation's handle, so that the peer
+    /// can open it without a request.
     ///
     /// # Errors
     /// See [`TellError`]. If the link has no room, nothing is sent. The peer may then request the
@@ -112,7 +112,7 @@ impl<D: Device> Sharing<D> {
         }
         let (binding, new) = self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
         let told = record(&mut line).told.get(&buffer) != Some(&Some(binding));
-        // The version is published from here on. A peer to which it was not sent may request it.
+        // From here on the version is published. A peer to which it was not sent may request it.
         let room = !told || line.has_room();
         if told && room {
             tell(&self.exports, &self.device, &mut line, buffer, binding);

@@ -30,7 +30,7 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Handles the messages that have arrived, and returns the location of a peer's buffer. If the
-    /// location is unknown, requests it from the peer. Does not wait.
+    /// location is unknown, requests it from the peer. Does not wait for the answer.
     pub fn query<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -92,8 +92,8 @@ impl<D: Device> Sharing<D> {
         Ok((token, self.open_direct(links, peer, &token, deadline)?))
     }
 
-    /// Does the same as [`prefetch`](Sharing::prefetch) without waiting. Returns `None` until the
-    /// peer has answered the requests.
+    /// Does the same as [`prefetch`](Sharing::prefetch), without waiting for the peer. Returns
+    /// `None` until the peer has answered the requests.
     pub fn try_prefetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -156,8 +156,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Does the same as [`import`](Sharing::import) without waiting. Returns `None` until the
-    /// handle has arrived.
+    /// Does the same as [`import`](Sharing::import), without waiting for the peer. Returns `None`
+    /// until the handle has arrived.
     pub fn try_import<L: Links + ?Sized>(
         &mut self,
         links: &mut L,

@@ -1,5 +1,5 @@
-//! Packets of other packages over the socket of a link. A package declares its packet kinds and
-//! handles them in an [`Extension`], and sends through a [`Line`]. Slow path, like all of
+//! Carries packets of other packages over the socket of a link. A package declares and handles its
+//! packet kinds in an [`Extension`], and sends through a [`Line`]. Slow path, like all of
 //! [`control`](super).
 //!
 //! The first call of [`Line::extension`] registers an extension. If one of its packets arrives
@@ -43,8 +43,8 @@ pub trait Extension: Any + Debug + Send {
     /// Maximum number of descriptors in one packet.
     const DESCRIPTORS: usize;
 
-    /// Creates the state when the extension is registered. `home`: whether the peer is this same
-    /// process.
+    /// Creates the state when the extension is registered. `home` is `true` if the peer is this
+    /// same process.
     fn new(home: bool) -> Self;
 
     /// Handles a packet from an untrusted peer, and takes its descriptors from `fds`. Must not

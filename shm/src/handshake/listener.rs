@@ -19,7 +19,7 @@ const BACKLOG: i32 = 256;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A listening socket. Dropping it removes its path, if the path is still the file created here. A
-/// killed process leaves its path behind, but not an abstract name.
+/// killed process leaves a path behind, but not an abstract name.
 ///
 /// Accept in the process that called `bind`, because connecting peers watch that process.
 #[derive(Debug)]
@@ -73,8 +73,8 @@ impl Drop for Listener {
         };
         // SAFETY: `drop` runs once, and nothing uses `fd` after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
-        // Without free descriptors, connections are still pending, and the kernel closes them
-        // together with the listener.
+        // If there are no free descriptors, connections are still pending, and the kernel closes
+        // them together with the listener.
         if last != libc::EAGAIN && last != libc::EINVAL {
             put_aside(fd);
         }

@@ -116,8 +116,8 @@ fn nonce() -> Result<Nonce, HandshakeError> {
     if n == nonce.len() as isize { Ok(nonce) } else { Err(HandshakeError::System(errno())) }
 }
 
-/// A nonce of an open handshake of this process. A peer that has one of these nonces and our
-/// process ID is this process. After a fork the ID alone does not prove that.
+/// A nonce of an open handshake of this process. A peer with such a nonce and our process ID is
+/// this process. After a fork, the ID alone does not prove that.
 #[derive(Debug)]
 struct Mine(Nonce);
 
@@ -182,7 +182,7 @@ struct Given {
     common: Option<Mapping>,
     /// Whether the peer is this process itself.
     home: bool,
-    /// Whether the kernel lets us read the peer's memory.
+    /// Whether the kernel permits copies from and to the peer's memory.
     shown: bool,
 }
 
@@ -345,8 +345,8 @@ impl Shake {
     fn link(self, (theirs, made, given): (Hello, Made, Given)) -> Link {
         let Shake { socket, profile, peer, ours, .. } = self;
         let common = made.common.map(|(_, mapping)| mapping).or(given.common);
-        // If the peer's ID is our own, kernel copies are allowed only if the peer is this process.
-        // Another peer could present our memory as its own.
+        // If the peer's process ID is our own, kernel copies are used only if the peer is this
+        // process. Another peer could present our memory as its own.
         let cma = given.shown && (given.home || peer.is_another());
         Link {
             control: Control::new(socket, theirs.max_segments, theirs.nonce, given.home),

@@ -41,8 +41,8 @@ pub(crate) struct Producer {
     pub(super) at: u64,
     /// The consumer's cursor at our last load.
     pub(super) freed: u64,
-    /// No cell from `at` up to this position holds a valid stamp. Always beyond `at`, and never
-    /// beyond the free cells.
+    /// No cell from `at` to just before this position holds a valid stamp. Always beyond `at`, and
+    /// never beyond the free cells.
     pub(super) claimed: u64,
     cursor: *const AtomicU64,
 }
@@ -79,8 +79,8 @@ unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
-/// Minimum number of cells that the producer claims. Half as many make 8-byte messages a little
-/// slower. Twice as many gain nothing.
+/// Minimum number of cells that the producer claims. With half as many, 8-byte messages are a
+/// little slower. Twice as many gain nothing.
 pub(super) const CLAIMED: u64 = 8;
 
 /// Prefetch distance of the consumer, in cells. It lies just beyond the cells claimed behind a
@@ -184,8 +184,8 @@ impl Producer {
     /// Claims free cells behind the record of `cells` cells that was just published. Claims as many
     /// cells as the record took, at least [`CLAIMED`] and at most a quarter of the lane.
     ///
-    /// Not inlined, because it runs once for several short records. If it were inlined, every
-    /// record would save registers.
+    /// Not inlined, because it runs only once for several short records. If it were inlined, every
+    /// record would have to save registers.
     #[inline(never)]
     fn claim(&mut self, cells: u64) {
         // Counted from our position, because a record may end beyond the claimed cells.
@@ -239,7 +239,7 @@ impl Consumer {
             if (*first.cast::<AtomicU64>()).load(edge!("lane.stamp.load", Acquire)) != stamp(self.at) {
                 return None;
             }
-            // Relaxed: the acquire load of the stamp ordered it.
+            // Relaxed: the acquire load of the stamp orders this load.
             Some((*first.add(8).cast::<AtomicU64>()).load(Ordering::Relaxed))
         }
     }

@@ -21,7 +21,7 @@ pub(super) struct Header {
 }
 
 /// The position up to which the segment's creator has consumed its incoming lane. Aligned to 128
-/// bytes, so that it shares neither its cache line nor the adjacent one that the processor
+/// bytes, so that nothing else is in its cache line, or in the adjacent line that the processor
 /// prefetches.
 #[repr(C, align(128))]
 pub(super) struct Cursor(pub(super) AtomicU64);

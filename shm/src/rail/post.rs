@@ -1,6 +1,6 @@
-//! Moves data: chooses among mapped copies, kernel copies and staging. Nothing here allocates or
-//! blocks. A kernel copy is one system call, and occasionally a second that checks the peer's
-//! process.
+//! Moves data: chooses among mapped copies, kernel copies and staging. Nothing here allocates, and
+//! only a kernel copy can block (see [`cma`]). A kernel copy is usually one system call, sometimes
+//! with a second one that checks the peer's process.
 
 use std::ptr::NonNull;
 
@@ -30,7 +30,8 @@ impl<H: Host> ShmRail<H> {
         attached.reserve(1).map(drop)
     }
 
-    /// Announces a write made outside of the lane that is already fully visible to the peer.
+    /// Announces a write that was made outside of the lane and is already fully visible to the
+    /// peer.
     #[inline]
     pub fn land(&mut self, peer: Peer, data: u32) -> Result<(), PostError> {
         self.can_land(peer)?;
@@ -114,8 +115,8 @@ impl<H: Host> ShmRail<H> {
             match unsafe { direct(attached, way, &[range], &self.host) } {
                 Ok(()) => {
                     if let Some(data) = data {
-                        // SAFETY: `reserve` returned room for one cell. The kernel made its copy on
-                        // this thread's processor before this store.
+                        // SAFETY: `reserve` returned room for one cell. The kernel has made its
+                        // copy on this thread before this store.
                         unsafe { attached.out.publish(1, record::header(LANDED, data)) };
                     }
                     self.mark_due(peer);

@@ -51,7 +51,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 }
             };
             let (source, local) = match job.kind {
-                // Looks up the region for each piece, because it may be deregistered at any time.
+                // Looks up the region for every piece, because it may be deregistered at any time.
                 JobKind::Reply { key, from, .. } if len > 0 => {
                     let Named::At(source, local) = self.named(peer, key, from + job.done, len.into()) else {
                         self.break_off(peer, job, libc::EFAULT);
