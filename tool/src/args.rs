@@ -1,7 +1,8 @@
 //! The command line, and its translation into a checked [`Plan`].
 //!
-//! This file has the options and their conflicts, `faults` and `trace` those of simulated rails,
-//! `choices` their values, `bounds` the limits of a measurement, and `plan` the resulting plan.
+//! This file defines the options and their conflicts. `faults` and `trace` define the options of
+//! simulated rails, `choices` the values of options, `bounds` the limits of a measurement, and
+//! `plan` the resulting plan. `given` finds options that have no effect.
 
 pub mod bounds;
 mod choices;
@@ -35,8 +36,8 @@ use super::sizes;
     after_help = "Without a command: a demonstration. Two processes, put-signal over shared memory with every \
     payload checked, then a latency and a bandwidth table.\n\nperf match (tag matching alone) and perf job (traffic \
     between many processes) have options of their own: fishplate perf job --help.\n\nExit status: 0 done; 1 the run failed, the other side was lost, or \
-    data was wrong; 2 an option has no meaning here or its value cannot be used on this machine; 130 interrupted; \
-    141 the reader of the output went away. doctor has its own."
+    data was wrong; 2 an option has no effect here or its value cannot be used on this machine; 130 interrupted; \
+    141 the reader of the output exited. doctor has its own."
 )]
 pub struct Cli {
     /// The subcommand. `None` runs the demonstration.
@@ -54,7 +55,7 @@ pub enum Command {
     Plot(PlotArgs),
     /// Describe this machine and this build.
     Info(InfoArgs),
-    /// Find what makes the transport slow or unusable here, with remedies.
+    /// Find what makes the transport slow or unusable here, and suggest remedies.
     Doctor(DoctorArgs),
     /// Show the counters of running programs that publish them (option counters).
     Stat(StatArgs),
@@ -66,7 +67,8 @@ pub enum Command {
 /// Options of `fishplate plot`.
 #[derive(Debug, Args)]
 pub struct PlotArgs {
-    /// JSON-lines files. With several, each curve's name begins with its file's name.
+    /// Files of JSON lines. If there are several, each curve's name begins with the name of its
+    /// file.
     #[arg(required = true, value_name = "RESULTS")]
     pub results: Vec<PathBuf>,
     /// The picture to write.
@@ -100,7 +102,7 @@ pub struct DoctorArgs {
     /// Print one JSON object instead of text; tool/schema in the sources describes it.
     #[arg(long)]
     pub json: bool,
-    /// Read proc, sys and dev/shm below this folder, such as a copy from another machine.
+    /// Read proc, sys and dev/shm below this folder, which may be a copy from another machine.
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
 }
@@ -230,7 +232,7 @@ pub struct PerfArgs {
     /// posted at once (tag-bw).
     #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u32>, default_value = "64")]
     pub window: u32,
-    /// Both sides send at once (put, tag-bw); rates are of both directions together.
+    /// Both sides send at once (put, tag-bw); rates are the sum of both directions.
     #[arg(long)]
     pub bidirectional: bool,
     /// Processors to pin to: auto (none with --mode worker or --transport fabric), none, or A,B for
@@ -270,7 +272,7 @@ pub struct PerfArgs {
     /// Run as the side that measures, and connect to the other side at this address.
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub connect: Option<String>,
-    /// Memory for the payloads of one direction. Must be the same on both sides.
+    /// Memory for the payloads of one direction; must be the same on both sides.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value = "64M")]
     pub region: usize,
     /// Time limit, such as 90 (seconds), 500ms or 5m: for the other side to appear, for each
@@ -366,7 +368,7 @@ fn address(text: &str) -> Result<String, String> {
 pub const REGION: usize = 64 << 20;
 /// The largest region. Two of them and the page of signals must fit the address space.
 const REGION_MAX: usize = 64 << 30;
-/// The maximum number of rails within one process, and between two processes.
+/// Maximum number of rails within one process, and between two processes.
 const RAILS_IN_PROCESS: usize = 4;
 const RAILS_BETWEEN: usize = 15;
 

@@ -2,7 +2,7 @@
 //!
 //! [`Clock::now`] is one `rdtsc` where the processor's counter runs at a constant rate, and
 //! `clock_gettime` elsewhere. Neither blocks nor allocates. The read is deliberately not ordered
-//! with the memory accesses around it: after a post it overlaps the flight of the posted data.
+//! with the memory accesses around it. After a post it overlaps the transfer of the posted data.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     ns_per_tick: f64,
-    /// The counter's step, in ticks: 1 on most processors, and the ticks in about 10 ns on some.
+    /// The counter's step, in ticks. It is 1 on most processors, and about 10 ns long on some.
     step: u64,
     tsc: bool,
 }

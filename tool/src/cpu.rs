@@ -73,7 +73,7 @@ impl Places {
         self.cpus.map(|(first, _)| pin(first)).transpose()
     }
 
-    /// Returns whether both sides have to share one processor, as far as this side knows.
+    /// Returns whether both sides share one processor, as far as this side can tell.
     pub fn crowded(&self) -> bool {
         match self.cpus {
             Some((a, b)) => a == b,

@@ -1,4 +1,4 @@
-//! Runs a demonstration of the main operations, if the tool has no arguments.
+//! Runs a demonstration of put-signal and put, if the tool is called without arguments.
 
 use super::args::{Cli, Command, Effort, Plan};
 use super::failure::{Failure, Outcome};

@@ -1,6 +1,6 @@
-//! Finds what makes the transport slow, limited or unusable on this machine, with a remedy: one
-//! finding per check. `limits` checks the process, `system` the kernel and its hardware, and
-//! `transport` tries the calls that the transport uses.
+//! Finds what makes the transport slow, limited or unusable on this machine, and suggests remedies.
+//! Each check has one finding. `limits` checks the process, and `system` the kernel and the
+//! hardware. `transport` tries the calls that the transport uses.
 //!
 //! Reads files, creates and removes its own objects, and changes nothing else.
 

@@ -34,7 +34,7 @@ impl Failure {
         Failure::Lost(format!("lost {who}: {how}"))
     }
 
-    /// Adds to the message how many iterations were measured.
+    /// Appends the number of measured iterations to the message.
     #[must_use]
     pub fn after(self, done: u64, of: u64) -> Self {
         let told = |message| format!("{message}; {done} of {of} iterations were measured by then");

@@ -4,12 +4,12 @@
 //! Both sides call with the same [`Pad`] in shared memory; one starts, the other answers. The floor
 //! is the fastest of four ways: both words in one cache line or in two, with and without a pause
 //! between loads. The fastest way with two lines is the floor of sides that write to each other's
-//! memory. Two lines need two transfers in each direction; in one line the answer travels back with
-//! the line. The result of each way is the median of many short batches, so an interrupt spoils
-//! only one batch.
+//! memory. With two lines, each direction needs two transfers. With one line, the answer travels
+//! back with the line itself. The result of each way is the median of many short batches, so an
+//! interrupt spoils only one batch.
 //!
-//! Sides on the same processor have no floor: each waits for the other to be scheduled, and the
-//! measurement would take minutes. So it is abandoned.
+//! Sides on the same processor have no floor: each waits for the other to be scheduled, so the
+//! measurement would take minutes. Therefore it is abandoned.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;
@@ -35,7 +35,8 @@ const PATIENCE: u32 = 1 << 12;
 /// Time limit for all batches, which take some milliseconds on two idle processors.
 pub const AMPLE: Duration = Duration::from_secs(1);
 
-/// Marks the last number of a measuring side that gives up, and the answer to it.
+/// Marks the last number that a measuring side sends when it gives up, and the answer to that
+/// number.
 const STOP: u64 = 1 << 63;
 
 /// The words of the measurement, in memory that both sides have mapped. Zero at first.
@@ -64,7 +65,7 @@ const WAYS: [Way; 4] = [
 ];
 
 impl Pad {
-    /// A view of shared memory.
+    /// Creates a view of shared memory.
     ///
     /// # Safety
     /// `base` is aligned to 128, and [`PAD_LEN`] bytes stay mapped as long as the pad is used. Both
@@ -154,7 +155,7 @@ fn bounce<const PAUSE: bool>(
                 looks = 0;
                 alive()?;
                 late = starts.is_some_and(|until| Instant::now() >= until);
-                // Checks only between loads of the number, so that the check does not slow them
+                // Checks here rather than at every load of the number, which would slow the loads
                 // down.
                 if starts.is_none() && theirs.load(Ordering::Relaxed) == number | STOP {
                     number |= STOP;

@@ -89,9 +89,8 @@ impl Histogram {
     /// Returns percentiles of `sample / divisor`. The divisor is 2 for half of a round trip, or the
     /// number of operations that a sample covers. `None` if nothing was recorded.
     ///
-    /// If the clock moves in steps, a sample only gives the step in which a duration ended. Samples
-    /// of equal value are then spread evenly over one step, because durations are independent of
-    /// the clock.
+    /// If the clock moves in steps, a sample is known only to within one step. Samples of equal
+    /// value are then spread evenly over one step, because durations are independent of the clock.
     pub fn summary(&self, clock: &Clock, divisor: f64) -> Option<Latency> {
         // Picoseconds, so that a latency of a few nanoseconds keeps three digits.
         let picos = |ticks: f64| (clock.ns(1) * ticks * 1000.0 / divisor).round().max(1.0) as u64;

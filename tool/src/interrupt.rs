@@ -1,6 +1,7 @@
 //! Handles Ctrl-C and SIGTERM. The first signal ends the run with a message and exit status 130. A
-//! second signal ends the process at once. Loops and waits check at least ten times a second. `perf
-//! pool` checks only between scenarios, and `perf match` only between turns.
+//! second signal of the same kind ends the process at once. Loops of tests check at least ten times
+//! a second, and so does a side that waits for the other one. Setup checks only after each step.
+//! `perf pool` checks only between scenarios, and `perf match` only between turns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -40,7 +41,7 @@ pub fn sleep(time: Duration) -> Outcome {
     Ok(())
 }
 
-/// Ignores Ctrl-C in a process that another process started, because the parent ends both.
+/// Ignores Ctrl-C in a process that another process started. The parent then ends both.
 pub fn leave_to_parent() {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };

@@ -5,7 +5,8 @@
 
 use super::args::Layout;
 
-/// Distance between separate lines, because processors fetch pairs of lines.
+/// Distance between data in separate cache lines. It is two lines, because processors fetch lines
+/// in pairs.
 const APART: usize = 128;
 const LINE: usize = 64;
 /// Payloads of at least this size begin at a page, as their sources do.

@@ -1,6 +1,6 @@
 //! Limits of the process and the machine that would end a program by a signal. The tool checks them
-//! in advance, or turns them into an error with a remedy. The program controls the allocator, the
-//! signals and the stack, so the library leaves them alone.
+//! in advance, or turns the signal into an error with a remedy. The library cannot do this, because
+//! a program owns its allocator, its signals and its stack.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -13,11 +13,11 @@ use fishplate_shm::{SegmentError, check_room};
 use super::failure::{Failure, Outcome};
 use super::sizes;
 
-/// The maximum stack that the tool needs, in bytes, also in unoptimised builds.
+/// The maximum stack that the tool needs, in bytes, even in unoptimised builds.
 const STACK: usize = 8 << 20;
 
-/// The system's heap. When it is exhausted, the program ends with exit code 1 and a remedy instead
-/// of SIGABRT.
+/// The system's heap. When it is exhausted, the program prints a remedy and ends with exit code 1
+/// instead of SIGABRT.
 pub struct Heap;
 
 // SAFETY: every call is forwarded to the system's allocator, and returns its result or does not
@@ -72,7 +72,7 @@ fn lacking(size: usize) -> ! {
     }
 }
 
-/// Runs the program so that limits of the process do not end it by a signal.
+/// Runs the program in such a way that limits of the process do not end it by a signal.
 pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     // SAFETY: ignoring a signal installs no handler. A write beyond the limit on file sizes
     // (ulimit -f) then fails with EFBIG.

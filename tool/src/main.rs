@@ -1,7 +1,7 @@
 //! The command-line tool `fishplate` measures and checks the transport, and describes this machine.
 //!
-//! Without arguments it demonstrates the main operations: two processes, put-signal over shared
-//! memory, data checked. Exit statuses are in `--help`.
+//! Without arguments it demonstrates put-signal and put between two processes over shared memory.
+//! `--help` lists the exit statuses.
 //!
 //! ```sh
 //! fishplate perf put-signal -s 8,4K,64K    # latency between two processes of this host

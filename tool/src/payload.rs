@@ -1,8 +1,8 @@
 //! The contents of checked payloads: a function of the run's seed, the direction and the iteration.
 //!
 //! Nothing here blocks or allocates. Payloads are written and read through raw pointers, because a
-//! peer may write the same memory meanwhile: a changing payload counts as wrong, and is not
-//! undefined behaviour of the checker.
+//! peer may write the same memory meanwhile. If a payload changes, it counts as wrong, and the
+//! checker has no undefined behaviour.
 
 /// A payload's contents: word `k` is `base + k * STEP`. The last bytes are the start of one more
 /// word.
@@ -11,7 +11,7 @@ pub struct Pattern {
     base: u64,
 }
 
-/// Odd, so that no two words of a payload below 2^64 words are equal.
+/// Odd, so that all words of a payload are different.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Pattern {

@@ -98,7 +98,8 @@ fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
     let opened = setup.open()?;
     // libfabric providers install their own handlers.
     interrupt::watch();
-    // The second process starts before this one is pinned, so that it does not inherit the pinning.
+    // Starts the second process before pinning this one, so that the second process does not
+    // inherit the pinning.
     let met = meet::meet(&plan, &setup, &opened.card)?;
     if let Meeting::Listen(_) = plan.meeting {
         return Session::<false>::join(&setup, opened, met)?.follow(plan.region, Some(plan.test));
@@ -164,8 +165,8 @@ fn always_checks(test: Test) -> bool {
     matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
 }
 
-/// Prepares the memory of each side that this process runs. The other process does the same
-/// meanwhile.
+/// Prepares the memory of each side that this process runs. Meanwhile the other process does the
+/// same.
 fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     for side in Side::BOTH {
         if !verbs.plays(side) {
@@ -204,7 +205,8 @@ fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
         Test::Ring => verbs.ring(job, Some(histogram)),
         Test::Pool => Err(Failure::usage("pool has no sides")),
     }?;
-    // Excludes the share of warm-up iterations, which take as long as measured ones.
+    // Excludes the share of the warm-up iterations, assuming that they take as long as measured
+    // ones.
     let busy = clock::processor_ns() - busy;
     let cpu_ns = (u128::from(busy) * u128::from(job.iters) / u128::from(job.iters + job.warmup)) as u64;
     Ok(Tally { out_of_order: verbs.out_of_order() - before, cpu_ns, ..tally })

@@ -1,5 +1,5 @@
 //! Draws latency and bandwidth by payload size as a picture (SVG), from a run (`perf --plot`) or
-//! from files of `perf --json` (`fishplate plot`). `svg` has the drawing.
+//! from files that `perf --json` wrote (`fishplate plot`). `svg` draws it.
 
 mod svg;
 

@@ -13,7 +13,8 @@ use super::sizes;
 /// Increases when a field changes its meaning or disappears.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// How payloads travelled from one device's memory into another process's, on the measuring side.
+/// How payloads travelled from one device's memory into that of another process. Counted on the
+/// measuring side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Moved {
     /// Number of copies by a device.
@@ -78,7 +79,7 @@ pub struct Row {
     pub mode: Mode,
     /// Maximum number of operations in flight.
     pub window: u32,
-    /// Whether both sides sent at once: rates are of both directions together.
+    /// Whether both sides sent at once. Rates are then the sum of both directions.
     pub bidirectional: bool,
     /// The seed of payloads and fabric.
     pub seed: u64,
@@ -90,9 +91,9 @@ pub struct Row {
     pub p50_over_apart: Option<f64>,
     /// Speed of memcpy between the same buffers, interleaved with the measurement.
     pub memcpy_bytes_per_s: Option<f64>,
-    /// The memory of the payloads, here and on the other side, if it is a device's.
+    /// The memory of the payloads here and on the other side, if it is device memory.
     pub devices: Vec<String>,
-    /// The requested path of the payloads, if it is a device's.
+    /// The requested path of the payloads, if they are in device memory.
     pub ipc_path: Option<IpcPath>,
     /// How the payloads travelled.
     pub moved: Option<Moved>,
@@ -167,7 +168,7 @@ impl Row {
     }
 }
 
-/// The output formats that differ by kind of row. Its JSON comes from `Serialize`.
+/// The formats that each kind of row defines itself. JSON comes from `Serialize`.
 pub trait Columns: Serialize {
     /// Returns the header and the line of a table.
     fn table(&self) -> [String; 2];
@@ -188,8 +189,8 @@ impl Report {
         Report { format, started: false }
     }
 
-    /// Writes a line about the run for people: above a table, or to standard error if the rows are
-    /// CSV.
+    /// Writes a line about the run, meant for people: above a table, or to standard error if the
+    /// rows are CSV. With JSON, writes nothing.
     pub fn comment(&self, text: &str) -> Outcome {
         match self.format {
             Format::Json => {}

@@ -1,5 +1,5 @@
 //! Numbers as users write them: sizes (`8`, `4K`, `1M`) and their ranges, counts (`100K`, `1e6`)
-//! and times (`500ms`, `90s`, `5m`). Every option of a kind accepts the same values.
+//! and times (`500ms`, `90s`, `5m`). Options of the same kind accept the same values.
 //!
 //! Suffixes of sizes are binary (1K = 1024 bytes) and may be written out (`KiB`, `KB`). Suffixes of
 //! counts are decimal (1K = 1000).

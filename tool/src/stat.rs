@@ -1,5 +1,5 @@
 //! Prints the counters of running programs, from the pages of their nodes: once, or repeatedly with
-//! rates. It only reads memory, so the programs do not notice.
+//! rates. It only reads, so the programs do not notice.
 
 use std::io;
 

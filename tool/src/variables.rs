@@ -1,4 +1,4 @@
-//! The `FISHPLATE_*` variables: the one place where the environment becomes [`Settings`].
+//! The `FISHPLATE_*` variables. Only this module turns the environment into [`Settings`].
 
 use std::env;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use super::sizes;
 /// The prefix of the names of all variables.
 pub const PREFIX: &str = "FISHPLATE_";
 
-/// The variables from which `fishplate::Job` learns which process of the job this is.
+/// The variables from which `fishplate::Job` learns how the job meets and which rank this process
+/// has.
 const JOB: [&str; 4] = ["RENDEZVOUS", "RANK", "SIZE", "COOKIE"];
 
 /// An environment variable.
@@ -167,8 +168,8 @@ pub fn for_run(window: u32, timeout: Duration) -> Outcome<Settings> {
 /// The variables that must be the same on both sides.
 const BOTH: [&str; 2] = ["WINDOW", "CONTEXTS"];
 
-/// Returns the variables to set on the other side, in the form in which a shell reads them before a
-/// command. `window` is the default window of the run.
+/// Returns the variables to set on the other side, as a shell accepts them before a command.
+/// `window` is the default window of the run.
 pub fn for_other_side(window: u32, settings: &Settings) -> String {
     let usual = Settings { window, ..Settings::DEFAULT };
     let differ = VARIABLES.iter().filter(|variable| BOTH.contains(&variable.name)).filter_map(|variable| {

@@ -1,11 +1,11 @@
-//! Limits of the parameters of a measurement. They apply to the command line and to the orders of
-//! the other process, which is not trusted either.
+//! Limits of a measurement's parameters. They apply to the command line, and to the orders of the
+//! other process, which is not trusted either.
 
 use super::{Layout, Mode, Test, Transport, name};
 use crate::failure::{Failure, Outcome};
 use crate::sizes;
 
-/// The maximum number of iterations. Sums over them cannot overflow.
+/// The maximum number of iterations, small enough that sums over them cannot overflow.
 pub const ITERS_MAX: u64 = 1 << 50;
 
 /// The maximum number of operations in flight.

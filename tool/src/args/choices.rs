@@ -59,7 +59,7 @@ impl Transport {
     }
 }
 
-/// How payloads travel from one device's memory into another process's.
+/// How payloads travel from one device's memory into that of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpcPath {
@@ -72,7 +72,7 @@ pub enum IpcPath {
 /// Which memory the payloads are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceName {
-    /// Host memory, used like the memory of a device.
+    /// Host memory in place of device memory.
     Host,
     /// The memory of an NVIDIA GPU, by its number in this process.
     Cuda(u32),

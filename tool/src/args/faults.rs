@@ -9,31 +9,32 @@ use super::{PerfArgs, Test, Trace, Transport};
 use crate::failure::{Failure, Outcome};
 use crate::sizes;
 
-/// Number of polls within which traffic of a rail that `--late` cuts may land.
+/// After `--late` cuts a rail, its traffic may still land within this many polls.
 const LATE: u32 = 5000;
 
 /// Options of `fishplate perf` for put-signal and tag with `--transport sim`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FaultArgs {
-    /// With --transport sim: cut a rail in both directions once so many operations are issued, such
-    /// as 1@500. See --help.
+    /// With --transport sim: cut a rail in both directions once this many operations are issued;
+    /// 1@500 cuts rail 1 after 500. See --help.
     #[arg(long, value_name = "RAIL@OP", value_delimiter = ',', value_parser = Point::parse)]
     pub kill: Vec<Point>,
     /// Restore a rail that was cut.
     #[arg(long, value_name = "RAIL@OP", value_delimiter = ',', value_parser = Point::parse)]
     pub heal: Vec<Point>,
-    /// Like --kill, but operations in flight may land later, although they have failed.
+    /// Like --kill, but operations in flight may still land later, although they were reported as
+    /// failed.
     #[arg(long, value_name = "RAIL@OP", value_delimiter = ',', value_parser = Point::parse)]
     pub late: Vec<Point>,
     /// Cut a rail from the first side to the second; 1@500:back cuts from the second to the first.
     #[arg(long, value_name = "RAIL@OP", value_delimiter = ',', value_parser = OneWay::parse)]
     pub cut_one_way: Vec<OneWay>,
-    /// Draw faults from the seed. One rail stays in use. The events of a run that fails are
-    /// reduced to those that it needs.
+    /// Draw faults from the seed. One rail stays in use. If a run fails, its faults are reduced to
+    /// those that the failure needs.
     #[arg(long, conflicts_with_all = ["kill", "heal", "late", "cut_one_way"])]
     pub random_faults: bool,
-    /// Write the run and its faults into this file. Of several seeds, the first that fails or else
-    /// the last.
+    /// Write the run and its faults into this file. With --seeds: the first run that fails, else
+    /// the last run.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Repeat the run of a trace, and fail if it differs.
@@ -79,9 +80,9 @@ pub enum Faults {
     None,
     /// Drawn from the seed.
     Random,
-    /// These, in the order of time.
+    /// These, in order of time.
     Given(Vec<Event>),
-    /// Those of a trace, whose end must be the same.
+    /// Those of a trace. The run must end as the trace says.
     Replay(PathBuf, Trace),
 }
 
@@ -133,7 +134,7 @@ impl PerfArgs {
         }
     }
 
-    /// Returns the events of the options, in the order of time.
+    /// Returns the events that the options describe, in order of time.
     fn events(&self, iters: u64) -> Outcome<Vec<Event>> {
         let FaultArgs { kill, heal, late, cut_one_way, .. } = &self.faults;
         let cut = |there, back, late| move |link| Change::Cut { link, there, back, late };

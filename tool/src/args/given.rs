@@ -1,5 +1,5 @@
-//! Finds options that have no effect on the run, and refuses them. Options that the connecting side
-//! decides are only reported, because both sides may be given the same options.
+//! Refuses options that have no effect on the run. If the listening side is given options that the
+//! connecting side decides, it only reports them, because both sides may be given the same options.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -12,7 +12,7 @@ use crate::failure::{Failure, Outcome};
 enum Counts {
     /// Every test that has two sides.
     TwoSides,
-    /// These tests.
+    /// The listed tests.
     Tests(&'static [Test]),
     /// Tests with more than one operation in flight.
     Windows,
@@ -135,7 +135,7 @@ impl PerfArgs {
     }
 }
 
-/// Returns the options named here, for a test that they exist.
+/// Returns the options named here, for a test that checks that they exist.
 #[cfg(test)]
 pub fn ids() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(id, ..)| *id).chain(LEADERS.iter().map(|(id, _)| *id))

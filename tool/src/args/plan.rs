@@ -76,7 +76,7 @@ pub struct Plan {
     pub trace: Option<PathBuf>,
     /// The settings of rails, from the environment and the command line.
     pub settings: Settings,
-    /// Messages to print before anything runs.
+    /// Messages to print before the run starts.
     pub notes: Vec<String>,
 }
 
@@ -112,7 +112,7 @@ pub enum Meeting {
 }
 
 impl PerfArgs {
-    /// Checks everything that can be checked before anything starts.
+    /// Checks everything that can be checked before the run starts.
     pub fn plan(mut self) -> Outcome<Plan> {
         self.check_given()?;
         let trace = self.take_trace()?;

@@ -1,5 +1,5 @@
-//! The trace of a simulated run with faults: what was run, what failed when, and how it ended. The
-//! same build repeats the run from its trace exactly.
+//! The trace of a simulated run with faults: what was run, what failed and when, and how the run
+//! ended. The same build repeats the run exactly from its trace.
 
 use std::fmt;
 use std::path::Path;
@@ -42,7 +42,7 @@ impl Trace {
         Self::parse(&text).map_err(failed)
     }
 
-    /// Creates the file that `--trace` names, before anything runs.
+    /// Creates the file that `--trace` names, before the run starts.
     pub fn create(path: &Path) -> Outcome {
         write(path, "")
     }
@@ -54,7 +54,7 @@ impl Trace {
 
     /// Parses the text of a trace. An error names the line.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let text = text.strip_suffix('\n').ok_or("it does not end with a line")?;
+        let text = text.strip_suffix('\n').ok_or("its last line is incomplete")?;
         let mut lines = text.split('\n').zip(1..);
         let mut line = || lines.next().unwrap_or(("", 0));
         if line().0 != FIRST_LINE {
@@ -83,7 +83,9 @@ impl Trace {
             };
             let in_order = trace.events.last().is_none_or(|last| last.at <= event.at);
             if !of_pair || !in_order || event.to_string() != text {
-                return Err(format!("line {number}: `{text}` is no fault of this run, or is out of order"));
+                return Err(format!(
+                    "line {number}: `{text}` is not a fault of this run, or is out of order"
+                ));
             }
             trace.events.push(event);
         }

@@ -7,7 +7,7 @@ use crate::cpu;
 const LOCKED: u64 = 64 << 20;
 /// Below this, a node with a few large segments fails.
 const ADDRESSES: u64 = 4 << 30;
-/// Below this, few peers fit: a peer on this host needs a socket, and a descriptor for each
+/// With fewer, only few peers fit: a peer on this host needs a socket, and a descriptor for each
 /// segment.
 const DESCRIPTORS: u64 = 4096;
 const DESCRIPTORS_LEAST: u64 = 128;

@@ -9,7 +9,7 @@ use super::{Finding, Root};
 /// Below this, other programs and libfabric's provider `shm` run out of shared memory.
 const SHM_LEAST: u64 = 256 << 20;
 
-/// The kernel's names of the first namespaces of a machine.
+/// The kernel's names for the initial namespaces of a machine.
 const FIRST_PID: &str = "pid:[4026531836]";
 const FIRST_USER: &str = "user:[4026531837]";
 
@@ -126,9 +126,9 @@ fn container(root: &Root) -> Finding {
     if space("user").is_some_and(|space| space != FIRST_USER) {
         own.push("user");
     }
-    // The host's network namespace has no fixed number, so compare with the namespace of process 1.
-    // In a container with its own pid namespace, process 1 belongs to the container, so this finds
-    // nothing.
+    // The host's network namespace has no fixed number, so this compares with the namespace of
+    // process 1. In a container with its own pid namespace, process 1 belongs to the container, so
+    // this finds no difference.
     if let (Some(ours), Ok(first)) = (space("net"), std::fs::read_link(root.path("proc/1/ns/net")))
         && first.as_os_str() != ours.as_str()
     {

@@ -1,7 +1,7 @@
 //! `--bidirectional`: put and tag-bw with both sides sending at once. Each process runs one side.
 //!
 //! A side waits for the other at the end of a stream, and after each window if payloads are
-//! checked. The time counts from the first post until both sides have everything.
+//! checked. The measured time is from the first post until both sides have received everything.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -51,8 +51,8 @@ fn meet<V: Verbs>(verbs: &mut V, me: Side, word: usize, number: u64) -> Outcome 
     verbs.wait(me, word, Cmp::Ge, number).map(drop)
 }
 
-/// Sends `count` puts, in windows after number `window`. Returns the last window's number and the
-/// ticks until both sides have everything.
+/// Sends `count` puts, in windows after number `window`. Returns the last window's number, and the
+/// ticks until both sides have received everything.
 #[inline(never)]
 fn puts<V: Verbs>(
     verbs: &mut V,
@@ -116,7 +116,7 @@ fn messages<V: Verbs>(
     tally: &mut Tally,
 ) -> Outcome<u64> {
     let per_window = job.per_window();
-    // Each side sends at most as many messages as the other has posted receives. Unreceived
+    // Each side sends at most as many messages as the other side has posted receives. Unreceived
     // messages could stop both sides from sending.
     let posted = job.window.min(POSTED);
     let lag = posted.saturating_sub(PIECE);

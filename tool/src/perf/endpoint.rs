@@ -1,7 +1,7 @@
 //! An [`Endpoint`]: one side of a run between two processes, over a [`Node`].
 //!
-//! Waits and refused operations are retried in slices of 100 ms, so that a side notices Ctrl-C and
-//! its deadline. Only the first attempt is on the hot path.
+//! Waits and refused operations are retried in slices of at most 100 ms, so that a side notices
+//! Ctrl-C and its deadline. Only the first attempt is on the hot path.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -43,9 +43,10 @@ pub struct Endpoint<const STARTS: bool> {
     pub views: [NonNull<u8>; 2],
     /// Sizes of the views.
     pub lens: [usize; 2],
-    /// Memory that both processes have mapped: the words of the starting side.
+    /// Memory that both processes have mapped, if they share memory: the words of the starting
+    /// side.
     pub common: Option<NonNull<u8>>,
-    /// Messages up to this length are sent as bytes.
+    /// Messages up to this length are sent from a slice of bytes.
     pub eager: usize,
     pub clock: Clock,
     pub watch: Watch,
@@ -133,8 +134,8 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         if self.watch.fruitless() { self.check() } else { Ok(()) }
     }
 
-    /// Checks whether to continue: the peer is alive, there is time left, and nobody has pressed
-    /// Ctrl-C. Lets another thread run.
+    /// Fails unless the peer is alive, there is time left, and nobody has pressed Ctrl-C. Lets
+    /// another thread run.
     #[cold]
     #[inline(never)]
     pub fn check(&mut self) -> Outcome {

@@ -1,4 +1,4 @@
-//! Fuzzes the orders of another process, and traces: they are accepted or refused, and never cause
+//! Fuzzes traces, and the orders of another process: each is accepted or refused, and never causes
 //! a panic.
 
 use std::path::Path;

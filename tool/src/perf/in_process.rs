@@ -2,8 +2,8 @@
 //! itself, or two engines share the simulated fabric.
 //!
 //! Nothing waits here: while operations are outstanding, the engines make passes in turn. The
-//! number of passes is limited, so an operation that never completes is reported with its seed.
-//! `ordered` has the tests of order.
+//! number of passes without a completion is limited, so an operation that never completes is
+//! reported with its seed. `ordered` contains the tests of order.
 
 use std::array;
 use std::ptr::NonNull;
@@ -48,7 +48,7 @@ const PATIENCE: u64 = 2_000_000;
 const DEPTH: usize = 256;
 const PACKETS: usize = 1024;
 
-/// Fewer messages than between two processes, because each seed has its own tables.
+/// Fewer credits than between two processes, because each seed allocates its own tables.
 const MATCHING: MatchConfig = MatchConfig { eager: 192, credits: 96, headers: 96, ..MatchConfig::DEFAULT };
 const RECEIVES: usize = 1024;
 
@@ -287,13 +287,13 @@ impl<const RAILS: usize> Parts<RAILS> {
         Limits { peers: 1, locals: 2, remotes: 8, operations: 4 * config.window.max(64) }
     }
 
-    /// Keeps what an engine needs to survive the failure of a rail.
+    /// Adds the memory that an engine needs to survive the failure of a rail.
     fn keep(&mut self, config: &Config) {
         self.failover = Some(FailoverStorage::new(config, Self::limits(config)));
     }
 }
 
-/// An engine, its peer, and its memory.
+/// An engine, the id of its peer, and its memory.
 struct One<'m, R: Rail, const RAILS: usize> {
     engine: Engine<'m, R, RAILS>,
     peer: PeerId,

@@ -75,7 +75,8 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Combines both sides of one job: an iteration counts as verified if both have verified it.
+    /// Combines the results of both sides of a job. If both sides receive payloads, an iteration
+    /// counts as verified only if both have verified it.
     pub fn both(self, answer: Tally, two_way: bool) -> Tally {
         Tally {
             ticks: self.ticks,
@@ -111,8 +112,8 @@ impl Tally {
 /// Maximum total size of the slots of a stream of puts: the size of a first-level cache. A window
 /// that needs more slots reuses them before it ends.
 const SLOTS_BYTES: usize = 32 << 10;
-/// The offset of the payloads of a stream, behind its signals. It is a page, because copies are
-/// fastest between equal offsets in pages.
+/// The offset of a stream's payloads, which lie behind its signals. It is a whole page, because
+/// copies are fastest between equal offsets in pages.
 pub const SLOTS_AT: usize = 4096;
 
 impl Job {
@@ -178,8 +179,8 @@ impl Job {
         ((SLOTS_BYTES / self.stride()) as u64).clamp(1, self.window)
     }
 
-    /// Returns the number of operations of one window. If the other side verifies, it does so after
-    /// each window.
+    /// Returns the number of operations of one window. If the other side verifies payloads, it does
+    /// so after each window.
     pub fn per_window(&self) -> u64 {
         if self.check && matches!(self.test, Test::Put | Test::TagBw) { self.slots() } else { self.window }
     }

@@ -292,7 +292,7 @@ fn run_row(
     let mut running = vec![];
     let mut pairs: Option<(Kind, Pairs)> = None;
     for (kind, (depth_before, ns_before)) in args.engines.iter().zip(&*before) {
-        // At worst, the time of a list grows by this factor.
+        // At worst, an engine's time per unit grows by this factor, as that of a list does.
         let growth = if *depth_before > 0 { depth as f64 / *depth_before as f64 } else { 1.0 };
         if ns_before * growth * job.units as f64 > args.patience.as_nanos() as f64 {
             report.comment(&format!(
@@ -362,7 +362,7 @@ struct Turns {
     ready: Box<dyn Ready>,
     bytes: Option<f64>,
     rounds: u64,
-    /// Per unit, for each turn: nanoseconds, and instructions if they are counted.
+    /// For each turn, nanoseconds per unit, and instructions per unit if they are counted.
     times: Vec<f64>,
     instructions: Vec<f64>,
 }

@@ -18,7 +18,7 @@ use crate::limits;
 use crate::sizes;
 use crate::variables;
 
-/// Time limit for a finished process to exit: it frees its memory first.
+/// Time limit for a finished process to exit. It frees its memory first.
 const LEAVE: Duration = Duration::from_secs(10);
 
 /// Time limit for a process to exit after it has closed the connection.
@@ -150,7 +150,7 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     }
 }
 
-/// Returns the command line of the other side, with the same options as this side.
+/// Returns a command line for the other side, with the same options as on this side.
 fn command(plan: &Plan, card: &Card, at: &str) -> String {
     let variables = variables::for_other_side(plan.transport.window(), &plan.settings);
     let mut line = format!("{variables}fishplate perf {}", name(plan.test));
@@ -321,8 +321,8 @@ pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
 }
 
 impl Second {
-    /// Returns why the process did not answer. A process that dies first closes the connection, and
-    /// exits a moment later.
+    /// Returns why the process did not answer. When a process dies, its connection closes first,
+    /// and the process exits a moment later.
     fn did_not_answer(&mut self, why: BootstrapError) -> Failure {
         let within = if why == BootstrapError::HungUp { LAST_WORDS } else { Duration::ZERO };
         let Some(status) = self.ends(within) else {

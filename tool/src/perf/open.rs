@@ -27,7 +27,7 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
 
-/// Twice as many credits as messages in flight. So only the window limits the sender, if its
+/// Many more credits than the default window, so that only the window limits the sender, if its
 /// receiver posts receives in time.
 const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..MatchConfig::DEFAULT };
 
@@ -37,7 +37,7 @@ const LIMITS: Limits = Limits { peers: 1, locals: 8, remotes: 8, operations: 102
 /// Maximum number of receives posted at once.
 const RECEIVES: usize = 1024;
 
-/// The minimum time for setup: a short `--timeout` is meant for measurements.
+/// The minimum time for setup, because a short `--timeout` is meant for measurements.
 const SETUP: Duration = Duration::from_secs(10);
 
 /// A node, and the card that it sends to the other side before the two connect.
@@ -82,7 +82,7 @@ impl Setup {
         }
         let config = settings.engine(0).map_err(|error| Failure::usage(error.to_string()))?;
         let node = builder.settings(settings).open().map_err(|error| self.refused(error))?;
-        // The nodes exchange the addresses of rails, so a card has no addresses.
+        // The nodes exchange the addresses of rails themselves, so the card needs none.
         let rail = |provider: &str, interface: &str, mbit| RailCard {
             provider: provider.into(),
             interface: interface.into(),
@@ -152,7 +152,7 @@ impl Setup {
                 Error::NotConnected(_) => {
                     Failure::run(format!("{who} did not answer in time{}", limits::descriptors()))
                 }
-                // The other process failed first, and tells why if it is given the time.
+                // The other process failed first. It tells why if it gets the time.
                 Error::Attach(AttachError::Unattached(_)) => {
                     who.gone("it left before this side opened its memory")
                 }

@@ -1,5 +1,5 @@
 //! Compares our pool with other pools in one process: the cost of an operation, and how it changes
-//! with the number of streams. benches/ has more pools, with the same scenarios.
+//! with the number of streams. benches/ runs the same scenarios with more pools.
 
 mod contenders;
 mod rows;

@@ -93,7 +93,8 @@ fn windows<V: Verbs>(
                 Ok(())
             })?;
         }
-        // Writes to the memory of a dead peer succeed, so this checks the peer.
+        // Writes to the memory of a dead peer succeed, so this call also checks that the peer is
+        // alive.
         match now == per_window {
             true => verbs.lap(histogram, &mut last)?,
             false => verbs.turn()?,

@@ -14,8 +14,8 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Maximum number of checks of a payload that was missing at its signal. They distinguish late
-/// payloads from wrong payloads.
+/// If a payload is not there when its signal arrives, maximum number of further checks. They
+/// distinguish late payloads from wrong ones.
 const SECOND_LOOKS: u32 = 1000;
 
 /// Runs this process's side, or both sides.
@@ -108,8 +108,8 @@ fn arrival<V: Verbs, const CHECK: bool>(
 ) -> Outcome<bool> {
     let sender = 1 - side as usize;
     let (place, len) = (job.placement(), job.size);
-    // Computed before the wait, because the compiler would compute it between the signal and its
-    // answer.
+    // Computed before the wait, because otherwise the compiler would compute it between the signal
+    // and its answer.
     let expected =
         if CHECK { black_box(Pattern::new(job.seed, sender as u64, seq)) } else { Pattern::new(0, 0, 0) };
     verbs.wait(side, place.signal, Cmp::Eq, seq)?;

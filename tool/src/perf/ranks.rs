@@ -212,7 +212,7 @@ impl Member {
         let begun = Instant::now();
         let mut traffic = Traffic::open(self, pattern, most, args.window.into())?;
         self.barrier()?;
-        // The first row includes the errors of these messages.
+        // The first row also counts the errors of these messages.
         let (_, mut first_errors) = traffic.run(self, 1, 1, args.check.then_some(args.seed))?;
         let first_s = begun.elapsed().as_secs_f64();
         let mut wrong = 0;
@@ -270,7 +270,7 @@ impl Member {
         Ok(peer)
     }
 
-    /// Checks whether to continue: nobody has pressed Ctrl-C, and every peer is alive.
+    /// Fails if somebody has pressed Ctrl-C, or a peer has failed.
     #[cold]
     fn look(&mut self) -> Outcome {
         interrupt::check()?;

@@ -13,8 +13,8 @@ use crate::histogram::Histogram;
 
 const CAPACITY: usize = 1024;
 
-/// Number of checks of a ring that count as one idle turn: a check takes a few nanoseconds, so a
-/// few of them are no reason to yield. If both sides share one processor, every check counts.
+/// Number of checks of a ring that count as one idle turn. A check takes only a few nanoseconds, so
+/// a few checks are no reason to yield. If both sides share one processor, every check counts.
 const LOOKS: u32 = 64;
 
 /// Offsets of the headers and the slots of both rings in the arena, in bytes. Index 0 is the ring

@@ -55,8 +55,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
-/// After a side loses the other side, the time that it waits for the other's last message and for
-/// the other process to exit.
+/// How long a side that has lost the other side waits for its last message, and for its process to
+/// exit.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Time to close a node.
@@ -125,8 +125,8 @@ impl<const STARTS: bool> Session<STARTS> {
                 let why = side.node.peer_error(side.peer).unwrap_or(Some(PeerError::Closed));
                 lost = lost.or(why.map(|why| (why, Instant::now() + GRACE)));
             }
-            // A side closes its rails after its last message, and the close may be seen before the
-            // message arrives.
+            // A side closes its rails after its last message, but this side may see the close
+            // before the message arrives.
             match lost {
                 Some((_, until)) if Instant::now() >= until => None,
                 _ => Some(events),
@@ -242,7 +242,7 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(fault)
     }
 
-    /// Ends the run. Each side closes its node only when both have finished.
+    /// Ends the run. Each side closes its node only after both have finished.
     fn part(mut self) -> Outcome<Met> {
         self.ready()?;
         let Session { side: Endpoint { node, who, .. }, met, timeout, .. } = self;
@@ -342,8 +342,8 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Follows the leader's orders, then closes the node. Fails if data was wrong and the user
-    /// started this side. Otherwise the leader reports wrong data.
+    /// Follows the leader's orders, then closes the node. If data was wrong, fails if the user
+    /// started this side; otherwise the leader reports it.
     pub fn follow(mut self, region: usize, expected: Option<Test>) -> Outcome {
         let wrong = match self.follow_all(region, expected) {
             Ok(wrong) => wrong,
@@ -430,8 +430,7 @@ impl<const STARTS: bool> Session<STARTS> {
         fault.and(met.second.map_or(Ok(()), |second| second.leave()))
     }
 
-    /// Adds the state of the other side's process and of the rails to the error that the side is
-    /// lost.
+    /// If the other side was lost, adds the state of its process and of the rails to the error.
     fn explain(&mut self, failure: Failure) -> Failure {
         let Failure::Lost(mut message) = self.met.explain(failure.clone()) else { return failure };
         for (number, info) in self.side.node.rails().iter().enumerate() {
@@ -444,7 +443,7 @@ impl<const STARTS: bool> Session<STARTS> {
 }
 
 impl Met {
-    /// Adds the state of the other side's process to the error that the side is lost.
+    /// If the other side was lost, adds the state of its process to the error.
     fn explain(&mut self, failure: Failure) -> Failure {
         let Failure::Lost(message) = failure else { return failure };
         if let Some(second) = &mut self.second {
@@ -462,7 +461,7 @@ impl Met {
     }
 }
 
-/// Makes text of another process printable: truncated, and without control characters.
+/// Makes text from another process printable: removes control characters, and truncates it.
 fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }

@@ -1,4 +1,4 @@
-//! How to open a side, as given by the command line or by the first process.
+//! The settings for opening a side, from the command line or from the first process.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! A stream of signals to one word. The other side waits for one window at a time. With `add` the
-//! sum must be exact, and with `set` the word must never decrease. So every iteration is verified.
+//! final sum must be exact, and with `set` the word must never decrease. So every iteration is
+//! verified.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -57,7 +58,8 @@ fn stream<V: Verbs>(
             tally.errors += u64::from(word > end);
             seen = word;
         }
-        // Writes to the memory of a dead peer succeed, so this checks the peer.
+        // Writes to the memory of a dead peer succeed, so this call also checks that the peer is
+        // alive.
         match now == job.per_window() {
             true => verbs.lap(histogram, &mut last)?,
             false => verbs.turn()?,

@@ -1,7 +1,7 @@
-//! A job in steps, for runs with a time instead of a number of iterations.
+//! Runs a job in steps, if its time is given instead of its number of iterations.
 //!
-//! Each step takes a small part of the time, as estimated from the previous step. If the machine
-//! becomes slower, there are fewer iterations, and no error.
+//! Each step is planned to take a small part of the time, as estimated from the previous step. If
+//! the machine becomes slower, the run has fewer iterations, but does not fail.
 
 use std::time::{Duration, Instant};
 

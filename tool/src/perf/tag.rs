@@ -14,7 +14,7 @@ use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
 /// Returns the distance between sent payloads. Large payloads share one place, because each is
-/// answered before the next.
+/// answered before the next is sent.
 fn stride(len: usize) -> usize {
     if len <= 4096 { len.next_multiple_of(64) } else { 0 }
 }

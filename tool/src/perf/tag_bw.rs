@@ -1,6 +1,6 @@
-//! A stream of tagged messages, all with the same tag. The other side has a window of receives
-//! posted, and posts each again when it completes. With checks, every window is verified and then
-//! answered. Without checks all messages are sent from one place and received into one place, as in
+//! A stream of tagged messages, all with the same tag. The other side posts a window of receives,
+//! and posts each again when it completes. With checks, every window is verified and then answered.
+//! Without checks, all messages are sent from one place and received into one place, as in
 //! `ucx_perftest` and `osu_bw`.
 
 use super::job::{Job, SLOTS_AT, Side, Tally};
@@ -136,7 +136,7 @@ pub struct Receiver {
     side: Side,
     /// The offset of the receives in the buffer.
     start: usize,
-    /// Numbers of posted and of completed receives.
+    /// Number of posted receives, and of completed ones.
     posted: u64,
     got: u64,
     /// Offset of the next receive. Stored, so that a receive needs no division.
@@ -168,7 +168,8 @@ impl Receiver {
         while self.got < count {
             let number = verbs.next_recv(self.side)?;
             if job.check {
-                // Messages match in the order sent, so the receive posted with this number got it.
+                // Messages match in the order in which they were sent, so the receive with this
+                // number has got the message with this number.
                 let at = self.start + (number % job.slots()) as usize * job.stride();
                 let expected = pattern(job, self.side.other(), number);
                 let whole = verbs.is_whole(self.side, Area::Buffer, at, expected, job.size)?;

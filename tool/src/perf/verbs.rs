@@ -21,7 +21,7 @@ use crate::payload::Pattern;
 pub enum Area {
     /// The area that the other side writes.
     Landing,
-    /// The area that this side sends from, and receives and gets into.
+    /// The area from which this side sends, and into which it receives and gets.
     Buffer,
 }
 
@@ -43,10 +43,10 @@ pub trait Verbs {
     /// Returns an area of a side as the processor sees it, and its size.
     fn area(&self, side: Side, area: Area) -> (NonNull<u8>, usize);
 
-    /// Copies a part of an area to the device, if it mirrors device memory.
+    /// If an area mirrors device memory, copies a part of it to the device.
     fn write_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome;
 
-    /// Copies a part of an area from the device, if it mirrors device memory.
+    /// If an area mirrors device memory, copies a part of it from the device.
     fn read_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome;
 
     /// Stores a word of a side, before a test begins.
@@ -79,7 +79,7 @@ pub trait Verbs {
     /// Adds 1 to a word of the other side, and waits for the old value.
     fn fetch_add(&mut self, side: Side, word: usize) -> Outcome<u64>;
 
-    /// Waits until a word of `side` compares with `value` as `cmp` says, and returns the word.
+    /// Waits until a word of `side` meets the condition `cmp` with `value`. Returns the word.
     fn wait(&mut self, side: Side, word: usize, cmp: Cmp, value: u64) -> Outcome<u64>;
 
     /// Waits until everything that `side` sent is applied.

@@ -1,5 +1,5 @@
 //! The deadline of a side. Every loop of every test uses a [`Watch`], so that the loop ends by the
-//! deadline, and detects a lost peer. A test that never waits would notice neither.
+//! deadline and detects a lost peer. A loop that never waits would notice neither.
 //!
 //! Nothing here blocks. A loop that records samples reads the clock anyway ([`Watch::lap`]); others
 //! count ([`Watch::turn`]).
@@ -13,7 +13,7 @@ const LOOK_TICKS: u64 = 1 << 25;
 /// Turns between two clock reads, in a loop that does not read the clock otherwise.
 const TURNS: u32 = 1024;
 
-/// Idle turns, some tens of microseconds, after which another thread may run.
+/// Number of idle turns, which take some tens of microseconds, after which another thread may run.
 const FRUITLESS: u32 = 256;
 
 /// The deadline of a side, and its last check.

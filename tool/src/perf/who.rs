@@ -1,4 +1,4 @@
-//! Names the other side, and the rails to it, in messages.
+//! Names the other side and the rails to it in messages.
 
 use std::fmt;
 

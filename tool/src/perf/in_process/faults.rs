@@ -22,7 +22,7 @@ pub enum Source<'a> {
     None,
     /// Drawn from the seed of the run.
     Random,
-    /// Given. If the flag is set, events that could take the last rail are left out.
+    /// These events. If the flag is set, events that could take the last rail are left out.
     Given(&'a [Event], bool),
 }
 
@@ -83,7 +83,7 @@ impl<R: Rail, const RAILS: usize> Nodes for Ends<'_, '_, R, RAILS> {
     }
 }
 
-/// What happened in runs with faults, as both engines count.
+/// What happened in runs with faults, according to the counters of both engines.
 #[derive(Clone, Copy, Default)]
 pub struct Counters([u64; 6]);
 
@@ -153,9 +153,9 @@ impl Record {
     }
 }
 
-/// Runs a job with the faults of a plan, and writes its trace. Returns lines that describe the run.
-/// If the run fails, removes the drawn events that the failure does not need, and prints the rest.
-/// `attempt` runs the job once.
+/// Runs a job with the faults of a plan, and writes its trace. Also returns lines that describe the
+/// run. If a run with drawn faults fails, removes the events that the failure does not need, and
+/// prints the rest. `attempt` runs the job once.
 pub fn run(
     plan: &Plan,
     job: &Job,
@@ -204,7 +204,7 @@ pub fn run(
     Ok((tally, notes))
 }
 
-/// Returns whether a run has failed, and not only been interrupted.
+/// Returns whether a run has failed, rather than succeeded or been interrupted.
 fn has_failed(outcome: &Outcome<Tally>) -> bool {
     match outcome {
         Ok(tally) => tally.errors + tally.misordered != 0,
@@ -233,7 +233,7 @@ fn reduce(
     shortest
 }
 
-/// Checks that a replay has the trace that was given.
+/// Checks that a replay produced the given trace.
 fn compare(given: &Trace, now: &Trace) -> Outcome {
     let (given, now) = (given.to_string(), now.to_string());
     match given.lines().zip(now.lines()).zip(1..).find(|((given, now), _)| given != now) {

@@ -1,5 +1,5 @@
-//! Tests of order over the simulated fabric: many operations in flight are delayed and reordered,
-//! and every order that the contract promises is verified.
+//! Tests of order over the simulated fabric, which delays and reorders many operations in flight.
+//! They verify the order that the contract promises.
 
 use fishplate_core::engine::protocol::Request;
 use fishplate_core::engine::tag::Tag;
@@ -16,8 +16,8 @@ use crate::payload::Pattern;
 const WORD: usize = 0;
 
 impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
-    /// Rounds of put-signals in both directions, `window` of them in flight. After every pass all
-    /// data announced by the signal must be there, and the signal must not decrease.
+    /// Runs rounds of put-signals in both directions, with `window` of them in flight. After every
+    /// pass all data that the signal announces must have landed, and the signal must not decrease.
     ///
     /// Calls `before` with the number of operations issued before each one.
     pub(super) fn put_signals(
@@ -69,8 +69,8 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         Ok(())
     }
 
-    /// Windows of messages with different tags in both directions. Every other window is received
-    /// by receives of any tag that were posted in advance: the k-th receive must get the k-th
+    /// Sends windows of messages with different tags in both directions. For every other window,
+    /// receives of any tag are posted in advance. The k-th receive must always get the k-th
     /// message.
     ///
     /// Calls `before` with the number of messages sent before each one.

@@ -23,8 +23,8 @@ impl Wanted {
     }
 }
 
-/// A hash of all pairs of a receive and its message, in any order. Engines that matched the same
-/// pairs have the same hash.
+/// A hash of all pairs of a receive and its message, independent of their order. Engines that
+/// matched the same pairs have the same hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
     /// The number of pairs.

@@ -1,5 +1,5 @@
 //! Two lists that are searched from the oldest entry, as in the first matching engines. They are
-//! doubly linked in arrays, without allocation, so that a step is cheap.
+//! doubly linked within arrays and do not allocate, so a step is cheap.
 
 use super::engine::{Engine, Pairs, Wanted};
 
@@ -100,8 +100,8 @@ impl List {
     /// Size of a waiting receive or message, in bytes.
     pub const BYTES: f64 = size_of::<Entry>() as f64;
 
-    /// Creates an engine with room for this many receives and messages each, and contexts below
-    /// `contexts`.
+    /// Creates an engine with room for `room` receives and `room` messages. Receives have context
+    /// numbers less than `contexts`.
     pub fn new(room: usize, contexts: usize) -> Self {
         List {
             posted: Queue::new(room.max(1)),

@@ -1,5 +1,5 @@
-//! Random operations in all engines at once. UCX has its own matching, which shows whether ours is
-//! right.
+//! Makes the same random operations in all engines. UCX has its own matching, so a difference shows
+//! that one of them is wrong.
 
 use super::engine::{Engine, Wanted};
 use super::list::List;

@@ -1,6 +1,6 @@
-//! The traces T1 to T6: sequences of receives and messages as in real programs, generated from a
-//! fixed seed and the same for every engine. Every receive gets its message within the trace, so a
-//! trace can be repeated.
+//! The traces T1 to T6: sequences of receives and messages as in real programs. They are generated
+//! from a fixed seed, and are the same for every engine. Every receive gets its message within the
+//! trace, so a trace can be repeated.
 
 use super::engine::{Engine, Wanted};
 
@@ -15,7 +15,7 @@ pub enum Trace {
     T3,
     /// Many to one: messages flood in, then receives by rank.
     T4,
-    /// Threads that share a rank: each posts its stencil, all in random order.
+    /// Threads that share a rank. Each posts the receives of its stencil; all are in random order.
     T5,
     /// A runtime whose receives accept any message.
     T6,
@@ -94,7 +94,7 @@ impl Trace {
                 steps.extend(sources.iter().map(|s| Step::Arrive(*s, WORLD | 9, *s)));
             }
             T3 => {
-                // Requests pile up; each is answered before the next receive is posted.
+                // Requests pile up while the master answers them one at a time.
                 let mut waiting = 0u32;
                 for n in 0..4 * depth {
                     steps.push(Step::Arrive(random.below(depth), WORLD | 5, n));

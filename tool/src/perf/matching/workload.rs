@@ -1,8 +1,9 @@
 //! The workloads P1 to P11, U1 to U6 and C1: their preparation, and one measured round. A round
 //! restores the state that it found, so rounds can be repeated.
 //!
-//! The unit is a receive with its message: post, arrival, match, completion. For U6 it is a missed
-//! probe and a matched probe with its receive, for C1 a post and its cancellation.
+//! The unit is a receive with its message: post, arrival, match, completion. For U6 it is a probe
+//! that finds nothing, and a matched probe with its receive. For C1 it is a post and its
+//! cancellation.
 
 use super::engine::{Engine, Wanted};
 
@@ -42,7 +43,7 @@ pub enum Workload {
     U4,
     /// 16 receives with a new mask, behind *D* messages.
     U5,
-    /// *D* messages; for each a probe that misses, and a matched probe with its receive.
+    /// *D* messages. For each, a probe that finds nothing, and a matched probe with its receive.
     U6,
     /// *D* receives cancelled from the oldest, from the youngest, and in random order.
     C1,
@@ -76,13 +77,14 @@ impl Workload {
     }
 }
 
-/// Units of a round of a workload with a background, the *D* entries that no unit matches.
+/// Units per round of a workload with a background. The background is the *D* entries that no unit
+/// matches.
 const ROUND: u64 = 64;
 /// Number of receives with each new mask.
 const FRESH_MASK: u64 = 16;
 /// Number of masks of P11.
 const MASKS: u64 = 32;
-/// The source and the tag that the background never matches.
+/// A source and a tag that no entry of the background matches.
 const LIVE: u32 = 7;
 const LIVE_TAG: u64 = 1 << 30;
 /// The communicator is in the bits above the tag.

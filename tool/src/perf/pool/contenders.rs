@@ -45,7 +45,8 @@ impl Pools for Fishplate {
     }
 }
 
-/// A ring of 64 free blocks under a mutex. The allocator allocates and frees all others.
+/// A ring of 64 free blocks under a mutex. All other blocks come from the allocator and go back to
+/// it.
 pub struct Ring(Mutex<VecDeque<Box<MaybeUninit<Body>>>>);
 
 /// Number of blocks that a ring keeps.
@@ -125,8 +126,8 @@ impl Pools for GlobalRing {
     }
 }
 
-/// A ring per stream, as proposed for those runtimes. Its blocks keep it alive, because they may
-/// outlive their queue.
+/// A ring per stream, as proposed for those runtimes. The blocks keep their ring alive, because
+/// they may outlive the stream.
 pub struct RingPerQueue;
 
 impl Pools for RingPerQueue {

@@ -1,11 +1,11 @@
 //! The scenarios, over any pool of 128-byte blocks. An operation takes a block and returns it.
 //!
 //! The tool runs them over pools that need no other package, and benches/ runs them over the other
-//! pools. So this file uses nothing of the tool or of benches/.
+//! pools. So this file depends neither on the tool nor on benches/.
 //!
-//! A time is the processor time of the thread that takes blocks, per operation, so that waits for a
-//! processor do not count. `p99_ns` is the wall-clock time of batches of [`BATCH`] operations, per
-//! operation, and includes such waits.
+//! Times are processor time per operation of the thread that takes blocks, so that waits for a
+//! processor do not count. `p99_ns` is wall-clock time per operation of a batch of operations, and
+//! includes such waits.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
@@ -26,7 +26,7 @@ pub trait Pools {
     fn take(own: &mut Self::Own) -> Option<Self::Held>;
     /// Returns a block to the stream that took it.
     fn give(own: &mut Self::Own, held: Self::Held);
-    /// Takes a block that has two holders; both release it. The pool must assume that the first
+    /// Takes a block with two holders, which both release it. The pool must assume that the first
     /// holder is on another thread.
     fn twice(own: &mut Self::Own) -> bool;
 }
@@ -85,7 +85,8 @@ pub enum Scenario {
     HandOff(usize),
     /// Takes a thousand blocks in a burst; another thread returns them in random order.
     Burst,
-    /// Uses all slots: a take is refused, then a block is returned and another block taken.
+    /// All slots are in use: a take is refused, then a block is returned and another block is
+    /// taken.
     Exhausted,
     /// Blocks with two holders.
     TwoHolders,
@@ -107,7 +108,7 @@ impl Scenario {
         }
     }
 
-    /// Returns all scenarios, with the numbers of streams for the scenario that has them.
+    /// Returns all scenarios, each with its number of streams.
     pub fn all(streams: &[usize]) -> Vec<(Scenario, usize)> {
         let mut all: Vec<_> = [1, 64, 4096].map(|window| (Scenario::Single(window), 1)).into();
         all.extend(streams.iter().map(|&streams| (Scenario::Streams, streams)));
@@ -283,8 +284,8 @@ impl<T> Way<T> {
     }
 }
 
-/// One thread takes blocks and hands them in batches to `releasers` threads, which return them to
-/// the pool, in random order for bursts.
+/// One thread takes blocks and hands them in batches to `releasers` threads. These return them to
+/// the pool, in random order if the blocks were taken in a burst.
 fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
     let handful = burst.max(HANDFUL);
     let capacity = (releasers * (PLACES + 2) * handful).next_power_of_two();

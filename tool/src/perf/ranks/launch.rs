@@ -73,7 +73,7 @@ impl Started {
         ended.min().map(|(_, told)| told)
     }
 
-    /// Checks, before all have joined, that no rank has ended and that nobody has pressed Ctrl-C.
+    /// While ranks join, fails if a rank has ended or somebody has pressed Ctrl-C.
     fn check(&mut self) -> io::Result<()> {
         match (interrupt::check(), self.ended()) {
             (Ok(()), None) => Ok(()),

@@ -71,7 +71,7 @@ impl Traffic {
         let stride = most.next_multiple_of(LINE);
         let flows = targets.len() + sources.len();
         let bytes = |flows: usize| flows.checked_mul(window as usize)?.checked_mul(stride);
-        // All ranks compute the same size, so all ranks refuse or none does.
+        // All ranks compute the same size, so either all ranks refuse or none does.
         if bytes(size - 1).is_none_or(|bytes| bytes > MEMORY_MAX) {
             return Err(Failure::usage(format!(
                 "{size} ranks with {window} slots of {} each need more than {}: use smaller sizes or a smaller --window",
@@ -134,8 +134,8 @@ impl Traffic {
     }
 
     /// Sends `count` messages of each flow from this rank, and receives as many of each flow to
-    /// this rank. With a seed, writes and verifies payloads. Returns how many were right, and how
-    /// many wrong.
+    /// this rank. With a seed, writes and verifies payloads. Returns how many payloads were right,
+    /// and how many were wrong.
     pub fn run(
         &mut self,
         member: &mut Member,
@@ -213,8 +213,8 @@ impl Traffic {
         Ok(target.sent != before)
     }
 
-    /// Takes the messages that have arrived, and frees their slots. Returns how many were right,
-    /// and how many wrong.
+    /// Takes the messages that have arrived, and frees their slots. Returns how many payloads were
+    /// right, and how many were wrong.
     #[inline]
     fn receive(
         &mut self,

@@ -1,5 +1,5 @@
-//! Tests that a follower refuses invalid orders, and names the side that gave them. Here the
-//! follower is its own peer, and a script acts as the leader.
+//! Tests that a follower refuses invalid orders, and that its error names the side that gave them.
+//! Here the follower is its own peer, and a script acts as the leader.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
