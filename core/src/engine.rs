@@ -128,8 +128,8 @@ pub struct Config {
     /// The first sequence number of every stream, the same on both sides. Tests start just before a
     /// wrap. Default: 0.
     pub first_sequence: u64,
-    /// Spreads the start of round robin over pairs, and seeds the epochs of attachments. Use a
-    /// different value for each process and each start. Default: 0.
+    /// Varies the first rail of round robin from peer to peer, and seeds the epochs of attachments.
+    /// Use a different value for each process and each start. Default: 0.
     pub seed: u64,
     /// A number in the id of every region of this engine. Give each engine of a process a different
     /// number. Then an engine rejects the region ids of the other engines.

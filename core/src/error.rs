@@ -134,7 +134,7 @@ pub enum AttachError {
         /// Length of the handle, in bytes.
         least: usize,
     },
-    /// The bytes are not a handle of fishplate, or are truncated.
+    /// The bytes are not a Fishplate handle, or are truncated.
     BadHandle,
     /// The handle or the peer has another version.
     Version {
@@ -161,7 +161,8 @@ pub enum AttachError {
     Unheard,
     /// The region is still in use. End that use first.
     InUse(Use),
-    /// A configuration value is out of range.
+    /// A configuration value or an argument is invalid. The text names it, and says what is
+    /// allowed.
     Config(&'static str),
     /// Memory that was lent at setup is too short.
     Memory {

@@ -14,7 +14,8 @@
 //! - Sends and receives complete in one common order. [`Mq::ipeek`] reports the oldest completed
 //!   request and leaves it in the queue; it makes progress only if there is none. [`Mq::test`]
 //!   makes no progress.
-//! - A request ends only when `wait`, `test` or `req_free` takes it. Its handle is stale then.
+//! - A request ends when `wait`, `test`, `req_free` or `ipeek_dequeue_multi` takes it. Its handle
+//!   is stale then.
 //! - [`Mq::cancel`] cancels an unmatched receive. The receive completes, and `wait` or `test` still
 //!   takes its status.
 //! - A message that is longer than its buffer completes with [`Code::Truncation`], but the

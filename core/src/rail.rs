@@ -17,8 +17,8 @@
 //!    [`Caps::order`] says which posts keep their order. All other posts may be reordered.
 //! 5. **Messages are copied** before the post returns. The caller may reuse the bytes at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for
-//!    a peer, with two exceptions. `register`, `import`, `detach` and `check_peers` are slow paths.
-//!    `write_device` and `read_device` may wait for a device.
+//!    a peer, with two exceptions. Methods that are documented as slow paths may. `write_device`
+//!    and `read_device` may wait for a device.
 //! 7. **Not trusted.** The target checks each access against the memory registered on this rail
 //!    before it writes anything. The post of a refused access returns [`PostError::BadKey`] or
 //!    completes with an error. [`Sink::peer_down`] reports a peer that breaks the protocol, and the

@@ -3,7 +3,7 @@
 //!
 //! | module        | provides                                                            |
 //! |---------------|---------------------------------------------------------------------|
-//! | [`primitive`] | the atomics, and the one place that names the model checker         |
+//! | [`primitive`] | the atomics, and their replacements for the model checker           |
 //! | [`seq`]       | sequence numbers, and their truncation to a field on the wire       |
 //! | [`ring`]      | single-producer single-consumer ring over borrowed or shared memory |
 //! | [`pool`]      | slots that one owner takes and any thread releases                  |

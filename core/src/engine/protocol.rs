@@ -92,9 +92,9 @@ pub struct MatchConfig {
     /// Unexpected payloads of up to 64 bytes that the receiver keeps beyond the credits, shared by
     /// all streams and assigned on demand.
     pub shared_shorts: u32,
-    /// Pieces for device memory that no rail reaches, which the receiver keeps per stream until the
-    /// device has copied them: up to 64 of puts, and as many of gets. With 0, peers cannot put to
-    /// such memory here, and gets into it are refused. Each takes two blocks.
+    /// Number of pieces per stream, 0 to 64, that wait here until a device has copied them, because
+    /// no rail reaches its memory. Puts and gets each have so many, so that a stream needs twice as
+    /// many blocks. With 0, peers cannot put to such memory here, and gets into it are refused.
     pub pieces: u8,
     /// Salts the hashes, because peers choose the tags. Use a random number.
     pub seed: u64,
@@ -257,7 +257,8 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub waiting: Room,
     /// Blocks for short messages that are neither in use nor granted.
     pub shorts: u32,
-    /// Pieces for device memory that each stream may have here, of puts and of gets.
+    /// Number of pieces for device memory that each stream may have here, for puts and again for
+    /// gets.
     pub pieces: u8,
     pub stats: ProtocolStats,
 }

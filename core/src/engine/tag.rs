@@ -47,7 +47,7 @@
 //! the oldest receive found. A shape is skipped if all its receives are younger than the best one
 //! found so far. Unexpected messages are hashed too, in one table per shape that receives search
 //! for. The oldest receive and message are checked before any table, and the youngest few receives
-//! are in no table. So traffic in order is never hashed.
+//! are in no table. So traffic in order is not hashed while the queue of receives is short.
 //!
 //! # Files
 //!

@@ -93,7 +93,7 @@ impl Display for AttachError {
                 )
             }
             AttachError::BadHandle => {
-                f.write_str("not a handle of fishplate, or truncated; pass all bytes of the exported handle")
+                f.write_str("not a Fishplate handle, or truncated; pass all bytes of the exported handle")
             }
             AttachError::Version { theirs, ours } => {
                 write!(f, "different versions: {theirs} at the peer, {ours} here; run the same build")
@@ -114,7 +114,7 @@ impl Display for AttachError {
                 f.write_str("the peer has not announced this memory; it does so when it makes progress")
             }
             AttachError::InUse(by) => write!(f, "the region is in use: {by}"),
-            AttachError::Config(what) => write!(f, "setting out of range: {what}"),
+            AttachError::Config(what) => write!(f, "invalid setting or argument: {what}"),
             AttachError::Memory { what, len, least } => {
                 write!(f, "memory too short: {what}: {len} given; lend at least {least}")
             }

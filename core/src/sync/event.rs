@@ -1,6 +1,6 @@
 //! An eventcount: one thread sleeps until another announces work. If the thread is awake, a
 //! notification costs one barrier, one load and one branch, and writes nothing. Nothing here
-//! allocates. Only [`Armed::commit`] blocks, and only until its deadline.
+//! allocates. Only the sleeps block, such as [`Armed::commit`], and only until their deadline.
 //!
 //! Any number of threads may notify, and one thread sleeps. Two sleepers on one word are sound, but
 //! either may withdraw the other's announcement. The thread whose announcement is gone sleeps until

@@ -417,9 +417,9 @@ impl fmt::Display for AttachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Capacity { slots } => {
-                write!(f, "a pool of {slots} slots: not a power of two from 1 to {MAX_CAPACITY}")
+                write!(f, "invalid pool size: {slots} slots; use a power of two from 1 to {MAX_CAPACITY}")
             }
-            Self::Claimed => f.write_str("the slab is in use"),
+            Self::Claimed => f.write_str("the slab is in use; drop its pool and all its values first"),
         }
     }
 }

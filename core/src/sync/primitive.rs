@@ -1,7 +1,7 @@
-//! The facade: all crates take their atomics from here, and name their orderings here. This is the
-//! only file that names loom's types.
+//! The facade: the atomics and the named orderings of this crate, and of the files with hand-over
+//! code in other crates. Except for test helpers, only this file names loom's types.
 //!
-//! A normal build re-exports `core::sync::atomic`, and the other items expand to nothing.
+//! A normal build re-exports `core::sync::atomic`, and the other items cost nothing.
 //!
 //! | item | normal build | under the model checker |
 //! |---|---|---|

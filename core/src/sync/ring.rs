@@ -24,10 +24,10 @@
 //!
 //! # A hostile peer
 //!
-//! Each side keeps its own counter privately and never reads the published copy. If a loaded
-//! opposite counter implies more values than there are slots, the peer is not honest. The handle
-//! then stays corrupt ([`Producer::is_corrupt`]): a producer finds the ring full, a consumer finds
-//! it empty.
+//! Each side keeps its own counter privately, and reads the published copy only when it attaches.
+//! If a loaded opposite counter implies more values than there are slots, the peer is not honest.
+//! The handle then stays corrupt ([`Producer::is_corrupt`]): a producer finds the ring full, a
+//! consumer finds it empty.
 
 use core::{error::Error, fmt};
 
@@ -149,7 +149,9 @@ impl fmt::Display for AttachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Capacity { slots } => write!(f, "invalid ring size: {slots} slots; use a power of two"),
-            Self::Misaligned => f.write_str("ring memory is not aligned"),
+            Self::Misaligned => {
+                f.write_str("ring memory is misaligned; align the header and the slots to their types")
+            }
         }
     }
 }

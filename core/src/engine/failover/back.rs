@@ -44,7 +44,7 @@ struct Turn {
     said: u16,
     /// The serial of the last message received about the rail.
     heard: u16,
-    /// A hash of the attached address of the peer.
+    /// A hash of the peer's address that is attached.
     address: u32,
 }
 

@@ -20,8 +20,8 @@
 //! all of `rails` yet. `epochs` has the epoch of each rail. What the message reports about a rail
 //! is valid in that epoch only.
 //!
-//! Every rail accepts a message of this length. libfabric's `tcp` cannot inject it, so the provider
-//! reports if its post fails.
+//! Every rail accepts a message of this length. libfabric's `tcp` cannot inject it, so its post has
+//! a completion that reports a failure.
 //!
 //! The other message, [`Asks`], requests the reply to a fetching atomic again. The request carries
 //! the whole number of the atomic. It may arrive so late that the sequence in a word would stand

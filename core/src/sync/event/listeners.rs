@@ -18,9 +18,10 @@
 //!
 //! If the notifier's barrier comes first, the listener finds the work in step 3. If it comes
 //! second, the notifier finds the listener, unless the notifier took it earlier, for other work. In
-//! that case the earlier notification saw the announcement. Its barrier follows the taking, and
-//! also the listener's barrier: otherwise step 3 would have found the place taken. A place that is
-//! taken during step 3 is not covered by a barrier, so `New` does not permit a sleep.
+//! that case the earlier notification saw the announcement: the notifier runs another barrier after
+//! it takes the listener. That barrier comes after the listener's, because otherwise step 3 would
+//! have found the place taken. A place that is taken during step 3 is not covered by a barrier, so
+//! `New` does not permit a sleep.
 //!
 //! | edge           | release                  | acquire                  | carries        |
 //! |----------------|--------------------------|--------------------------|----------------|

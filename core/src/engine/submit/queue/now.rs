@@ -71,7 +71,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let (local, target) =
                 match (resolve_local(self.state.locals, here, len as u64), self.target(there, len as u64)) {
                     (Ok(local), Ok(target)) => (local, target),
-                    // Only rails access device memory and memory with native atomics.
+                    // The processor copies neither device memory nor memory with native atomics.
                     (Err(OpError::DeviceMemory | OpError::NativeAtomics), _)
                     | (_, Err(OpError::DeviceMemory | OpError::NativeAtomics)) => break,
                     (Err(_), _) | (_, Err(_)) if count != 0 => break,
