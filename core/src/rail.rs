@@ -67,7 +67,7 @@ pub struct Caps {
     /// Maximum length of a single write or read, in bytes. At least 256.
     pub max_rma: usize,
     /// Maximum length of a write whose source is copied before the post returns, in bytes. Such a
-    /// write may be [`Posted::Pending`]. Sources in device memory are excepted.
+    /// write may be [`Posted::Pending`]. Does not apply to sources in device memory.
     pub inject: usize,
     /// Number of bytes of remote completion data in a write: 4 or 8. The engine uses 4.
     pub data_bytes: u8,

@@ -1,5 +1,5 @@
-//! Tests the engine's contract over loopback, faulty and simulated rails. In test names `iN_` and
-//! `eN_` are invariants and edge cases of the ordering specification.
+//! Tests the engine's contract over loopback, faulty and simulated rails. In test names, `iN_`
+//! numbers an invariant, and `eN_` an edge case.
 //!
 //! Randomised tests run over [`support::seeds`] and name the seed when they fail.
 //! `FISHPLATE_SEED=n` runs one seed, and `FISHPLATE_SEEDS=n` runs that many.

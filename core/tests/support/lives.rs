@@ -224,7 +224,7 @@ pub fn run<R: Rail, const RAILS: usize>(
             nodes[at].attach(at, &handles[1 - at], attach);
         }
     };
-    // One node makes passes alone for a while, so that the other does not read in time.
+    // One node makes passes alone for a while, so that the other falls behind.
     for _ in 0..160 {
         let at = random.below(2) as usize;
         for _ in 0..random.below(30) {

@@ -10,7 +10,7 @@ use fishplate_core::rail::Rail;
 use super::rig::*;
 use super::support::*;
 
-/// Lengths around every limit, as in item 6 of section 4.6 of the matching specification.
+/// Lengths around every limit.
 const LENGTHS: [usize; 12] = [0, 1, 8, 9, 31, 32, 33, 64, 65, 128, 129, 5000];
 
 #[derive(Clone, Copy, Debug, PartialEq)]

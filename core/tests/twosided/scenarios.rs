@@ -1,5 +1,4 @@
-//! Known errors and ambiguities of other stacks, from sections 1, 2 and 7 of the matching
-//! specification. Each has a test.
+//! Known errors and ambiguities of other message-passing libraries. Each has a test.
 
 use std::collections::HashMap;
 
