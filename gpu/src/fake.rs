@@ -2,10 +2,10 @@
 //! and no real driver.
 //!
 //! A [`FakeDriver`] is one machine with its devices. Its simulated processes ([`FakeProcess`]) all
-//! run in one real process. Like real processes they reach each other's memory only through
-//! handles. Alternatively the machine has one process, the real one
-//! ([`FakeDriver::of_this_process`]). Its handles can then be opened by other real processes of the
-//! same user. A process uses a [`FakeDevice`].
+//! run in one real process. Like real processes, they access each other's memory only through
+//! handles. Alternatively, the machine has only this real process
+//! ([`FakeDriver::of_this_process`]). Then other real processes of the same user can open its
+//! handles. A process uses a [`FakeDevice`].
 //!
 //! [`Behaviour`] selects the driver to imitate and its quirks: reused addresses, differing handles,
 //! a rejected second open, copies that finish late and out of order. All randomness comes from one
@@ -19,10 +19,10 @@
 //!
 //! A lock makes all calls thread-safe. The fake allocates freely, so do not measure with it.
 //!
-//! The modules: `behaviour` has settings and counters, `memory` the shared bytes, `space` their
-//! addresses, `handle` their handles, and `world` the whole state. `calls`, `physical` and `queue`
-//! implement the calls of a process. `stream` and `step` execute queued work, and `device`
-//! implements the trait.
+//! The module `behaviour` has the settings and counters, and `world` has the whole state. `memory`
+//! has the shared bytes, `space` their addresses, and `handle` their handles. `calls`, `physical`
+//! and `queue` implement the calls of a process. `stream` and `step` execute queued work, and
+//! `device` implements the trait.
 
 mod behaviour;
 mod calls;

@@ -127,7 +127,7 @@ fn pair(behaviour: Behaviour) -> (FakeDriver, End<FakeDevice>, End<FakeDevice>) 
     (driver, a, b)
 }
 
-/// Makes enough passes of both ends to deliver all their messages.
+/// Makes enough passes of both ends to deliver all messages.
 fn settle<D: Device, E: Device>(a: &mut End<D>, b: &mut End<E>) {
     for _ in 0..4 {
         a.turn();

@@ -309,7 +309,7 @@ driver!(cuda, Cuda);
 #[cfg(feature = "hip")]
 driver!(hip, Hip);
 
-/// Other code in the same thread keeps the current device that it has chosen.
+/// Calls on a device leave the current device of their thread unchanged.
 #[cfg(feature = "hip")]
 #[test]
 fn hip_memory_lies_on_its_device_and_a_thread_keeps_its_current_one() {
@@ -345,7 +345,7 @@ fn hip_memory_lies_on_its_device_and_a_thread_keeps_its_current_one() {
     }
 }
 
-/// The program's error checks find only errors of the program's own calls.
+/// A failed call leaves no error that a later check by the program would find.
 #[cfg(feature = "hip")]
 #[test]
 fn hip_calls_that_fail_leave_no_error() {

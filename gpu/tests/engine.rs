@@ -1,5 +1,5 @@
-//! Engines over [`GpuRail`], with device memory at either end, or at both. The device is host
-//! memory, so that tests can inspect it. The engines treat it as device memory.
+//! Tests engines over [`GpuRail`], with device memory at either end or at both ends. The device is
+//! host memory, so that the tests can inspect it. The engines treat it as device memory.
 
 use std::ptr::NonNull;
 use std::thread;
@@ -183,7 +183,8 @@ fn row_21_a_signal_comes_after_its_data_in_any_memory() {
                     )
                     .unwrap();
                 let word = |ends: &[End; 2]| u64::from_ne_bytes(ends[1].host.get(0, 8).try_into().unwrap());
-                // Checks the word after every pass, to detect a signal that precedes its data.
+                // Checks the word after every pass, to detect a signal that arrives before its
+                // data.
                 until(&mut ends, &what, |ends| word(ends) >= count);
                 assert_eq!(word(&ends), count, "{what}");
                 assert!(target.get(64, len) == sent, "{what}");
@@ -224,8 +225,8 @@ fn row_21_gets_puts_and_counting_signals_in_any_memory() {
     }
 }
 
-/// Signals are counted, and atomics keep their order among writes to a device. `words` is true if
-/// the words are in device memory too.
+/// Checks that every signal counts, and that atomics stay in order with writes to a device. `words`
+/// is true if the words are in device memory too.
 fn counts(way: &str, ends: &mut [End; 2], words: bool) {
     const AT: usize = 10_240;
     let part = if words { ends[1].device } else { ends[1].host };

@@ -1,4 +1,4 @@
-//! No pass over the links takes long, whatever a peer sends about device memory.
+//! Checks that no pass over the links takes long, whatever a peer sends about device memory.
 //!
 //! The hostile peer is a thread that plays one trick over a socket pair. A trick counts as slow if
 //! it delays a pass in most attempts.

@@ -1,5 +1,5 @@
-//! Device memory between real processes, with host memory as the device: data, restarts, and death
-//! at any moment.
+//! Tests device memory between real processes, with host memory as the device: data, restarts, and
+//! processes that are killed at any time.
 
 use std::ffi::OsStr;
 use std::os::fd::AsRawFd;
@@ -109,7 +109,7 @@ fn child() {
             end.publish(1, Some(1), &at);
             end.serve();
         }
-        // Publishes one buffer after the other in new memory, and revokes the old memory.
+        // Repeatedly publishes one buffer in new memory, and revokes the memory.
         "churn" => loop {
             let (base, at) = end.filled(seed, 0);
             end.publish(1, None, &at);
@@ -159,7 +159,7 @@ fn two_ends_share_memory() {
         let imported = end.prefetch(1).unwrap();
         assert_eq!(imported.len, SIZE - 1000);
         assert!(end.read(&imported).unwrap() == pattern(3, SIZE as usize)[1000..]);
-        // The range exceeds the allocation, and the error names the peer and the allocation.
+        // If the range exceeds the allocation, the error names the peer and the allocation.
         let alloc = alloc_of(&mut end);
         let error = end.sharing.import(&mut end.links[..], PEER, alloc, SIZE - 8, 9, soon()).unwrap_err();
         let why = Fault::OutOfBounds { offset: SIZE - 8, len: 9, size: SIZE };
@@ -226,7 +226,7 @@ fn rounds(usual: u32) -> u32 {
     std::env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(usual)
 }
 
-/// Kills a child, which must not have exited with an error before.
+/// Kills a child. Checks that it has not exited before.
 fn kill(mut child: Killed) {
     assert!(child.0.try_wait().unwrap().is_none(), "the child exited by itself");
 }
@@ -234,8 +234,8 @@ fn kill(mut child: Killed) {
 #[test]
 fn b20_killed_processes_leave_nothing() {
     let _alone = alone();
-    // Other programs have files there too, so this counts only our names, and the mappings of this
-    // process.
+    // Other programs have files there too, so this checks only names that contain `fishplate`, and
+    // the mappings of this process.
     let names = || {
         let all = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
         all.filter(|name| name.to_string_lossy().contains("fishplate")).count()

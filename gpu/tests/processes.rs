@@ -1,5 +1,5 @@
-//! `GpuRail` between real processes over host memory, each with the other's allocation open: data
-//! on every path, and processes that are killed during transfers.
+//! Tests `GpuRail` between real processes over host memory. Each process has an allocation of the
+//! other open. Covers data on every path, and processes that are killed during transfers.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -122,7 +122,7 @@ fn insist<T>(
     }
 }
 
-/// Reports for each write whether its bytes match its completion word, until it is stopped.
+/// Reports for each write whether its bytes match its completion word, until the process is killed.
 fn serve(address: &std::ffi::OsStr, way: &str) {
     let mut rail = make(way);
     let link = connect(address, rail.profile().profile(), soon()).unwrap();

@@ -1,4 +1,4 @@
-//! Progress does not wait for an allocation that a message names but that its sender has not
+//! Checks that progress does not wait for an allocation that a message names but its sender has not
 //! published.
 
 use fishplate_core::engine::Engine;

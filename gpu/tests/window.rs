@@ -1,6 +1,6 @@
-//! The fence after stores into device memory. On x86-64 nothing else orders stores through a
-//! write-combining mapping before a signal. Tests over ordinary memory cannot detect a missing
-//! fence.
+//! Checks that a fence follows stores into device memory. On x86-64 nothing else orders stores
+//! through a write-combining mapping before a signal. Tests over ordinary memory cannot detect a
+//! missing fence.
 #![cfg(target_arch = "x86_64")]
 
 use fishplate_core::mem::copy_to_window;

@@ -1,5 +1,5 @@
-//! Copies that begin or end next to an inaccessible page: they access no byte outside of their
-//! range.
+//! Checks that copies access no byte outside of their ranges. Each range begins or ends next to an
+//! inaccessible page.
 
 use std::ptr::{NonNull, null_mut};
 

@@ -124,7 +124,7 @@ fn child() {
     forks::serve(|order| trick(order[0].into(), OsStr::from_bytes(&order[1..])));
 }
 
-/// The name of the hostile process that plays many strangers, and their number.
+/// The role of the hostile process that connects as many strangers, and their number.
 const STRANGERS: (&str, usize) = ("strangers", 20);
 
 /// Connects again and again. Each connection leaves 16 descriptors whose close blocks.
@@ -374,15 +374,16 @@ impl Victim {
     }
 }
 
-/// Runs alone like [`alone`], with a thread that closes descriptors which may block. Real programs
-/// have such a thread.
+/// Runs alone like [`alone`], but uses threads to close descriptors whose close may block, as real
+/// programs do.
 fn alone_with_a_closer() -> MutexGuard<'static, ()> {
     let alone = alone();
     fishplate_shm::set_closer(|| drop(std::thread::spawn(fishplate_shm::close_aside)));
     alone
 }
 
-/// Lets a victim suffer all tricks but the first few.
+/// Lets hostile processes play all tricks except the first `skipped`. Checks the result of each,
+/// and that no call takes too long.
 fn play(config: ShmConfig, skipped: usize) {
     let _alone = alone_with_a_closer();
     let (mut victim, _honest) = Victim::new(config);
@@ -422,7 +423,7 @@ fn no_trick_delays_progress() {
 
 #[test]
 fn no_trick_delays_progress_with_staging() {
-    // Packets do not depend on it.
+    // Packets do not depend on staging, so this test skips their tricks.
     play(ShmConfig { force_staging: true, ..config() }, tricks::PACKETS.len());
 }
 
@@ -435,8 +436,8 @@ fn a_planted_wait_is_detected_and_load_is_not() {
     let mut meter = Meter::new();
     meter.call("works", || (0..100_000_000u64).fold(1, |x, n| std::hint::black_box(x ^ n)));
     assert!(meter.longest.0 > LIMIT, "{:?}", meter.longest);
-    // Starts four threads per processor, so that each waits for a processor much longer than it
-    // runs.
+    // Starts four threads per processor, so that each thread waits for a processor much longer than
+    // it runs.
     let end = Instant::now() + Duration::from_millis(300);
     let count = 4 * std::thread::available_parallelism().unwrap().get();
     let busy: Vec<_> =
@@ -449,7 +450,8 @@ fn a_planted_wait_is_detected_and_load_is_not() {
     }
     busy.into_iter().for_each(|thread| thread.join().unwrap());
     assert!(shortest <= LIMIT, "{shortest:?}");
-    // A stall in 7 of 8 attempts is found. A delay of some attempts is none.
+    // A trick counts as slow if it delays seven of eight attempts, but not if it delays the first
+    // five.
     let slow_if = |slow: fn(u32) -> bool| {
         let mut n = 0;
         repeat(|| {

@@ -48,9 +48,9 @@ impl<'s> Strangers<'s, '_> {
     }
 }
 
-/// Checks that the right process connects in less than half of a handshake's time limit, so it
-/// waited for none of the other clients. Returns why the other clients were refused. Load delays
-/// some attempts, but waiting for a client would delay all.
+/// Checks that the expected peer connects in less than half of a handshake's time limit, so it
+/// waited for none of the other clients. Returns why the other clients were refused. Other load may
+/// delay some of the five attempts, but waiting for a client would delay all.
 #[track_caller]
 fn meets_beside<T>(config: ShmConfig, strangers: impl Fn(&Strangers<'_, '_>) -> T) -> Vec<HandshakeError> {
     let mut late = vec![];
@@ -199,7 +199,7 @@ fn clients_that_only_send_a_hello_cost_no_memory() {
     assert_eq!(held().0, before.0 - 1, "only the listener itself has gone");
 }
 
-/// More clients connect than the kernel queues, and nobody accepts for a while.
+/// More clients connect than the kernel queues, and no call accepts them for a while.
 #[test]
 fn a_full_backlog_delays_and_does_not_refuse() {
     let _alone = alone();

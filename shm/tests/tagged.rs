@@ -194,7 +194,7 @@ fn long_payloads_are_read_from_any_memory() {
 /// Sends bytes that are not registered. Returns the status of the receive, and whether the receiver
 /// requested the payload in chunks.
 fn send_span(ends: &mut [End], len: usize, room: usize) -> (Status, bool) {
-    // No two MiB have the same bytes.
+    // Each MiB has different bytes.
     let byte = |n: usize| (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()[7];
     let sent = (0..len).map(byte).collect::<Vec<u8>>().leak();
     let got = vec![0xa5u8; len + 64].leak();

@@ -344,8 +344,8 @@ fn b17_b20_a_killed_peer_leaves_nothing_behind() {
     assert!(cut > 0, "no post was ever in flight: the test proves nothing");
 }
 
-/// Plays the survivor of the test below. The exit status counts the resources that it holds at the
-/// end.
+/// Plays the connecting process of a pair. Checks that it reports its peer's death, and then holds
+/// no resources of the link.
 fn bereaved(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig::default());
     let before = held();

@@ -1,4 +1,4 @@
-//! Progress does not wait for segments that messages name but that were never announced.
+//! Checks that progress does not wait for segments that a message names but no peer has announced.
 
 use fishplate_core::engine::Engine;
 use fishplate_core::mem::{PeerId, RailId};

@@ -108,13 +108,13 @@ fn a_closed_connection_is_detected_after_its_last_message() {
     assert_eq!(here.exchange(b"", soon(), || Some(0)), Err(BootstrapError::HungUp));
 }
 
-/// The two ends of a socket pair; the test drives the second one itself.
+/// Returns the two ends of a socket pair. The test drives the second end itself.
 fn half() -> (Wire, UnixStream) {
     let (here, there) = UnixStream::pair().unwrap();
     (Wire::over(OwnedFd::from(here)), there)
 }
 
-/// A message with its header.
+/// Returns a message with its header.
 fn framed(version: u16, len: u32, message: &[u8]) -> Vec<u8> {
     let mut bytes = b"FPBS".to_vec();
     bytes.extend(version.to_le_bytes());
@@ -128,7 +128,7 @@ fn said(message: &[u8]) -> Vec<u8> {
     framed(WIRE_VERSION, message.len() as u32, message)
 }
 
-/// The other side sends two messages at once, reads our last one, and leaves.
+/// The other side sends two messages at once, reads our last message, and leaves.
 #[test]
 fn a_message_sent_before_the_other_side_left_is_received() {
     let (mut here, mut there) = half();
@@ -157,8 +157,8 @@ fn a_message_that_arrives_with_the_end_of_stream_is_received() {
     assert_eq!(here.exchange(b"", soon(), || None), Err(BootstrapError::HungUp));
 }
 
-/// A peer sends without end and reads nothing. After one whole message, the rest stays in the
-/// socket.
+/// A peer sends without end and reads nothing. We receive one whole message, and the rest stays in
+/// the socket.
 #[test]
 fn a_flood_stays_in_the_socket_while_our_message_is_unsent() {
     let (here, mut there) = UnixStream::pair().unwrap();
@@ -214,8 +214,9 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Repeats until the expected peer connects within half a handshake timeout, despite unrelated
-/// clients. Other load delays some attempts; a listener that waits for a client delays all.
+/// Checks that the expected peer connects within half of a handshake's time limit, despite
+/// unrelated clients. Returns why these were refused. Other load may delay some of the five
+/// attempts, but a listener that waits for a client would delay all.
 #[track_caller]
 fn meets_beside(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> Vec<BootstrapError> {
     let mut late = vec![];
@@ -249,7 +250,7 @@ fn meets_once(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> (Vec<
     })
 }
 
-/// Clients that connect and each send one message.
+/// Connects clients that each send one message.
 fn say(at: SocketAddr, each: &[&[u8]]) -> Vec<TcpStream> {
     let connect = |says: &&[u8]| {
         let mut stream = TcpStream::connect(at).unwrap();
@@ -289,8 +290,8 @@ fn clients_with_invalid_messages_are_refused_by_reason() {
     let hello = said(&[3; 16]);
     let error = BootstrapError::TooLong { len: MESSAGE_MAX as u64 + 1, max: MESSAGE_MAX };
     refused(&[&[&hello[..], &framed(WIRE_VERSION, MESSAGE_MAX as u32 + 1, &[])].concat()], error);
-    // No message, too short a message, a message of an earlier protocol version, and random bytes
-    // that are not ours.
+    // In turn: no message, a message that is too short, a message of an earlier protocol version,
+    // and random bytes that are not ours.
     let bad = BootstrapError::BadCard("random bytes");
     let alone = said(&card(2).encode().unwrap());
     let stale = said(&[&[9; 16][..], &card(2).encode().unwrap()].concat());
@@ -396,7 +397,7 @@ fn a_full_backlog_delays_and_does_not_refuse() {
     assert!(held.len() > 64);
 }
 
-/// A listener without room closes the connection; the client tries again.
+/// A listener without room closes the connection, and the client tries again.
 #[test]
 fn a_client_whose_connection_is_closed_tries_again() {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();

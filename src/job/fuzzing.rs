@@ -66,7 +66,7 @@ fn sample_answer(seed: u64, into: &mut [u8]) -> usize {
     put(into, format!("cmd=get_result {rc}value={}\n{next}", unique_id(seed).to_hex()).as_bytes())
 }
 
-/// Reads an answer, of which the socket delivers the halves separately.
+/// Reads an answer that arrives in two halves.
 fn read_answer(input: &[u8], _: &mut [u8]) -> Option<usize> {
     let (mut received, half) = (vec![], input.len() / 2);
     let mut answer = None;

@@ -15,7 +15,7 @@ fn free_address() -> SocketAddr {
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Three rounds with contributions of different lengths.
+/// Makes three rounds with contributions of different lengths.
 fn rounds(job: &mut Job) {
     let mut passes = 0;
     for round in 0..3u8 {
@@ -47,7 +47,7 @@ fn run(size: usize, join: impl Fn(usize) -> Job + Sync) {
     assert_eq!(ranks, (0..size).collect::<Vec<_>>());
 }
 
-/// Joins a job as these environment variables describe.
+/// Joins a job according to these environment variables.
 fn by(variables: &[(&str, String)], timeout: Duration) -> io::Result<Job> {
     let get = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
     environment::way(get, timeout)?.join(timeout)
@@ -104,7 +104,7 @@ fn launchers_are_understood() {
             job
         });
     }
-    // torchrun's own store listens at MASTER_PORT, and the job at the next port.
+    // The store of torchrun listens at `MASTER_PORT`, and the job at the next port.
     let port = free_address().port() - 1;
     let torch = |at: usize| {
         [("RANK", at.to_string()), ("WORLD_SIZE", "2".into()), ("MASTER_ADDR", "127.0.0.1".into())]
@@ -139,8 +139,8 @@ fn variables_that_make_no_sense_are_named() {
     }
 }
 
-/// Retries until joining fails with this text. On a loaded machine an attempt may fail differently:
-/// a reply is late, or the other process has not joined yet.
+/// Retries until joining fails with this text. On a busy machine an attempt may fail differently,
+/// because a reply is late or the other process has not joined yet.
 fn refused(join: impl Fn(Duration) -> io::Result<Job>, text: &str) {
     let begun = Instant::now();
     for attempt in 1.. {
@@ -245,7 +245,7 @@ fn strangers_hold_up_nobody_and_take_no_rank() {
     half.write_all(b"FPj").unwrap();
     let mut crowd: Vec<_> = (0..200).map(|_| connect()).collect();
     for (at, one) in crowd.iter_mut().enumerate() {
-        // Shorter than a hello, so rank 0 keeps waiting for the rest.
+        // Sends less than a hello, so rank 0 waits for the rest.
         let _ = one.write_all(&vec![at as u8; at % 40]);
     }
     refused(|timeout| Job::join(address, 9, timeout), "another size");
@@ -273,7 +273,8 @@ fn without_the_cookie_nothing_else_is_read() {
     for wrong in ["", "swordfisg", "swordfish1", "Swordfish"] {
         refused(|timeout| by(&variables(1, wrong), timeout), "no job with this cookie");
     }
-    // A stranger sends a whole hello with a wrong cookie: rank 0 closes the connection silently.
+    // If a stranger sends a whole hello with a wrong cookie, rank 0 closes the connection without
+    // an answer.
     let mut stranger = TcpStream::connect(address).unwrap();
     let hello = [&b"FPjob\0\0\x01"[..], &[7; 32], &2u32.to_le_bytes(), &1u32.to_le_bytes()].concat();
     stranger.write_all(&hello).unwrap();

@@ -1,4 +1,5 @@
-//! Sysfs trees described in a few lines each, created as files and symbolic links, and read.
+//! Tests with sysfs trees. A few lines describe each tree, which is created from files and symbolic
+//! links, and then read.
 //!
 //! | line | makes |
 //! |---|---|
@@ -103,12 +104,12 @@ fn gpu(at: &str) -> Anchor {
     Anchor::Gpu(at.parse().unwrap())
 }
 
-/// All NICs that have hardware.
+/// Returns all NICs that have hardware.
 fn hardware(machine: &Machine) -> Vec<usize> {
     (0..machine.nics.len()).filter(|&nic| machine.nics[nic].path.is_some()).collect()
 }
 
-/// Every GPU's NICs, by name.
+/// Returns the NICs of each GPU, by name.
 fn hands(machine: &Machine, limit: usize) -> BTreeMap<String, Vec<String>> {
     let hand = |gpu: &Gpu| {
         let chosen = machine.choose(&hardware(machine), Anchor::Gpu(gpu.address), limit);
@@ -117,7 +118,7 @@ fn hands(machine: &Machine, limit: usize) -> BTreeMap<String, Vec<String>> {
     machine.gpus.iter().map(|gpu| (gpu.address.to_string(), hand(gpu))).collect()
 }
 
-/// How many GPUs use each NIC.
+/// Returns the number of GPUs that use each NIC.
 fn load(machine: &Machine, limit: usize) -> BTreeMap<String, usize> {
     let mut load: BTreeMap<String, usize> =
         hardware(machine).into_iter().map(|nic| (machine.nics[nic].name.clone(), 0)).collect();
@@ -125,8 +126,7 @@ fn load(machine: &Machine, limit: usize) -> BTreeMap<String, usize> {
     load
 }
 
-/// Two sockets with four switches each;
-/// each switch has a GPU and a NIC (`dgx`), or a GPU and four NICs (`p5`).
+/// Describes two processor sockets with four switches each. Each switch has a GPU and `nics` NICs.
 fn switches(nics: usize, verbs: &str, rate: &str) -> String {
     let mut lines = String::new();
     for switch in 0..8 {
@@ -188,7 +188,7 @@ fn equally_near_nics_are_assigned_evenly() {
 
 #[test]
 fn an_unused_nic_is_preferred_among_equally_near_ones() {
-    // The first GPU is nearest to `a`; the second has both at its node.
+    // The first GPU is nearest to `a`. The second GPU has both NICs at its NUMA node.
     let machine = read(
         "pci pci0000:00/0000:00:01.0/0000:01:00.0 0x030200 0x10de 0
          pci pci0000:40/0000:40:01.0/0000:41:00.0 0x030200 0x10de 0

@@ -1,4 +1,4 @@
-//! What the binary does for its users: output, exit codes, messages, and files that remain.
+//! Tests what users see of the binary: output, exit codes, messages, and files that remain.
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -109,7 +109,7 @@ fn pools_are_compared_in_every_scenario() {
             assert!(has(pool, scenario, streams), "{pool} {scenario} {streams}");
         }
     }
-    // A pool without a bound is never exhausted.
+    // A pool without a limit is never exhausted.
     assert!(has("fishplate", "exhausted", 1) && !has("box", "exhausted", 1));
 }
 
@@ -319,8 +319,8 @@ fn a_pair_that_started_itself_listens_only_for_peers_of_its_nodes() {
         first.wait().unwrap();
         let ours = all.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let ours: Vec<_> = ours.filter(|line| line.len() > 6 && held.iter().any(|n| n == line[6])).collect();
-        // Num RefCount Protocol Flags Type St Inode [Path]: a listener has __SO_ACCEPTCON, 0x10000,
-        // in its flags.
+        // The fields are Num RefCount Protocol Flags Type St Inode [Path]. The flags of a listener
+        // contain `__SO_ACCEPTCON`, 0x10000.
         let listens: Vec<_> = ours.iter().filter(|line| line[3] != "00000000").collect();
         let doors = listens.iter().filter(|line| line[7].starts_with("@fishplate-")).count();
         assert!(ours.len() > 2 && listens.len() == 2 && doors == 2, "{ours:?}");
@@ -347,7 +347,7 @@ fn kill(pid: u32) {
     assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGKILL) }, 0);
 }
 
-/// Waits until `look` returns a value. Fails if that takes too long.
+/// Returns the value of `look` once it has one. Panics if that takes too long.
 fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {

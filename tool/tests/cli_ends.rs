@@ -1,6 +1,6 @@
-//! How a measurement ends if it cannot continue: every command over every transport, when either
-//! side is killed or exceeds its time limit. The test starts both sides, so that neither side ends
-//! only because its parent has ended.
+//! Tests how a measurement ends if it cannot continue. Covers every command over every transport,
+//! when either side is killed or exceeds its time limit. The test starts both sides, so that
+//! neither side ends only because its parent has ended.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -25,13 +25,14 @@ const SOON: Duration = Duration::from_secs(15);
 /// Maximum number of pairs of processes at once.
 const AT_ONCE: usize = 8;
 
-/// Attempts to start two sides. On a busy machine they may not meet within their time limit.
+/// Maximum number of attempts to start two sides. On a busy machine they may not meet within their
+/// time limit.
 const STARTS: u32 = 5;
 
 /// The tests of this program run one after the other, because each keeps all processors busy.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The side whose process is killed, or whose time is up.
+/// The side whose process is killed, or which exceeds its time limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Listens,

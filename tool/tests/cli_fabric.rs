@@ -71,7 +71,8 @@ fn without_a_number_there_are_as_many_iterations_as_there_is_time_for() {
     if absent("fabric, time") {
         return;
     }
-    // Each half has a quarter of the time limit. A million round trips through sockets take longer.
+    // Each half has a quarter of the time limit, in which a million round trips through sockets
+    // cannot finish.
     let rows = rows(&format!("perf put-signal {LO} -T 4"));
     let iters = rows[0]["iters"].as_u64().unwrap();
     assert!((2..1_000_000).contains(&iters), "{iters}");
@@ -90,7 +91,7 @@ fn a_machine_that_gets_slower_in_mid_run_makes_fewer_iterations_of_it() {
             .and_then(|text| text.split_whitespace().next()?.parse::<i32>().ok());
     }
     until_it_measures(pid);
-    // From now on, the other side runs for only a thirtieth of the time.
+    // From now on, the other side runs for only one thirtieth of the time.
     while first.try_wait().unwrap().is_none() {
         for (signal, ms) in [(libc::SIGSTOP, 29), (libc::SIGCONT, 1)] {
             // SAFETY: `kill` takes no pointers. The first process, a child of the test, reaps the
@@ -309,7 +310,8 @@ fn info_tells_of_providers_interfaces_and_memory() {
     assert!(missing == "usable" || missing.contains("cxi"), "why it was rejected: {missing}");
 }
 
-/// Waits until a process has used as much processor time as only a measurement uses: waiters sleep.
+/// Waits until a process has used 20 more ticks of CPU time, which only a measurement does. Panics
+/// after a minute.
 fn until_it_measures(pid: u32) {
     let used = || -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");

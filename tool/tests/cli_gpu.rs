@@ -1,4 +1,4 @@
-//! What the binary prints about GPUs, with and without a driver.
+//! Tests what the binary prints about GPUs, with and without a driver.
 
 use std::process::{Command, Stdio};
 

@@ -30,8 +30,8 @@ fn every_pattern_delivers_everything_and_its_rows_fit_the_schema() {
     }
 }
 
-/// Two ranks with different seeds find every message wrong: the messages of the row, and the first
-/// message of each flow, which is sent before the row.
+/// Two ranks with different seeds report every message as wrong: the messages of the row, and the
+/// first message of each flow, which is sent before the row.
 #[test]
 fn wrong_first_messages_are_errors_of_the_first_row() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -67,7 +67,7 @@ fn a_killed_rank_is_named_and_leaves_no_other_behind() {
     let line = "perf job -N 4 -p all-to-all -n 1e12 -T 20";
     let mut leader = fishplate(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let limit = limit(leader.id(), LIMIT);
-    // The headline is written when all have met.
+    // The headline is printed once all ranks have met.
     std::io::Read::read_exact(leader.stdout.as_mut().unwrap(), &mut [0]).expect("a headline");
     let ranks = ranks_of(leader.id());
     assert_eq!(ranks.len(), 3);

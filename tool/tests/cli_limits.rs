@@ -1,5 +1,5 @@
-//! Limits of the process, the machine and its control groups: a run ends with an exit code and a
-//! remedy, never by a signal.
+//! Tests limits of the process, the machine and its control groups. A run ends with an exit code
+//! and a remedy, never by a signal.
 
 use std::fs;
 use std::path::Path;
@@ -62,7 +62,7 @@ fn without_room_for_files_there_is_a_remedy() {
         assert!(!ended(&set, &output, &["ulimit -f"]), "{set}");
     }
     assert!(ended("enough", &limited("ulimit -f 1000000", "perf put-signal -n 100 -w 10"), &[]));
-    // The results can go to a file, which is limited too.
+    // The results may go to a file, whose size is limited too.
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("limited-{}", std::process::id()));
     let line = format!("perf put --transport loopback -n 100 >{}", file.display());
     assert!(!ended("results", &limited("ulimit -f 0", &line), &["cannot write results: File too large"]));

@@ -1,5 +1,5 @@
-//! The output of a run for other programs: rows that fit their schema, histograms, pictures. Also
-//! the options for duration and direction.
+//! Tests the output of a run for other programs: rows that match their schema, histograms, and
+//! pictures. Also tests the options for duration and direction.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -90,7 +90,7 @@ fn a_duration_is_kept_and_processor_time_is_told() {
         let begun = Instant::now();
         let mut run = fishplate(&format!("perf {line} -D 600ms --region 1M --json"));
         let run = run.stdout(Stdio::piped()).spawn().unwrap();
-        // A run that ignores the duration does not end in this time.
+        // A run that ignores the duration takes longer than this limit.
         let _limit = limit(run.id(), Duration::from_secs(30));
         let output = run.wait_with_output().unwrap();
         assert!(output.status.success(), "{line}: {:?} after {:?}", output.status, begun.elapsed());

@@ -1,6 +1,6 @@
-//! `fishplate doctor` on machines with a fault: it names each fault, with a remedy. Limits,
-//! namespaces, mounts and variables are real; settings of other kernels and hardware are files in a
-//! folder.
+//! Tests that `fishplate doctor` reports each fault of a machine, with a remedy. Limits,
+//! namespaces, mounts and variables are real. Settings of other kernels, and hardware, are files in
+//! a folder.
 
 mod command;
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fishplate");
 
-/// A tree of files with no fault, which the test changes.
+/// A tree of files that describes a machine without a fault. Each test changes its tree.
 struct Tree(PathBuf);
 
 impl Tree {

@@ -1,4 +1,5 @@
-//! `perf match` as its users see it: rows, several engines in one run, and invalid command lines.
+//! Tests `perf match` as its users see it: rows, several engines in one run, and invalid command
+//! lines.
 
 mod command;
 use command::text;
@@ -30,7 +31,7 @@ fn a_row_has_exactly_the_fields_of_its_schema() {
         names.sort_unstable();
         assert_eq!(names, fields, "{row}");
         assert_eq!((&row["schema_version"], &row["test"]), (&1.into(), &"match".into()));
-        // Not every machine counts instructions.
+        // Some machines cannot count instructions.
         let instructions = &row["instr_per_op"];
         assert!(instructions.is_null() || instructions.as_f64().unwrap() > 10.0, "{row}");
         assert!(row["ns_per_op"].as_f64().unwrap() > 0.0, "{row}");

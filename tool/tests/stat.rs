@@ -1,4 +1,4 @@
-//! `fishplate stat` reads the counters of a running program, which is this test.
+//! Tests that `fishplate stat` reads the counters of a running program, which is this test.
 
 mod command;
 #[path = "command/schema.rs"]
@@ -41,7 +41,7 @@ fn counters_are_read_from_outside_in_every_format() {
     let before = passes(&output);
     assert!(before > 0 && nodes(&output)[0]["counters"]["peers"] == 1 && nodes(&output)[0]["pid"] == own);
     (0..1000).for_each(|_| _ = node.progress());
-    // A page is not written again until an interval has passed.
+    // A page is written again only after an interval.
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut now = before;
     while now < before + 1000 && Instant::now() < deadline {

@@ -50,7 +50,7 @@ pub struct Behaviour {
 }
 
 impl Behaviour {
-    /// A driver with two devices, without quirks. Copies finish at once.
+    /// A driver with two devices, whose copies finish at once.
     pub const PLAIN: Behaviour = Behaviour {
         devices: 2,
         memory: 1 << 34,
@@ -148,7 +148,7 @@ impl Call {
     }
 }
 
-/// The number of calls of each kind, including failed ones.
+/// Numbers of calls of each kind, including failed calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls([u64; Call::ALL.len()]);
 
@@ -250,7 +250,7 @@ impl Counts {
     }
 }
 
-/// A misuse that a real driver would not report.
+/// A misuse that real drivers do not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {

@@ -12,7 +12,7 @@ use crate::{DeviceError, DevicePtr};
 /// the top byte is ignored.
 const FOREIGN: u64 = 0x0A5A_0000_0000_0000;
 
-/// Number of unmapped addresses between two ranges.
+/// Minimum number of unmapped addresses between two reservations.
 const GAP: u64 = 512;
 
 /// The memory mapped at a range of addresses.

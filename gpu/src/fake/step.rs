@@ -104,7 +104,7 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
     match &mut work.verb {
         Verb::Copy { to, from, len, piece, moved, backwards } => {
             let (Some(target), Some(source)) = (space.range(*to), space.range(*from)) else {
-                // The memory was removed during the copy. Its removal reported the violation.
+                // The memory was removed during the copy. Its removal recorded the violation.
                 return true;
             };
             if *moved == 0 {

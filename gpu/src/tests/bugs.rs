@@ -1,4 +1,4 @@
-//! One test for each known bug of other implementations.
+//! Tests for bugs of other implementations, which `gpu/TESTS.md` lists.
 
 use super::*;
 use crate::wire::Offer;
@@ -66,7 +66,7 @@ fn b11_state_of_an_earlier_incarnation_is_dropped() {
     let at = a.register(base, 4096).unwrap();
     let told = a.sharing.publish(&mut a.links[..], PEER, 1, Some(1), &at).unwrap();
     let (old, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
-    // The peer dies and restarts, and the same numbers then name other memory.
+    // The peer dies and restarts, and then the same numbers identify other memory.
     a.process().kill();
     drop(a);
     let mut a = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
@@ -251,7 +251,8 @@ fn b23_unread_messages_and_unused_state_stay_bounded() {
     }
     let known = |version: &&u64| record(&mut b.line(PEER)).find(2, Wanted::Version(**version)).is_some();
     assert_eq!(versions.iter().filter(known).count(), VERSIONS_KEPT);
-    // Without answers, only a few requests are outstanding, and the peer keeps a bounded number.
+    // Without answers, only a few requests are outstanding, and the peer keeps a limited number of
+    // them.
     for version in 0..5000 {
         assert_eq!(b.query(PEER, 77, Wanted::Version(u64::MAX - version)), Ok(None));
         a.turn();
@@ -412,7 +413,7 @@ fn b23_exports_without_registrations_make_room() {
     assert!(a.sharing.exports().holds(&first.unwrap()));
     settle(&mut a, &mut b);
     assert_eq!(opened(b.process()), (2, 1), "the second was revoked");
-    // Now all exports are in use, so a further one is an error.
+    // Now all exports are in use, so another one is an error.
     let mut error = None;
     for _ in 0..MAX_EXPORTS {
         let base = a.alloc(64);

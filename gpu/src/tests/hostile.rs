@@ -1,5 +1,5 @@
-//! Peers that send invalid messages get an error. Nothing panics, no unexpected memory is opened,
-//! no descriptor leaks, and nothing grows without bound.
+//! Checks that peers that send invalid messages get an error. No call panics or opens unexpected
+//! memory, no descriptor leaks, and no data structure grows without bound.
 
 use std::sync::Arc;
 

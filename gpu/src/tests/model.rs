@@ -281,7 +281,7 @@ impl Run {
         }
     }
 
-    /// Begins a copy of one word.
+    /// Starts a copy of one word.
     fn begin(&mut self, s: usize) {
         let n = self.sides[s].held.len();
         if n == 0 || self.sides[s].flights.len() > 8 {

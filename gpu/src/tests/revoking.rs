@@ -1,4 +1,4 @@
-//! Revocation of memory that peers have open.
+//! Tests the revocation of memory that peers have open.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Observable features: each test covers one row of the feature list.
+//! Tests of observable features. Each test covers one row of the capabilities in `gpu/TESTS.md`.
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn row_2_one_handle_serves_all_peers_and_all_requests() {
     link(&mut a, 1, &mut c, 0);
     let base = a.alloc(1 << 20);
     let at = a.register(base, 1 << 20).unwrap();
-    // One peer receives the version without asking. The other peer requests it.
+    // One peer receives the version without a request. The other peer requests it.
     a.publish(PEER, 5, &at);
     b.turn();
     let token = b.query(PEER, 5, Wanted::Latest).unwrap().unwrap();
@@ -226,7 +226,7 @@ fn row_7_within_one_process_imports_use_the_address_without_a_driver_call() {
 fn row_7_the_handshake_detects_a_link_to_the_same_process() {
     let [mut one, mut two] = met(ShmConfig::default());
     assert!(record(&mut one.line()).home && record(&mut two.line()).home);
-    // Host memory is not mapped a second time either.
+    // With host memory, this process does not map it a second time either.
     let end = || End::new(HostDevice::new(), ImportLimits::default());
     let (mut a, mut b) = (end(), end());
     a.links[0] = Some(one);

@@ -1,5 +1,5 @@
-//! Virtual memory of several physical segments: one export covers a range, and the importer maps it
-//! at adjacent addresses. Pools grow, lose segments and are revoked.
+//! Tests virtual memory of several physical segments. One export covers a range, and the importer
+//! maps it at adjacent addresses. Pools grow, lose segments and are revoked.
 
 use std::ops::Range;
 use std::sync::Arc;

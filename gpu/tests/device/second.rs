@@ -1,4 +1,4 @@
-//! The second process: opens a handle, and executes commands of the first process.
+//! The second process. It opens a handle, and executes commands of the first process.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -51,7 +51,7 @@ impl Second {
         second
     }
 
-    /// Sends a command, and waits for the answer.
+    /// Sends a command, and returns the answer.
     pub fn ask(&mut self, what: &str) -> String {
         writeln!(self.stream.get_mut(), "{what}").unwrap();
         let mut line = String::new();

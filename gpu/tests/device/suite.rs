@@ -1,4 +1,4 @@
-//! The tests of the suite. Comments mark the differences between drivers that are permitted.
+//! The tests of the suite. Comments name the differences between drivers that the tests permit.
 
 use std::fs::File;
 use std::ptr::NonNull;
@@ -189,7 +189,7 @@ pub fn marks_run_out_and_are_reused<K: Kit>() {
     let mut device = first::<K>();
     let marks = device.caps().marks;
     if marks > 1000 {
-        // The device has too many marks to exhaust in a test.
+        // A test cannot exhaust this many marks.
         settle(&mut device, 0);
         return;
     }
@@ -357,8 +357,8 @@ pub fn an_allocation_is_opened_once<K: Kit>() {
         let handle = device.export(&allocation).unwrap();
         let mut second = Second::start::<K>(&handle, allocation.size);
         assert_eq!(second.ask("open"), "ok");
-        // Some drivers count opens, some map the memory again, and some refuse. No driver closes
-        // the first mapping.
+        // A second open may be counted, map the memory again, or fail. It never closes the first
+        // mapping.
         let again = second.ask("again");
         assert!(["refused", "same", "another"].contains(&again.as_str()), "{again}");
         assert_eq!(second.ask("write 9 100 1000"), "ok");

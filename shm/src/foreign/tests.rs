@@ -95,7 +95,7 @@ fn what_is_put_aside_is_dropped_by_whoever_closes() {
     }
 }
 
-/// Creates a sealed memfd of `size` bytes. It holds `held` bytes of pages, some of them beyond its
+/// Creates a sealed memfd of `size` bytes. Its pages hold `held` bytes, and may extend beyond its
 /// end.
 fn memory(name: &std::ffi::CStr, size: u64, held: u64) -> OwnedFd {
     // SAFETY: `name` is a C string, and the other arguments are numbers. `memfd_create` returned

@@ -48,7 +48,7 @@ fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Consumes the next record.
+/// Consumes the next record, which has that payload.
 fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     let len = consumer.header()? as usize;
     let mut payload = vec![0; len];

@@ -20,7 +20,7 @@ fn a_key_names_its_region_until_it_is_taken_back_and_no_other_afterwards() {
         assert!(regions.remove(key).is_some());
         old.push(key);
     }
-    // Every generation of both slots was used before one repeated.
+    // Both slots used every generation before a key repeated.
     let first = &old[..2 * usize::from(GENERATIONS)];
     let distinct: std::collections::HashSet<_> = first.iter().collect();
     assert_eq!(distinct.len(), first.len());

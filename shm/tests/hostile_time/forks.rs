@@ -20,7 +20,7 @@ const NEXT: &[u8] = b".";
 /// The role of the process from which the others are forked.
 pub const ROLE: &str = "forks";
 
-/// The process from which the others are forked. Dropping it kills all.
+/// The process from which the others are forked. Dropping it kills all of them.
 pub struct Forks {
     child: Child,
     /// A socket that keeps the boundaries of messages.
@@ -96,7 +96,7 @@ pub fn serve(play: impl Fn(&[u8])) {
             }
         }
         line.write_all(NEXT).unwrap();
-        // SAFETY: this process has one thread, because `begin` starts it so.
+        // SAFETY: this process has one thread, because `begin` sets `--test-threads=1`.
         forked = unsafe { libc::fork() };
         if forked != 0 {
             continue;
@@ -111,7 +111,7 @@ pub fn serve(play: impl Fn(&[u8])) {
     }
 }
 
-/// Tells the test something.
+/// Sends a message to the test.
 pub fn tell(message: &[u8]) {
     let _ = line().write(message);
 }

@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 pub const LIMIT: Duration = Duration::from_millis(10);
 
 /// Maximum number of attempts, and how many of them must be within the limit. The host of a virtual
-/// machine may delay some attempts, and this kernel cannot see that. A trick that works delays
-/// most.
+/// machine may delay some attempts, which this kernel cannot detect. A trick that works delays most
+/// attempts.
 const ATTEMPTS: usize = 8;
 const GOOD: usize = 3;
 
 /// The duration and the name of a call.
 pub type Took = (Duration, &'static str);
 
-/// Repeats an attempt until enough of them are within the limit, or none is left. Returns the
-/// longest call of the slowest attempt that counts: it is beyond the limit if too few are within.
+/// Repeats an attempt until [`GOOD`] attempts are within the limit, at most [`ATTEMPTS`] times.
+/// Returns the longest call of the attempt that is number `GOOD` by duration. That call exceeds the
+/// limit if too few attempts are within it.
 pub fn repeat(mut attempt: impl FnMut() -> Took) -> Took {
     let mut all: Vec<Took> = vec![];
     while all.len() < ATTEMPTS && all.iter().filter(|(took, _)| *took <= LIMIT).count() < GOOD {
@@ -28,7 +29,7 @@ pub fn repeat(mut attempt: impl FnMut() -> Took) -> Took {
 }
 
 /// Measures calls of one thread: the elapsed time, minus the time that the thread was runnable but
-/// not running. So load does not count, but waiting and working do.
+/// not running. So waiting and working count, and other load does not.
 pub struct Meter {
     /// The kernel's statistics of this thread, in nanoseconds: its run time, and its time waiting
     /// for a processor.

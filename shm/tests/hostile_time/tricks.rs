@@ -12,13 +12,13 @@ use crate::raw::*;
 pub enum End {
     /// The peer fails for a protocol violation.
     Blamed,
-    /// The peer fails as dead.
+    /// The peer fails: it is dead, it has closed the link, or a copy to or from its memory fails.
     Gone,
     /// The peer does not fail.
     Harmless,
-    /// The peer fails for a violation or as dead, depending on timing.
+    /// The peer fails for a protocol violation, or does not fail.
     Either,
-    /// The peer fails if the kernel cannot copy to or from its memory.
+    /// The peer fails if a copy to or from its memory fails.
     Unreachable,
 }
 use End::{Blamed, Either, Gone, Harmless, Unreachable};

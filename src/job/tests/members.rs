@@ -1,4 +1,4 @@
-//! Members of a job that break the protocol or leave, and what the other members report.
+//! Tests members of a job that violate the protocol or leave, and what the other members report.
 
 use super::*;
 use crate::job::id::Cookie;
@@ -116,7 +116,7 @@ fn a_leader_that_only_talks_delays_nobody_beyond_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let id = UniqueId::new(&[at.ip()], at.port(), Cookie::random().unwrap());
-        // Both threads end when the other end hangs up, or with the test.
+        // Each thread ends when its other end hangs up, or when the test ends.
         thread::spawn(move || {
             while let Ok((mut stream, _)) = listener.accept() {
                 let (first, again) = (first.clone(), missing().repeat(100));

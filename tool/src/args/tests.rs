@@ -1,4 +1,4 @@
-//! Tests of valid command lines and of rejected ones.
+//! Tests of valid command lines, and of command lines that are rejected.
 
 use super::*;
 use clap::CommandFactory;

@@ -9,7 +9,7 @@ const CHECKED: [&str; 8] =
     ["type", "enum", "const", "minimum", "required", "properties", "additionalProperties", "items"];
 const DESCRIBING: [&str; 4] = ["$schema", "$id", "title", "description"];
 
-/// A schema of this package.
+/// Loads a schema of this package.
 pub fn load(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema").join(name);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()

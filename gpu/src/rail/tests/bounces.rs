@@ -1,4 +1,4 @@
-//! Transfers through bounce slots.
+//! Tests of transfers through bounce slots.
 
 use fishplate_shm::Segment;
 
@@ -362,7 +362,7 @@ fn a_piece_whose_copy_has_an_unknown_outcome_fails_its_transfer_at_both_ends() {
         pair.until("its end", |pair| pair.ended(1).is_some());
         let expected = if end == 0 { CompleteError::Unknown(999) } else { CompleteError::Failed(libc::EIO) };
         assert_eq!(pair.ended(1), Some(Err(expected)), "{end} {len}");
-        // The copy may still change its slot, so transfers through that slot fail too.
+        // The copy may still change its bounce slot, so other transfers through that slot fail too.
         for cx in 2..6 {
             start(&mut pair, cx);
             pair.until("an end", |pair| pair.ended(cx).is_some());

@@ -1,4 +1,4 @@
-//! Failed peers, lost or slow devices, and the time at which memory may be reused.
+//! Tests of failed peers, of lost or slow devices, and of the time at which memory may be reused.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn b14_an_unfinished_copy_keeps_its_memory() {
         assert_eq!(counts.closes, before.closes, "closed under a copy");
         assert_eq!(counts.unpins, before.unpins, "unpinned under a copy");
         assert_eq!(pair.driver.violations(), []);
-        // Nothing is reported again after the device has finished.
+        // After the device has finished, no operation is reported again.
         pair.driver.behave(|behaviour| behaviour.late = 0);
         pair.driver.drain();
         let mut seen = Seen::default();
@@ -92,7 +92,7 @@ fn relayed_copies_that_end_after_a_detach_release_their_memory() {
             }
         };
         assert_eq!(posted, Ok(Posted::Pending));
-        // The copies of the end `end` never finish, and the other copies finish at once.
+        // The copies of `end` never finish, and the other copies finish at once.
         for _ in 0..PATIENCE {
             for at in [0, 1] {
                 pair.driver.behave(|behaviour| behaviour.late = if at == end { NEVER } else { 0 });

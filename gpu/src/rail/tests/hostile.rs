@@ -1,4 +1,4 @@
-//! A peer that writes arbitrary values into the shared segments.
+//! Tests with a peer that writes arbitrary values into the shared segments.
 
 use fishplate_core::error::Violation;
 
@@ -77,7 +77,7 @@ fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
         assert_eq!(process(&pair.rails[0]).counts().calls.since(&before)[Call::Copy], 0);
         assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, LEN), [0x5a; LEN]);
     }
-    // Sends more replies than requested bytes: the second reply belongs to no read.
+    // Sends more reply bytes than requested. The second reply belongs to no read.
     let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
     pair.read(500, 0, 100, 1);
     let id = pair.rails[0].ops.id(0);
@@ -225,7 +225,7 @@ fn imports_from_oneself_and_from_a_plain_peer_are_checked() {
     assert_eq!(rail.import(own, RailKey { key: key.key + 1, ..key }, 64), Err(AttachError::UnknownRegion));
     rail.import(own, key, 64).unwrap();
 
-    // A peer whose rail has no device.
+    // Attaches a peer whose rail has no device.
     let mut plain = ShmRail::new(SpinHost::new(100_000), shm()).unwrap();
     let (x, y) = socket_pair().unwrap();
     let profile = plain.profile();

@@ -1,4 +1,4 @@
-//! Memory that the rail allocated and peers imported, and the ways to free it.
+//! Tests the ways to free memory that the rail allocated and peers imported.
 
 use super::*;
 use crate::RevokeError;
@@ -41,7 +41,7 @@ fn memory_given_back_is_freed_by_polls_once_the_peer_has_finished() {
     pair.check();
 }
 
-/// When the driver frees or closes memory it waits for kernels, and a kernel may wait for a poll.
+/// To free or close memory, the driver waits for kernels, and a kernel may wait for a poll.
 #[test]
 fn polls_free_and_close_nothing_while_frees_are_deferred() {
     let mut pair = Pair::new(Behaviour::LATE, small(), 8);
@@ -79,7 +79,7 @@ fn revoke_all_counts_each_late_peer_once() {
     let revoked = pair.rails[1].revoke_all(soon());
     assert!(matches!(revoked, Err(RevokeError::Deadline { peer: PEER, peers: 1, .. })), "{revoked:?}");
     polls(&mut pair);
-    // The peer now has only the allocation open into which it is copying.
+    // Now the peer has only one allocation open, into which it is copying.
     let (copied, _) = pair.rails[1].sharing.exports().find(pair.memory[1].at, 1).unwrap();
     let left = pair.rails[1].revoke_all(soon());
     assert_eq!(left, Err(RevokeError::Deadline { alloc: copied, peer: PEER, peers: 1 }));

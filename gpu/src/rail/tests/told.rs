@@ -1,5 +1,5 @@
-//! How the target learns that a write has landed: by a done word or by a record. Both ends agree on
-//! one of the two.
+//! Tests how the target learns that a write has landed: by a done word or by a record. Both ends
+//! agree on one of the two.
 
 use super::*;
 use crate::pair;
@@ -50,8 +50,8 @@ fn b4_an_unmappable_segment_turns_features_off_at_both_ends() {
         one.agree(link, soon()).unwrap().active()
     });
     let mut link = Link::over(x, Role::Second, two.profile(), soon()).unwrap();
-    // This end's segment is shorter than announced. So it can map the peer's segment, but the peer
-    // cannot map its segment.
+    // This end's segment is shorter than announced. This end can map the peer's segment, but the
+    // peer cannot map this end's segment.
     let agreed = pair::agree_cut_short(&mut link, two.layout, soon()).unwrap();
     assert_eq!((agreed.done, agreed.relay), (false, false));
     assert!(agreed.segments.is_none());
