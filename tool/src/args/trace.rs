@@ -158,7 +158,7 @@ mod tests {
             ("20 heal 0-1 rail 1", "20 die 1", "line 4"),
             ("20 heal 0-1 rail 1", "20 heal 1-1 rail 1", "line 4"),
             ("end: 4711 polls, done\n", "", "its end"),
-            ("done\n", "done", "does not end"),
+            ("done\n", "done", "incomplete"),
             ("done\n", "done\n\n", "line 5"),
         ] {
             let error = Trace::parse(&TEXT.replacen(from, to, 1)).unwrap_err();
