@@ -69,8 +69,8 @@ mod tests {
     fn send(socket: &OwnedFd, fd: &OwnedFd) {
         let mut part = libc::iovec { iov_base: ptr::from_ref(b"x").cast_mut().cast(), iov_len: 1 };
         let mut control = [0u64; 4];
-        // SAFETY: the structure is valid as zeros; the control buffer has room for a header and one
-        // descriptor, and all of it outlives the call.
+        // SAFETY: the structure is valid as zeros. The control buffer has room for a header and one
+        // descriptor. All memory outlives the call.
         unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (&mut part, 1);

@@ -10,7 +10,7 @@
 //!
 //! An [`AllocId`] identifies an allocation and is never reused in this process. Addresses are
 //! reused, so an entry is valid only while the driver's buffer id at its address is unchanged.
-//! Otherwise the memory was freed without a revocation, and the entry is *superseded*: lookups no
+//! Otherwise the memory was freed without a revocation, and the entry is *superseded*. Lookups no
 //! longer find it, its versions are removed, and importers are asked to close it.
 
 use std::collections::BTreeMap;

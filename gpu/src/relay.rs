@@ -15,7 +15,8 @@
 //! | `relay.filled`  | [`Outgoing::fill`]   | [`Incoming::next`]   | the descriptor and the slot  |
 //! | `relay.emptied` | [`Incoming::answer`] | [`Outgoing::answer`] | permission to overwrite both |
 //!
-//! The receiver copies a descriptor out once. It does not trust the contents; the rail checks them.
+//! The receiver copies a descriptor out once. It does not trust the contents, which the rail
+//! checks.
 
 use fishplate_core::engine::fuzzing::{number, put};
 use fishplate_core::rail::RailKey;

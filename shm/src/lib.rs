@@ -64,7 +64,7 @@
 //! ```
 //!
 //! This package does not read the environment, set signal handlers or start threads. A [`Listener`]
-//! on a path removes the path when it is dropped; only a killed process leaves it behind. A program
+//! on a path removes the path when it is dropped. Only a killed process leaves it behind. A program
 //! that accepts untrusted peers should provide a closer thread with [`set_closer`]. Peers are never
 //! trusted: `lane` and `staged` describe the checks. No call on the progress path waits for a peer,
 //! with one exception: an attached peer can delay the kernel's copies between private memory, which

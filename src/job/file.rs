@@ -30,7 +30,7 @@ pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     };
     let met = meet::meet(entry, claim, || find(&path));
     if met.is_err() {
-        // Removes the file of a rank 0 that has died; a live one still holds the lock.
+        // Removes the file of a rank 0 that has died. A rank 0 that runs still holds the lock.
         drop(Claim::take(&path));
     }
     met

@@ -14,7 +14,7 @@ use super::invalid;
 pub const ID_LEN: usize = 128;
 
 const MAGIC: [u8; 4] = *b"FPid";
-/// Maximum number of addresses in an id; each takes 16 bytes.
+/// Maximum number of addresses in an id. Each takes 16 bytes.
 pub(super) const ADDRESSES: usize = 5;
 
 /// The secret of a job, of up to 32 bytes. Rank 0 refuses a connection that does not present it.

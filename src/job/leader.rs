@@ -80,7 +80,7 @@ fn own_addresses() -> io::Result<Vec<IpAddr>> {
         return Err(io::Error::last_os_error());
     }
     let (mut v4, mut v6, mut at) = (vec![], vec![], list);
-    // SAFETY: the list's entries are valid until it is freed; the last has a null `next`.
+    // SAFETY: the list's entries are valid until it is freed, and the last one has a null `next`.
     while let Some(entry) = unsafe { at.as_ref() } {
         at = entry.ifa_next;
         if entry.ifa_addr.is_null() || entry.ifa_flags & libc::IFF_UP as u32 == 0 {

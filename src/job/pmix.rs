@@ -143,7 +143,7 @@ fn lead(library: &Library, entry: &Entry) -> io::Result<Job> {
     value.data[0] = text.as_ptr() as u64;
     // SAFETY: the key is a C string, and the call copies the string of `value`.
     check("PMIx_Put", unsafe { (library.put)(GLOBAL, KEY.as_ptr(), &mut value) })?;
-    // SAFETY: the call takes no arguments; the library is initialized.
+    // SAFETY: the call takes no arguments, and the library is initialized.
     check("PMIx_Commit", unsafe { (library.commit)() })?;
     leader.lead_as(entry)
 }
@@ -199,7 +199,7 @@ fn ask(library: &Library, own: &Process, entry: &Entry) -> io::Result<Result<Str
     // answer lives until the callback drops it.
     match unsafe { (library.get_nb)(&leader, KEY.as_ptr(), null(), 0, answered, given) } {
         0 => {}
-        // The request failed, so no callback will run; the answer's memory leaks.
+        // The request failed, so no callback will run. The answer's memory leaks.
         status => return Ok(Err(status)),
     }
     let mut value = answer.value.lock().unwrap_or_else(PoisonError::into_inner);

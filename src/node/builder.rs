@@ -48,9 +48,9 @@ pub enum Fabric {
     /// provider. Providers and interfaces that the settings name must exist.
     #[default]
     IfThere,
-    /// Opens at least one rail; otherwise the node does not open.
+    /// Opens at least one rail. Otherwise the node does not open.
     Required,
-    /// Opens exactly this many rails; otherwise the node does not open. At most
+    /// Opens exactly this many rails. Otherwise the node does not open. At most
     /// [`Settings::max_rails`], and at most 15.
     Exactly(usize),
     /// Opens no rail: the node reaches only peers of this host.
@@ -351,9 +351,9 @@ impl Builder {
     /// needs failover too. Failover costs about 23 KiB for each peer that this node sends to. An
     /// operation to such a peer occupies one of [`Limits::operations`] until it is acknowledged. A
     /// node with [`Settings::native_atomics`] has no failover. Failover needs two libfabric rails
-    /// of a provider that can fence; only `tcp` can.
+    /// of a provider that can fence. Only `tcp` can.
     ///
-    /// Default: yes. [`Node::address`] changes when a rail has failed; peers that connect later
+    /// Default: yes. [`Node::address`] changes when a rail has failed. Peers that connect later
     /// need the new address.
     pub fn failover(mut self, failover: bool) -> Self {
         self.failover = failover;

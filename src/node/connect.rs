@@ -2,7 +2,7 @@
 //!
 //! A peer on another host is attached at once to the libfabric rails that the two nodes share. The
 //! engine queues operations until the peer answers. A peer on this host is connected over a socket:
-//! the node with the smaller id dials, and the other accepts. Only [`Node::connected`] waits; the
+//! the node with the smaller id dials, and the other accepts. Only [`Node::connected`] waits. The
 //! first use of a peer calls it.
 
 use std::ffi::OsStr;
@@ -162,10 +162,10 @@ impl Contact {
 }
 
 impl Node {
-    /// Adds a peer by its address. The peer must add this node too; the order does not matter. This
-    /// call does not wait. [`progress`](Self::progress) and waits establish the connection. The
-    /// first operation that needs an answer waits for the connection. Until then, a peer of this
-    /// host occupies at most 64 bytes of memory.
+    /// Adds a peer by its address. The peer must add this node too, in any order. This call does
+    /// not wait. [`progress`](Self::progress) and waits establish the connection. The first
+    /// operation that needs an answer waits for the connection. Until then, a peer of this host
+    /// occupies at most 64 bytes of memory.
     ///
     /// The same address returns the same peer, even if it has failed, until
     /// [`disconnect`](Self::disconnect). Slow path: allocates, makes system calls.

@@ -103,7 +103,7 @@ impl Node {
     /// hardware if its NIC can. That rail is the first in [`rails`](Self::rails) that has atomics.
     /// The processor's atomics and those of a rail do not mix. So signals, waits and injected bytes
     /// are refused on these words, and so are atomics of this node and of peers on its host.
-    /// [`load`](Self::load) reads a word; do not store to a word that peers use. Each atomic of a
+    /// [`load`](Self::load) reads a word. Do not store to a word that peers use. Each atomic of a
     /// stream waits for the one before it. If a peer has several atomics in flight, they are faster
     /// in other memory.
     ///

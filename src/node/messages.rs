@@ -131,8 +131,8 @@ impl Node {
     /// # Errors
     /// [`Error::Wait`]: no message matched before the deadline. If a message matches just before
     /// the deadline, the call waits up to [`Builder::patience`](super::Builder::patience) longer
-    /// for it to arrive; after that the message is lost. [`Error::Truncated`]: the message was
-    /// longer than `into`, which contains its first bytes; the rest is lost.
+    /// for it to arrive. After that the message is lost. [`Error::Truncated`]: the message was
+    /// longer than `into`, which contains its first bytes. The rest is lost.
     #[doc(alias = "MPI_Recv")]
     pub fn recv(
         &mut self,

@@ -130,8 +130,8 @@ impl Node {
     }
 
     /// The part of [`put_signal`](Self::put_signal) that completes at once, if the memory is mapped
-    /// here. Bindings call it first because it cannot panic. `None`: nothing was written; call
-    /// `put_signal`. Hot path.
+    /// here. Bindings call it first because it cannot panic. If this returns `None`, nothing was
+    /// written, and the caller calls `put_signal`. Hot path.
     #[inline(always)]
     pub fn put_signal_mapped(&mut self, from: Slice, to: RemoteAddr, signal: Signal) -> Option<Issued> {
         self.home.engine.put_signal_mapped(CONTEXT, from.at, from.len, to, signal)

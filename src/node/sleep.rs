@@ -2,7 +2,7 @@
 //! of descriptors (`epoll(7)`). The set holds the completion queues, the sockets of peers of this
 //! host, and an eventfd with which the program wakes a worker.
 //!
-//! Setup and sleeping make system calls; only [`Sleep::park`] blocks. The event page tells peers of
+//! Setup and sleeping make system calls. Only [`Sleep::park`] blocks. The event page tells peers of
 //! this host that a futex does not wake this process, so they send a packet instead.
 
 use std::cell::Cell;
@@ -72,7 +72,7 @@ impl Sleep {
     }
 
     /// Runs all phases of a sleep, like [`Park::park`](fishplate_core::sync::event::Park::park). A
-    /// notification of one of `wait_objects` ends the sleep. `look` looks for work; if there is
+    /// notification of one of `wait_objects` ends the sleep. `look` looks for work. If there is
     /// none, it returns how long to sleep.
     pub fn park<H: Host + ?Sized, const N: usize>(
         &self,

@@ -86,8 +86,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Publishes a buffer's location to a peer, unless the peer already knows it. The caller
-    /// chooses the version; otherwise it is an automatic number greater than all earlier versions.
+    /// Publishes a buffer's location to a peer, unless the peer already knows it. The caller may
+    /// choose the version. Otherwise it is an automatic number greater than all earlier versions.
     /// Before the first version in an allocation, sends the allocation's handle, so that the peer
     /// can open it without a request.
     ///

@@ -51,8 +51,8 @@ fn rounds<V: Verbs, const CHECK: bool>(
     use Side::{Answers, Starts};
     let (place, len, seed, clock) = (job.placement(), job.size, job.seed, verbs.clock());
     // The previous operation may still read its source while the next payload is written, so two
-    // sources alternate. The offset is stored rather than computed from the number: after a wait of
-    // random length, a branch on an alternating bit is mispredicted half of the time.
+    // sources alternate. The offset is stored, not computed from the number. After a wait of random
+    // length, a branch on an alternating bit is mispredicted half of the time.
     let (mut from, stride) = (0, if CHECK { len.next_multiple_of(64) } else { 0 });
     let sent = |side: Side, seq| Pattern::new(seed, side as u64, seq);
     let (mut begun, mut last) = (0, 0);
