@@ -1,5 +1,5 @@
-"""Two agents: one writes into memory of the other, and notifies it. Set NIXL_PLUGIN_DIR to the
-folder of the plugin. Agents of two processes pass each other the metadata and the addresses."""
+"""One agent writes to memory of another agent, and notifies it. Set NIXL_PLUGIN_DIR to the folder
+of the plugin. Agents in two processes must send each other their metadata and addresses."""
 
 import numpy as np
 from nixl_cu12._api import nixl_agent, nixl_agent_config

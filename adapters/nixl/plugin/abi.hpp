@@ -67,7 +67,7 @@ struct MetaDesc : BasicDesc {
 };
 static_assert(sizeof(BasicDesc) == 24 && sizeof(BlobDesc) == 56 && sizeof(MetaDesc) == 32);
 
-// A list of NIXL. The plugin only reads it.
+// NIXL's list of descriptors. The plugin only reads it.
 template <class Desc> struct List {
     void *table;
     Mem mem;

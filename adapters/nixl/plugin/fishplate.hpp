@@ -1,6 +1,6 @@
 // The functions of the Rust half, which `src/ffi.rs` defines. Strings and lists must stay valid
-// during a call, and an agent until it is closed. Any thread may call. Results are NIXL's status
-// codes.
+// during a call, and an agent until it is closed. Any thread may call. Functions that return int
+// return NIXL's status codes.
 #pragma once
 
 #include "abi.hpp"

@@ -1,5 +1,5 @@
 // `libplugin_FISHPLATE.so`: the virtual tables, strings and vectors that NIXL expects of a backend.
-// The logic is in Rust. No function throws.
+// The logic is in Rust. No function that returns a status throws.
 
 #include "fishplate.hpp"
 #include "probe.hpp"
@@ -71,7 +71,8 @@ struct Transfer final : Request {
     Transfer *before = nullptr, *after = nullptr;
 };
 
-// The requests that NIXL has not released. Threads prepare and release at the same time.
+// The requests that NIXL has not released. Several threads may add and remove requests at the same
+// time.
 class Transfers {
 public:
     Transfers() = default;

@@ -1,10 +1,10 @@
 //! Executes transfers.
 //!
-//! Between processes on one host, posting a transfer copies it completely, with many ranges per
-//! system call. The copy proceeds in steps, and other threads can make calls between the steps.
+//! Over shared memory, posting a transfer to a connected peer copies all its data, with many ranges
+//! per system call. The copy proceeds in steps, and other threads can make calls between the steps.
 //! Otherwise a post issues operations while there is room, and later passes issue the rest. The
-//! notification of a write is sent with or behind the writes. The notification of a read is sent
-//! after the reads complete.
+//! notification of a write is sent with the last chunk or after the writes. The notification of a
+//! read is sent after the reads complete.
 
 use fishplate::core::engine::NOW_MAX;
 use fishplate::core::mem::copy_bytes;
@@ -372,8 +372,8 @@ impl State {
     }
 }
 
-/// Copies at most [`STEP`] bytes at once if the peer is on this host. Otherwise posts pieces as
-/// single puts or gets: only the next piece if `one`, otherwise all remaining pieces.
+/// Copies at most [`STEP`] bytes at once where the node can copy directly. Otherwise posts pieces
+/// as single puts or gets: only the next piece if `one`, else all remaining pieces.
 fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool) -> Result<(), Status> {
     let Transfer { write, pieces, here, there, next, cut, copies, outstanding, .. } = transfer;
     let range = |piece: &Piece, cut: usize, len: usize| -> (Slice, RemoteAddr) {

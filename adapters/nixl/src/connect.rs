@@ -240,8 +240,8 @@ mod tests {
         let long = [good.as_slice(), &[0; 1 << 16]].concat();
         assert!(load(&long).is_err() && load(&[0xff; 100]).is_err());
         assert_eq!(with(&a, |state| state.peers.iter().count()), 0, "what was refused leaves no peer");
-        // Tries wrong bytes in the node's address. Some of them only change a number, so that the
-        // address names no node.
+        // Changes bytes of the node's address. Some changes are only to a number, so the address
+        // decodes but names no node.
         let before = good.len() - with(&b, |state| state.info.address.len());
         for at in before..good.len() {
             for wrong in [0, 0x80, 0xff] {

@@ -1,5 +1,5 @@
-//! Fuzzes what other agents send, and what NIXL carries from them: it is accepted or refused, and
-//! never causes a panic.
+//! Fuzzes the messages of other agents, and the metadata that NIXL carries from them. Each input
+//! must be accepted or refused without a panic.
 
 use std::net::Ipv4Addr;
 use std::path::Path;

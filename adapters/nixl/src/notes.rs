@@ -2,9 +2,9 @@
 //! notification arrives once and after the data of its transfer. Notifications of one peer arrive
 //! in order.
 //!
-//! Unread notifications are bounded. If the program leaves [`READY_MAX`] bytes unread, further
-//! notifications wait at their senders. Each peer has a limited share of the messages that are
-//! being received.
+//! Unread notifications from peers are bounded. If the program leaves [`READY_MAX`] bytes unread,
+//! further notifications wait at their senders. Each peer has a limited share of the messages that
+//! are being received.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -38,8 +38,9 @@ const SPARES: usize = 32;
 /// Maximum number of messages that one pass starts to receive.
 const BATCH: usize = 256;
 
-/// Maximum number of messages of one peer that are being received or wait for an answer. Their
-/// total length is at most [`NOTE_MAX`].
+/// Maximum number of messages of one peer that are being received or wait for an answer. A peer's
+/// answers to our own chunks have twice this limit. The messages being received are at most
+/// [`NOTE_MAX`] bytes long together.
 const SHARE: usize = 64;
 
 /// A message that is being received.

@@ -249,8 +249,8 @@ pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     }
 }
 
-/// Returns whether a peer may be lent another buffer. Reading device memory is too slow to be done
-/// in vain.
+/// Returns whether a peer may be lent another buffer. Callers check this before they read device
+/// memory, because the read is slow and would be wasted.
 fn has_buffers(peers: &Slab<Peer>, number: u64) -> bool {
     peers.get(number).is_some_and(|peer| peer.lent < LENT)
 }

@@ -138,7 +138,8 @@ impl State {
             self.progress();
             return false;
         }
-        // The provider reports no data until it is complete, but the time of a pass shows it.
+        // The provider reports a message only when it is complete. A long pass shows that data was
+        // moved.
         let began = Instant::now();
         self.progress();
         let moved = began.elapsed() >= MOVES;

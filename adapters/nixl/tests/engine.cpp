@@ -1,5 +1,5 @@
-// Calls a plugin as NIXL does, with two engines in one process. Tests each status that the plugin
-// returns, and wrong calls.
+// Calls a plugin as NIXL does, with two engines in one process. Tests results and statuses, and
+// wrong calls.
 //
 //     engine libplugin_FISHPLATE.so [refused | NAME=VALUE...]
 //
@@ -57,7 +57,7 @@ template <class Holds> void until(const char *what, Holds holds) {
     auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (!holds()) {
         if (std::chrono::steady_clock::now() > end) {
-            std::fprintf(stderr, "waited in vain: %s\n", what);
+            std::fprintf(stderr, "timeout while waiting for %s\n", what);
             std::exit(1);
         }
         std::this_thread::yield();

@@ -5,8 +5,8 @@
 Each round starts a process, moves data to and from it, kills it at a random moment, and waits for
 NIXL_ERR_REMOTE_DISCONNECT. Transfers to another process continue meanwhile. The next process
 notifies us while NIXL still holds the metadata of the killed process. Every second process has a
-progress thread. STARTER is the command that starts each process. With MIXED in the environment,
-processes of even rounds start without it. FISHPLATE_NIXL_KINDS, if it is set, is the kind of
+progress thread. STARTER is the command that starts each process. With MIXED in the environment, the
+processes of even rounds start without STARTER. FISHPLATE_NIXL_KINDS, if it is set, is the kind of
 memory: DRAM or VRAM.
 """
 

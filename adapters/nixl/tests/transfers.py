@@ -1,4 +1,4 @@
-"""Agents move random lists of descriptors, and check every byte and every notification.
+"""Agents transfer random lists of ranges, and check every byte and every notification.
 
     transfers.py FOLDER NAME NAMES COUNT SEED
 
@@ -10,10 +10,10 @@ If the variable PULL is set, its shell command runs after a third of the lists, 
 flight. The command in PUT_BACK runs after two thirds.
 
 FISHPLATE_NIXL_KINDS, if it is set, names the kinds of memory: DRAM, VRAM, or both with a comma
-between them. Each list then moves between any two of them.
+between them. Each list then moves between random kinds.
 
 If the variable RAILS names network interfaces, separated by commas, each process also writes long
-ranges to another host, and the interfaces must come to share them.
+ranges to another process, until every interface carries a share.
 
 A target checks the data of a write when its notification has arrived, and answers. So each
 notification proves that its data arrived first.
@@ -162,9 +162,8 @@ class Process:
 
 
     def write_long(self):
-        """Writes long ranges until each interface carries a share. Which rail is fast was measured
-        while few bytes were in flight to a target that seldom made progress, so it may be wrong at
-        first."""
+        """Writes long ranges until each interface carries a share. The shares may be wrong at
+        first: they were measured with few bytes in flight to a target that seldom made progress."""
         rails = [rail for rail in os.environ.get("RAILS", "").split(",") if rail]
         other = next(name for name in self.names if name != self.name)
         seen = []

@@ -22,7 +22,7 @@ const REQUESTS: usize = 256;
 pub(crate) const SENDS: usize = 1 << 18;
 
 /// The kind of a message that reports that its sender's handlers have returned for all messages up
-/// to a token. The payload is the token. So a later report replaces an earlier report that has not
+/// to a token. The payload is the token. A later report replaces an earlier report that has not
 /// been sent yet.
 pub(crate) const DONE: u32 = 4;
 

@@ -178,7 +178,7 @@ fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
     }
 }
 
-/// True if no endpoint on this host has this epid.
+/// True if no endpoint of this user on this host has this epid.
 pub(crate) fn is_absent(epid: u64) -> bool {
     connect_local(epid).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }

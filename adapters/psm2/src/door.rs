@@ -1,5 +1,5 @@
-//! One thread per endpoint that answers peers that ask for the address of the endpoint's node. So a
-//! peer can connect to a program that computes.
+//! Each endpoint has a thread that answers peers. A peer asks it for the address of the endpoint's
+//! node, and so can connect while the program computes.
 //!
 //! The thread sleeps until a peer asks. Each connection has its own state and deadline, so a slow
 //! peer delays no other. The thread holds the endpoint's lock only for short steps.

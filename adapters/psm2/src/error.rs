@@ -1,7 +1,7 @@
 //! PSM2's error codes, their descriptions, and the error handlers that programs register.
 //!
-//! A failed function returns its code. A handler is called for errors that no function returns: an
-//! endpoint that cannot be opened, and a failed peer.
+//! A failed function returns its code. A handler is called if an endpoint cannot be opened, if a
+//! peer has failed, and if unexpected messages block an endpoint.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io::Write;
@@ -88,7 +88,7 @@ static GLOBAL: AtomicUsize = AtomicUsize::new(PSM_HANDLER);
 
 /// Prints the error and exits.
 pub(crate) const PSM_HANDLER: usize = usize::MAX;
-/// Only returns the error from the function that failed.
+/// Prints nothing and does not exit. The failed function returns the error.
 const NO_HANDLER: usize = usize::MAX - 1;
 
 /// Returns the handler of the process.

@@ -137,7 +137,7 @@ pub unsafe extern "C" fn psm2_mq_get_stats(mq: *mut Mq, stats: *mut MqStats) {
     unsafe { stats.write(read) };
 }
 
-/// Posts a send. As in PSM2, a send to the endpoint itself completes when a receive matches it.
+/// Posts a send. A send to the endpoint itself completes when a receive matches it, as in PSM2.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_isend2(
     mq: *mut Mq,

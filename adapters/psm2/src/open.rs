@@ -84,8 +84,8 @@ pub extern "C" fn psm2_finalize() -> Error {
     }
 }
 
-/// Registers an error handler for one endpoint. If `ep` is null, registers it for the process and
-/// for endpoints opened later.
+/// Registers an error handler for one endpoint. If `ep` is null, registers the handler of the
+/// process, which endpoints opened later also use.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_error_register_handler(ep: *mut Ep, handler: usize) -> Error {
     if handler == 0 {
@@ -186,7 +186,7 @@ thread_local! {
     static OPENS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True if libfabric makes this call because we are opening a node.
+/// True if libfabric makes the current call because this thread is opening a node.
 pub(crate) fn is_nested() -> bool {
     OPENS.get()
 }

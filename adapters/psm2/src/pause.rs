@@ -1,5 +1,6 @@
-//! How a waiting call yields the processor: it spins, then yields. Also decides when a call checks
-//! that peers are alive. Calls that always find something make this check too.
+//! Decides what a polling call does before it returns: nothing at first, a yield after many empty
+//! calls, and from time to time a check that peers are alive. Calls that always find something make
+//! this check too.
 
 use std::time::{Duration, Instant};
 

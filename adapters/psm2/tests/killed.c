@@ -84,7 +84,7 @@ static int process (int rank, int in, int out, const char *space)
   must (read (in, &end, 8) == 8, "go");
   if (rank == RANKS - 1)
     pause ();
-  /* Fails if the answering thread has already detected the death. */
+  /* May fail, because the answering thread may have detected the death already. */
   psm2_error_t posted = psm2_mq_irecv2 (mq, peers[RANKS - 1], &tag, &all, 0, ids, 8, NULL, &never);
   must (posted == PSM2_OK || posted == PSM2_INTERNAL_ERR, "second receive");
   /* Rank 0 is never idle: it always finds a completed request that it does not free. */

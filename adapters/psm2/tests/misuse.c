@@ -1,5 +1,6 @@
-/* Passes null, freed, stale and made-up handles to every call. Each call must return an error and
-   none may crash. Afterwards, correct calls from the endpoint to itself still work. */
+/* Passes null, freed, stale and made-up handles to the calls of endpoints and queues. Each call
+   must return an error, and none may crash. Afterwards, correct calls from the endpoint to itself
+   still work. */
 #include <psm2.h>
 #include <psm2_mq.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* All 13 statistics of two endpoints of one process, for short and long messages, expected and
-   unexpected. Also their pages of counters. */
+/* Checks all 13 statistics of two endpoints of one process, for short and long messages, expected
+   and unexpected. Also checks their pages of counters. */
 #include <psm2.h>
 #include <psm2_mq.h>
 #include <stdio.h>

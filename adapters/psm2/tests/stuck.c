@@ -1,4 +1,4 @@
-/* Two processes, one of which can never continue. That process must get an error and not hang.
+/* Two processes. One of them can never continue; it must get an error and not hang.
 
      stuck dies          sends active messages to a process that is killed, until there is no room
      stuck crowds BYTES  waits for a message behind too many unexpected messages of BYTES bytes each

@@ -1,4 +1,4 @@
-/* Peers that are killed while they are being connected. Each connect returns as soon as the peer is
+/* Peers are killed while they are being connected. Each connect returns as soon as the peer is
    connected or known to be dead. If no process ever answered for an epid, the connect waits until
    the deadline, because the peer may not have started.
 
@@ -53,7 +53,7 @@ int main (int argc, char **argv)
             pause ();
           _exit (2);
         }
-      /* Each connect needs a fresh process, because a forked one has no threads. */
+      /* Each connect needs a process with its own endpoint, because fork copies no threads. */
       pid_t asker = fork ();
       if (asker == 0)
         {

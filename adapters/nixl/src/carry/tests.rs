@@ -1,4 +1,4 @@
-//! Descriptors that are joined, transfers that are released in flight, and lost connections.
+//! Tests how descriptors are joined, transfers that are released in flight, and lost connections.
 
 use super::*;
 use crate::agent::Agent;

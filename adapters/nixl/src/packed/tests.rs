@@ -1,4 +1,4 @@
-//! Hostile chunks: wrong lengths, counts, addresses and regions, unexpected answers, and more
+//! Sends hostile chunks: wrong lengths, counts, addresses and regions, unexpected answers, and more
 //! chunks than the agent accepts.
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) fn with<T>(agent: &Agent, call: impl FnOnce(&mut State) -> T) -> T {
 pub(crate) fn until(what: &str, agents: &[&Agent], mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
+        assert!(Instant::now() < end, "timeout while waiting for {what}");
         agents.iter().for_each(|agent| with(agent, State::progress));
         std::thread::yield_now();
     }
