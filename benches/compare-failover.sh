@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Compares what a cut cable and a slow rail do to a stream of messages under Fishplate, UCX and
 # libfabric's tcp. Two processes run in two network namespaces, joined by two veth pairs of the same
-# speed. In mid-run rail 1 is cut or slowed down, and later restored. The bytes that the interfaces
-# send are counted every 200 ms, so that all programs are measured alike.
+# speed. During the run, rail 1 is cut or slowed down, and later restored. The bytes that the
+# interfaces send are counted every 200 ms, so that all programs are measured alike.
 #
 #   benches/compare-failover.sh [cut] [slow]    both by default; about 5 minutes
 #
@@ -16,10 +16,10 @@
 #
 # Fishplate runs perf tag-bw, UCX ucx_perftest -t tag_bw with UCX_TLS=tcp and both interfaces.
 # libfabric's tcp uses one interface per endpoint: fi_pingpong uses rail 1 only, and sends half of
-# the time. `stall` is the longest time in which less than 2 % of the rate before was sent. Rates
-# include protocol headers and retransmissions. Needs root, iproute2, jq, ucx-utils and
-# libfabric-bin; a program that is missing is left out. Prints SKIPPED and exits with 77 if
-# namespaces are not permitted. Always removes the namespaces at the end.
+# the time. `stall` is the longest time in which the rate was below 2 % of the rate before. Rates
+# include protocol headers and retransmissions. Needs root, iproute2 and jq. Leaves UCX or libfabric
+# out if ucx-utils or libfabric-bin is missing. Prints SKIPPED and exits with 77 if namespaces are
+# not permitted. Always removes the namespaces at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -115,7 +115,7 @@ sample() {
         "$(ip netns exec "$here" cat /sys/class/net/rail{0,1}/statistics/tx_bytes | paste -sd,)"
 }
 
-# flows: waits until the stream uses rail 1, and a second more
+# flows: waits until the stream uses rail 1, and then one more second
 flows() {
     local begun sent=0
     begun=$(cut -d, -f3 <<<"$(sample)")
@@ -127,7 +127,7 @@ flows() {
     return 1
 }
 
-# watch SECONDS PHASE: takes samples for so long
+# watch SECONDS PHASE: takes samples for this time
 watch() {
     local until=$((${EPOCHREALTIME/./} + $1 * 1000000))
     while ((${EPOCHREALTIME/./} < until)); do

@@ -1,4 +1,4 @@
-"""Times transfers between two agents of stock NIXL, in two processes that share nothing else.
+"""Times transfers between agents of stock NIXL in two processes.
 
     nixl-pair.py BACKEND [NAME=VALUE...]
 

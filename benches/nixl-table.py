@@ -1,4 +1,4 @@
-"""Prints the medians of the lines that nixl-pair.py has printed: nixl-table.py FOLDER FILE..."""
+"""Prints medians from the output of nixl-pair.py. usage: nixl-table.py FOLDER FILE..."""
 
 import collections, json, os, statistics, sys
 

@@ -13,10 +13,10 @@
 #
 # The slower rail is measured alone down to an eighth of the faster rail's speed. Below that, the
 # faster rail's figure is scaled instead. tbf allows bursts of 256 KiB. Put-signals count in both
-# directions. 0 MB/s means that the run did not finish within PATIENCE (60) seconds; the tool prints
-# the reason. Other load makes the latencies of put-signal meaningless. Needs root, iproute2, jq and
-# libfabric. Prints SKIPPED and exits with 77 if namespaces are not permitted. Always removes the
-# namespaces at the end.
+# directions. 0 MB/s means that the run failed, for example because PATIENCE (60) seconds were too
+# short. If both rails together fail, the tool's last message is printed. Other load makes the
+# latencies of put-signal meaningless. Needs root, iproute2, jq and libfabric. Prints SKIPPED and
+# exits with 77 if namespaces are not permitted. Always removes the namespaces at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh

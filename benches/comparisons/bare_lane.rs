@@ -19,7 +19,7 @@ use fishplate_core::mem::copy_message;
 
 /// Words per cache line.
 const LINE: usize = 8;
-/// Lines per ring: twice the longest payload, and at least 64 KiB.
+/// Lines per ring: 64 KiB, at least twice the longest payload.
 const LINES: usize = 1024;
 const ROUNDS: u64 = 2_000;
 const BATCHES: u64 = 25;

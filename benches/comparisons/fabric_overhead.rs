@@ -1,6 +1,6 @@
 //! Measures the overhead of the libfabric rail over the bare provider. One thread drives two
 //! endpoints in this process, once as rails and once by the same `fi_*` calls. Rounds alternate
-//! between the two ways, and medians are compared.
+//! between the two, and the medians are compared.
 //!
 //! Usage: fabric-overhead PROVIDER [ROUNDS]
 //!

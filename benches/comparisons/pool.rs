@@ -1,4 +1,4 @@
-//! Compares our pool with other allocators and pools in the scenarios of `fishplate perf pool`.
+//! Compares our pool with allocators and other pools in the scenarios of `fishplate perf pool`.
 //! Prints the same JSON rows.
 //!
 //! cargo run --release --example pool-comparison [OPERATIONS PER STREAM [STREAMS...]]

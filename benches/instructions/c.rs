@@ -1,6 +1,6 @@
-//! A put-signal by the C library, and the same by [`Node::put_signal`]. Both get all arguments at
-//! run time, from the caller of a function that is not inlined. A separate program, because other
-//! code in the same program changes what the compiler inlines into a path.
+//! Instruction counts of a put-signal through the C library and through [`Node::put_signal`]. Both
+//! get all arguments at run time, through a function that is not inlined. A separate program,
+//! because other code in the same program changes what the compiler inlines into a path.
 
 // The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;

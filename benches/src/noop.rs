@@ -1,5 +1,5 @@
 //! A provider that does nothing, behind the real wrappers. It accepts every post, and reports it
-//! complete at the next queue read. Instruction counts over it are our own share.
+//! complete at the next queue read. So instruction counts show only our own share.
 //!
 //! [`arrive`] makes the queue report peer writes as well. [`answer`] adds messages that acknowledge
 //! accepted writes. [`echo`] returns short messages to their sender, so that an engine can be its

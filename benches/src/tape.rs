@@ -1,6 +1,6 @@
-//! A rail without a peer. One tape records the posts of an engine, another delivers them to a
-//! second engine in the order given. So the sender and the receiver are measured separately,
-//! without a provider.
+//! A rail without a peer. One tape records the posts of an engine. Another tape delivers them to a
+//! second engine in a given order. So sender and receiver are measured separately, without a
+//! provider.
 
 use core::ptr::NonNull;
 

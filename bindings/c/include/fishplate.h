@@ -11,8 +11,9 @@
  * function. If it interrupts a call on a node and calls into the same node, that call fails with
  * -EBUSY. After fork, all handles are closed in the child. If a signal handler that has interrupted
  * a call forks, its child must call exec or _exit before the handler returns. No function invokes
- * callbacks, installs a signal handler or reads the environment. The library starts at most one
- * thread, which closes descriptors.
+ * callbacks or installs a signal handler. The library itself reads no environment variable. It
+ * starts up to four short-lived threads, which close descriptors. libfabric reads its own variables
+ * and may start threads.
  *
  * Timeouts are in milliseconds: 0 checks once, and a negative timeout never expires. */
 #ifndef FISHPLATE_H
@@ -66,11 +67,11 @@ const char *fp_last_error (void);
 #define FP_REQUIRE_FABRIC 4u
 /* Provides a descriptor to wait on (fp_node_fd), even without libfabric rails. */
 #define FP_WAIT_FD 8u
-/* Gives the node a page of counters, which `fishplate stat` shows while the program runs. */
+/* Creates a page of counters for the node, which `fishplate stat` shows while the program runs. */
 #define FP_COUNTERS 16u
 
-/* Settings. Zero the structure, then set struct_size. A field of 0 selects the default, which the
- * comments name. */
+/* Settings. Zero the structure, then set struct_size. 0 or null in a field selects the default,
+ * which its comment names. */
 typedef struct fp_options {
   size_t struct_size;          /* sizeof (fp_options) */
   uint32_t flags;              /* FP_NO_SHARED_MEMORY and so on */
@@ -199,7 +200,7 @@ typedef struct fp_message {
   fp_peer source;
 } fp_message;
 
-/* Sends bytes of the program. Long messages are copied, so the bytes may be reused on return. */
+/* Sends bytes of the program, which may be reused on return. Long messages are copied. */
 int fp_send (fp_node *node, fp_peer to, fp_tag tag, const void *from, size_t len);
 int fp_send_mem (fp_node *node, fp_peer to, fp_tag tag, fp_mem memory, uint64_t offset, size_t len,
                  fp_token *token);
@@ -213,8 +214,8 @@ int fp_post_recv (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, fp_m
 /* Cancels a receive. Returns 1 if cancelled, 0 if it had already matched. It completes in either
  * case. */
 int fp_cancel (fp_node *node, fp_request request);
-/* Returns 1 if a matching message has arrived, else 0. With `claim`, no other receive can match the
- * message. */
+/* Returns 1 if a matching message has arrived, else 0. With `claim`, the message is reserved for
+ * fp_recv_claimed, and no other receive matches it. */
 int fp_probe (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, int claim, fp_message *message);
 /* Posts a receive for a claimed message. The completion is reported as for fp_post_recv. */
 int fp_recv_claimed (fp_node *node, uint64_t claim, fp_mem memory, uint64_t offset, size_t len,

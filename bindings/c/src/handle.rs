@@ -102,7 +102,7 @@ static LEFT: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
 /// Number of nodes opened so far. Selects the value that is mixed into a node's numbers.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns a number that is unique among live threads, and not 0.
+/// Returns a number that identifies this thread among live threads, and is not 0.
 #[inline(always)]
 fn me() -> usize {
     #[cfg(target_arch = "x86_64")]

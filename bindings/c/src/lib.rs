@@ -1,10 +1,10 @@
 //! Fishplate for C. `include/fishplate.h` documents every function. Start with `docs/c.md` and
-//! `examples/put_signal.c`. Each function makes one call of [`fishplate::Node`]; this package has
-//! no logic of its own.
+//! `examples/put_signal.c`. The functions call [`fishplate::Node`]. This package only checks
+//! handles and converts arguments and results.
 //!
-//! Input is not trusted: a handle is looked up in a fixed table, and the node checks numbers. Only
-//! the caller's buffers and strings are used unchecked. A panic makes the node unusable and becomes
-//! an error.
+//! Input is not trusted: a handle is looked up in a fixed table, and the node checks numbers. The
+//! caller's pointers to buffers, strings and results are only checked for null and alignment. A
+//! panic makes the node unusable and becomes an error.
 //!
 //! # Example
 //!

@@ -45,7 +45,7 @@ pub struct FpOptions {
 pub const FP_NO_SHARED_MEMORY: u32 = 1;
 /// Opens no libfabric rails.
 pub const FP_NO_FABRIC: u32 = 2;
-/// Makes the opening of a node fail without a libfabric rail.
+/// Makes `fp_node_open` fail if no libfabric rail opens.
 pub const FP_REQUIRE_FABRIC: u32 = 4;
 
 /// Provides a descriptor to wait on, even without libfabric rails.

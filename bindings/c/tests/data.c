@@ -1,7 +1,7 @@
-/* Two processes check the data of the calls that no example uses: fp_mem_register, fp_put_bytes,
- * fp_get, fp_atomic, fp_fence, fp_send_mem, fp_post_recv, fp_cancel and fp_test. They exchange
- * addresses and handles over a socket. usage: data [PROVIDER]: over shared memory, or over rails of
- * this libfabric provider alone */
+/* Two processes check the data of calls that the examples do not use: fp_mem_register,
+ * fp_put_bytes, fp_get, fp_atomic, fp_fence, fp_send_mem, fp_post_recv, fp_cancel and fp_test. They
+ * exchange addresses and handles over a socket. usage: data [PROVIDER]. Uses shared memory, or only
+ * rails of this libfabric provider. */
 #include <fishplate.h>
 
 #include <stdio.h>

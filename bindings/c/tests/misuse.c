@@ -1,5 +1,5 @@
-/* Misuse returns an error and never crashes: every function with invalid nodes, a table of wrong
- * arguments, and random calls. usage: misuse [SEED] */
+/* Misuse must return an error and must not crash. Tests every function of a node with invalid
+ * nodes, a table of wrong arguments, and random calls. usage: misuse [SEED] */
 #include <fishplate.h>
 
 #include <errno.h>
@@ -175,7 +175,7 @@ static void foreign (fp_node *node)
   EXPECT (fp_node_close (other, 0), 0);
 }
 
-/* A child has none of its parent's nodes, and may open its own. */
+/* A forked child cannot use its parent's nodes, but can open its own. */
 static void forked (fp_node *node)
 {
   int status = -1, now;
@@ -399,6 +399,6 @@ int main (int count, char **arguments)
     call ((int) below (FUNCTIONS), node);
   EXPECT (fp_node_close (node, 0) <= 0, 1);
   EXPECT (fp_progress (node), -EBADF);
-  printf ("%d cases and 20000 calls by chance, seed %llu: %d wrong\n", cases, (unsigned long long) seed, failed);
+  printf ("%d cases and 20000 random calls, seed %llu: %d wrong\n", cases, (unsigned long long) seed, failed);
   return failed != 0;
 }

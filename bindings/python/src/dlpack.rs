@@ -1,6 +1,6 @@
 //! Takes tensors of other libraries as buffers of calls, and lends memory of the node as tensors of
-//! bytes. Both use DLPack, and both support memory of the host and of GPUs. The structures are from
-//! DLPack's `dlpack.h` before version 1.0, which every library still reads and writes.
+//! bytes. Both use DLPack, and both support memory of the host and of GPUs. The structures are
+//! those of DLPack's `dlpack.h` before version 1.0, which libraries still accept and produce.
 
 use std::ffi::{CStr, c_void};
 use std::fmt;

@@ -7,7 +7,7 @@ use fishplate::node::{Error, OpenError};
 use pyo3::types::PyAnyMethods;
 use pyo3::{PyErr, Python};
 
-/// Why a call failed. Needs no Python, so calls that release the GIL can return it.
+/// Why a call failed. Contains no Python objects, so calls that release the GIL can return it.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The node returned an error.
@@ -28,7 +28,7 @@ pub(crate) enum Fault {
     Forked,
     /// A panic made the node unusable.
     Broken,
-    /// This thread is already inside a call of the node.
+    /// This thread is already inside a call of the node, and that call runs Python code.
     Busy,
     /// Tensors over the device memory exist.
     Lent,
@@ -76,7 +76,7 @@ impl Fault {
                 "internal error in the library (this is a bug; please report it); no usable node is left"
                     .into()
             }
-            Fault::Busy => "this thread is in a call of the node, which runs this code".into(),
+            Fault::Busy => "this thread is already inside a call of this node".into(),
             Fault::Lent => "tensors over the memory exist; drop them before it is freed".into(),
         };
         let made = py

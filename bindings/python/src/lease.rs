@@ -1,4 +1,4 @@
-//! Operations in flight with the buffers that they hold, their outcomes, and buffers that peers may
+//! Operations in flight, the buffers that they hold, their outcomes, and buffers that peers may
 //! write.
 
 use std::collections::HashMap;

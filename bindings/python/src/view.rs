@@ -1,6 +1,6 @@
 //! A buffer of the program, taken through Python's buffer protocol, DLPack or
-//! `__cuda_array_interface__`. While a view exists, its object cannot move the bytes: for example,
-//! a `bytearray` refuses to grow.
+//! `__cuda_array_interface__`. While a view exists, its object must not move the bytes: for
+//! example, a `bytearray` refuses to grow.
 
 use std::mem;
 use std::ptr::NonNull;

@@ -1,7 +1,7 @@
-"""Checks and figures of device memory on a machine with an NVIDIA GPU, with torch and cupy: two
-processes on `cuda:0`. `tests/python-gpu.sh` runs it. Prints `ok`, `SKIPPED` or `FAILED` for each
-check, and one table: fishplate, the copy of torch within one process, and what users of torch do
-between processes, which is CUDA IPC by `reduce_tensor`, `copy_`, a synchronisation and a pipe."""
+"""Checks and measures device memory with torch and cupy on an NVIDIA GPU: two processes on
+`cuda:0`. `tests/python-gpu.sh` runs it. Prints `ok`, `SKIPPED` or `FAILED` for each check, and one
+table. The table compares fishplate with a torch copy within one process, and with the usual way
+between processes: CUDA IPC by `reduce_tensor`, `copy_`, a synchronisation and a pipe."""
 
 import multiprocessing
 import queue
@@ -312,7 +312,7 @@ def process(address, pipe, results):
             told, failed = "", traceback.format_exc()
         results.put((here.rank, check.__name__, told, failed, time.monotonic() - begun))
         if failed:
-            # The other process would wait in vain.
+            # The other process would wait for this one until its deadline.
             return
     here.barrier()
     del here.source, here.into

@@ -1,4 +1,4 @@
-"""Requests and signals that are awaited."""
+"""Tests awaiting requests and signals."""
 
 import asyncio
 import time

@@ -60,7 +60,7 @@ class Fuzz:
     def keep(self, found):
         if type(found) in self.pool:
             kept = self.pool[type(found)]
-            # What falls out of the pool is dropped, in any state.
+            # Objects that fall out of the pool are dropped, in any state.
             kept.append(found) if len(kept) < 12 else kept.__setitem__(self.random.randrange(12), found)
 
     def any(self, *kinds):

@@ -1,4 +1,4 @@
-"""The lifetimes of nodes, threads and processes."""
+"""Tests the lifetimes of nodes, threads and processes."""
 
 import gc
 import multiprocessing

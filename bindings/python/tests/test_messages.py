@@ -12,7 +12,8 @@ SIZES = [0, 1, 8, 4096, 65536, 1 << 20, (1 << 20) + 3]
 
 
 def talk(here):
-    """Rank 0 sends messages of all sizes in all ways; rank 1 receives them in all ways."""
+    """Rank 0 sends messages of several sizes with each call; rank 1 receives them with each
+    call."""
     node, peer = here.node, here.peers[1 - here.rank]
     rng = numpy.random.default_rng(7)
     own = node.alloc(SIZES[-1] + 8)

@@ -22,7 +22,7 @@ def test_two_processes_put_and_signal(way):
 
 
 def move(here, size):
-    """Rank 0 puts arrays of a size in all ways, and reads them back."""
+    """Rank 0 puts arrays of one size with each call, and reads them back."""
     node, peer = here.node, here.peers[1 - here.rank]
     inbox = node.alloc(size + 8)
     theirs = peer.import_memory(here.job.exchange(inbox.handle()))

@@ -1,4 +1,5 @@
-"""The exceptions of fishplate. `kind` distinguishes errors of a class; the text says what to do."""
+"""The exceptions of fishplate. `kind` distinguishes errors of one class. Most texts say what to
+do."""
 
 
 class Error(Exception):
@@ -15,7 +16,8 @@ class Error(Exception):
 
 
 class Timeout(Error, TimeoutError):
-    """The deadline expired. Nothing is lost: wait again, or disconnect the peer."""
+    """The deadline expired. Operations in flight continue: wait again, or disconnect the peer.
+    After a timeout of `fetch` the atomic may still be executed, but its result is lost."""
 
 
 class PeerFailed(Error, ConnectionError):
@@ -29,7 +31,7 @@ class NotConnected(Error, ConnectionError):
 
 class Full(Error):
     """There is no room. `kind` is "again" if an operation found no room within its patience, or
-    "limit" if a table is full; an argument of `Node` sets the table's size."""
+    "limit" if a table is full; most tables have an argument of `Node` that sets their size."""
 
 
 class InUse(Error):

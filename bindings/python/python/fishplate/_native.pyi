@@ -24,7 +24,7 @@ __version__: str
 ADDRESS_MAX: int
 
 class _Tensor(Protocol):
-    """A tensor in host or GPU memory, taken by DLPack. Tensors of a GPU are requested with
+    """A tensor in host or GPU memory, taken through DLPack. Tensors on a GPU are requested with
     `stream=-1`."""
 
     def __dlpack__(self) -> Any: ...
@@ -160,7 +160,8 @@ class Node:
         width: int = 8,
         timeout: float | None = None,
     ) -> int:
-        """Executes an atomic, and waits for the previous value."""
+        """Executes an atomic, and waits for the previous value. After a timeout the atomic may
+        still be executed."""
 
     def fetch_add(self, at: Remote | Place, value: int = 1, timeout: float | None = None) -> int:
         """Adds to a 64-bit word of a peer, and waits for the previous value."""

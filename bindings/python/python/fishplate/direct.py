@@ -95,7 +95,7 @@ class Outlet:
         return request
 
     def send_direct(self, data: Memory | Slice | _Buffer, timeout: float | None = None) -> None:
-        """Does the same as `isend_direct`, and waits until everything has arrived."""
+        """Like `isend_direct`, but waits until all data has arrived."""
         self.isend_direct(data, timeout).wait(timeout)
 
     def close(self, timeout: float | None = None) -> None:

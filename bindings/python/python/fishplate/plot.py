@@ -96,7 +96,7 @@ def main(words: list[str] | None = None) -> None:
     """Draws files."""
     parser = argparse.ArgumentParser("python -m fishplate.plot", description=(__doc__ or "").split(":")[0])
     parser.add_argument("results", nargs="+", type=Path, help="files of JSON lines")
-    parser.add_argument("-o", "--output", type=Path, help="the picture; by default the first file's name with .svg")
+    parser.add_argument("-o", "--output", type=Path, help="the SVG file to write; default: the first file's name with .svg")
     args = parser.parse_args(words)
     curves: dict[str, tuple[Points, Points]] = {}
     for path in args.results:

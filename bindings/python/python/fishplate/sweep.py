@@ -105,8 +105,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("place", nargs="?", default="127.0.0.1:7121", help="HOST:PORT for both processes")
     parser.add_argument("--sizes", type=_sizes, default=_sizes("8,64,512,4K,32K,256K,2M,16M"))
     parser.add_argument("--path", default="direct,relay", help="direct, relay or both")
-    parser.add_argument("-n", type=_number, default=0, help="rounds of each size; by default by its size")
-    parser.add_argument("--check", action="store_true", help="verify the head of each payload")
+    parser.add_argument("-n", type=_number, default=0, help="rounds per size; the default depends on the size")
+    parser.add_argument("--check", action="store_true", help="verify the first bytes of each payload")
     args = parser.parse_args(words)
     paths = args.path.split(",")
     if unknown := [path for path in paths if path not in ("direct", "relay")]:
