@@ -1,7 +1,7 @@
-# shellcheck shell=bash Sourced by scripts. Runs checks that measure no time beside those that do.
+# shellcheck shell=bash Sourced by scripts. Runs checks in the background, beside other checks.
 
-# beside FILE COMMAND...: begins a command in the background, at the lowest priority, with its
-# output in the file
+# beside FILE COMMAND...: starts a command in the background, at the lowest priority, and writes its
+# output to the file
 beside() {
     beside_log=$1
     shift
@@ -20,7 +20,7 @@ beside_done() {
     return $status
 }
 
-# beside_end: ends what the command still runs; for a trap on EXIT
+# beside_end: kills the command's processes if it still runs; for a trap on EXIT
 beside_end() {
     [ -z "${beside_pid:-}" ] || kill -- "-$beside_pid" 2>/dev/null
 }

@@ -43,7 +43,7 @@ for source in "$c"/examples/*.c; do
     name=$(basename "$source" .c)
     say "$name.c in C++17" g++ -std=c++17 "${warnings[@]}" -x c++ "$source" "${flags[@]}" -o "$place/cxx-$name"
 done
-# The example in docs/c.md. Its `swap` stands for any way to exchange bytes.
+# Compiles the example in docs/c.md. Its `swap` stands for any way to exchange bytes.
 {
     echo '#include <fishplate.h>'
     echo 'size_t swap (const void *ours, size_t len, void *theirs);'

@@ -36,14 +36,15 @@ nodes=$(cargo test --locked --quiet -p fishplate --test node --no-run --message-
 mkdir "$place/fake" "$place/old" "$place/none"
 cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/$library.so"
 
-# suite MODE: runs the device tests over the fake driver; nothing may be skipped, leaked or misused
+# suite MODE: runs the device tests over the fake driver; no test may be skipped, and no memory
+# leaked or misused
 suite() {
     rm -f "$place/report"
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
         timeout 120 "$tests" "$api" --nocapture || return
     ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" "$api" --show-output | grep SKIPPED || return
-    # The report has a line for the tests and for two child processes, for each of two kinds of
-    # memory.
+    # The report has a line for the tests, and for each of two kinds of memory a line for each of
+    # two child processes.
     cat "$place/report"
     [ "$(wc -l <"$place/report")" -ge 5 ] && ! grep -v 'held 0 violations \[\]$' "$place/report" || return
     [[ $1 != flush* ]] || grep -q 'flushes [1-9]' "$place/report"
@@ -68,8 +69,8 @@ node() {
     "${over[@]}" gpu::processes::a_killed_process || return
     rm -f "$place/report"
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" gpu:: --skip a_killed_process || return
-    # The report has a line for the tests and for four child processes. Dropped nodes leave memory
-    # allocated while peers have it open.
+    # The report has a line for the tests and one for each of four child processes. Dropped nodes
+    # leave memory allocated while peers have it open.
     cat "$place/report"
     [ "$(wc -l <"$place/report")" -eq 5 ] && ! grep -v ' violations \[\]$' "$place/report"
     # Imported memory is freed, unless a peer makes no calls.
@@ -105,8 +106,8 @@ info() {
 }
 say "what the tool tells of it" info
 
-# perf MODE OPTIONS...: runs two processes over the fake driver; every payload is verified, and
-# nothing may be leaked or misused
+# perf MODE OPTIONS...: runs two processes over the fake driver; every payload is verified, and no
+# memory may be leaked or misused
 perf() {
     local mode=$1 test
     shift
@@ -131,7 +132,7 @@ if [ "$api" = cuda ]; then
     say "perf over memory in physical segments: late" perf late,segments --ipc-path direct
 fi
 
-# fails MODE TEXT: a driver error ends the tool with that text and without a panic
+# fails MODE TEXT: after a driver error the tool exits with this text, without a panic
 fails() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" timeout 60 "$target/debug/fishplate" perf put --transport gpu \
         --device "$api:0" --region 1M -n 1 --pin none >"$place/seen" 2>&1
@@ -155,8 +156,8 @@ cut() {
 [ "$api" = hip ] || say "a segment that does not open" cut
 say "no devices" fails devices=0 "--device $api:0: no such device: the number of devices here is 0"
 
-# none: the loader finds no driver. A machine with a driver has it in the loader's cache, so this
-# cannot be tested there.
+# none: the loader finds no driver. On a machine with a driver this cannot be tested, because the
+# loader's cache contains it.
 none() {
     env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" "$api" --show-output >"$place/seen" 2>&1 || return
     cat "$place/seen"

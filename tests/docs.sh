@@ -2,8 +2,9 @@
 # usage: tests/docs.sh
 # Writes the documentation of all packages, without warnings, and checks that no page shows a link
 # as literal brackets. rustdoc silently drops a link into a package that has no pages at that
-# moment, and cargo documents packages in parallel. So the documentation is written twice, and the
-# second time one package at a time, because cargo first removes the pages of each.
+# moment, and cargo documents packages in parallel. So the documentation is written twice. The
+# second time cargo writes one package at a time, because it removes the old pages of a package
+# first.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 pages() { cargo doc --workspace --no-deps --document-private-items --locked --quiet "$@"; }

@@ -123,7 +123,7 @@ speed() {
     fi
 }
 
-# ratio A B: prints B / A
+# ratio A B: prints A / B, or 0 if B is 0
 ratio() {
     awk -v a="$1" -v b="$2" 'BEGIN { printf "%.3f", (b > 0 ? a / b : 0) }'
 }

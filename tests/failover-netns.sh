@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Tests cables that are pulled while two nodes communicate (examples/outlive.rs). Two processes run
-# in two network namespaces, joined by two veth pairs, with libfabric's tcp on both. Every
-# put-signal, message and addition is checked: none may be lost, duplicated or misordered. Cables
-# that are plugged in again must be used again, so the last tenth of all rounds uses both.
+# Pulls cables while two nodes communicate (examples/outlive.rs). Two processes run in two network
+# namespaces, joined by two veth pairs, with libfabric's tcp on both. Every put-signal, message and
+# addition is checked: none may be lost, duplicated or misordered. Cables that are plugged in again
+# must be used again, so the last tenth of all rounds uses both.
 #
 #   tests/failover-netns.sh [EXAMPLE [ROUNDS]]
 #

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Tests jobs of four processes under launchers: mpiexec.hydra (PMI-1), Open MPI's mpirun (PMIx),
-# srun (with PMIx, with PMI-2's descriptor, with neither) and torchrun. Also with only the variables
-# of a launcher, and without a launcher, by tcp:// and file://. Every process writes, signals, adds
-# and sends to every other one, and all data is checked (examples/all_to_all.rs). Also tests failing
-# jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs `fishplate perf
-# job` under each launcher, in every pattern.
+# srun (with PMIx, with PMI-2's descriptor, with neither) and torchrun. Other jobs have only the
+# variables of a launcher, or no launcher and meet by tcp:// or file://. Every process writes,
+# signals, adds and sends to every other one, and all data is checked (examples/all_to_all.rs). Also
+# tests failing jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs
+# `fishplate perf job` under each launcher, in every pattern.
 #
 #   tests/jobs.sh [KILLS or --long [EXAMPLE TOOL]]
 #
@@ -73,7 +73,8 @@ say() {
     fi
 }
 
-# good: all four processes have reached the others, and rank 0 has counted all rounds
+# good: checks that all four processes have reached the others, and that rank 0 has counted all
+# rounds
 good() {
     [ "$(cat "$work"/out* | grep -c '4 near, 0 rails to others')" = 4 ] &&
         [ "$(cat "$work"/out* | grep -c 'rank 0: .* counted 400')" = 1 ]
@@ -174,7 +175,8 @@ say "fishplate perf job, torchrun's variables" by_hand RANK=%r WORLD_SIZE=4 LOCA
     MASTER_PORT=$port
 say "fishplate perf job, plain variables" by_hand FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet"
 if command -v torchrun >/dev/null; then
-    # The last two options apply to no rank. Without them torch 1.13 fails with Python 3.11.
+    # The last two options change nothing for these ranks. Without them torch 1.13 fails with Python
+    # 3.11.
     say "fishplate perf job under torchrun" measured torchrun --no_python --nproc_per_node 4 -r 9:1 -t 9:1
 else
     echo "SKIPPED fishplate perf job under torchrun: it is missing"

@@ -1,5 +1,5 @@
-//! An interface that has lost its address, so no endpoint can be opened on it. Peers join over the
-//! other rails. The rail joins when the interface has an address again.
+//! Tests an interface that has lost its address, so that no endpoint can be opened on it. Peers
+//! join over the other rails. The rail joins when the interface has an address again.
 
 use std::time::{Duration, Instant};
 

@@ -43,7 +43,8 @@ struct End {
     desc: u64,
 }
 
-/// Three rails, attached to each other. Each has registered memory full of its own number.
+/// Three rails, attached to each other. Each has registered memory that is filled with the rail's
+/// number.
 struct Three {
     ends: [End; 3],
     network: Checked,
@@ -104,7 +105,7 @@ impl Three {
         }
     }
 
-    /// Checks that both ends reach each other's memory under the keys of the beginning.
+    /// Checks that both ends reach each other's memory under the original keys.
     fn exchange(&mut self, one: Peer, other: Peer) {
         for (own, from, cx) in [(one, other, 100), (other, one, 101)] {
             let before = self.ends[own.0 as usize].seen.done.len();
@@ -127,7 +128,7 @@ fn a_fence_during_a_read_replaces_the_domain() {
     let mut three = Three::new();
     let objects = three.network.0.open_objects();
     three.read(A, B, 1).unwrap();
-    // The read leaves, but has not arrived.
+    // The read has left, but its data has not arrived.
     let End { rail, seen, .. } = &mut three.ends[0];
     rail.poll(1, seen);
     assert_eq!(seen.done, []);
@@ -135,7 +136,7 @@ fn a_fence_during_a_read_replaces_the_domain() {
     assert_eq!(three.network.0.counts().damaged, 1, "the read was in flight");
     assert_eq!(three.ends[1].rail.fence(A), Fence::Fenced);
     assert_eq!(three.ends[2].rail.fence(A), Fence::Fenced);
-    // Not in the order of the beginning, so the peers get other numbers in the address vector.
+    // In a different order than before, so the peers get other numbers in the address vector.
     three.rejoin(A, C);
     three.rejoin(A, B);
     assert_eq!(three.ends[0].seen.done, [(1, Err(CompleteError::PeerDown))]);

@@ -132,7 +132,7 @@ impl<const RAILS: usize> Two<RAILS> {
     }
 }
 
-/// Providers that together use all three ways to report arrivals.
+/// Returns providers that together use all three ways to report arrivals.
 pub fn personas() -> [(&'static str, Persona); 5] {
     [
         ("efa-direct", Persona::efa_direct()),
@@ -357,7 +357,7 @@ fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
         Err(AttachError::Full("a rail has one device; use another rail for another device"))
     );
     assert!(rail.register(&memory).is_ok());
-    // Host memory that is passed off as device memory.
+    // Host memory that is declared as device memory.
     let mut host = vec![0u8; 4096];
     // SAFETY: `register` refuses the region before any access.
     let claimed =
@@ -489,7 +489,7 @@ fn a_read_that_a_fence_finds_complete_is_flushed_before_it_is_reported() {
     let posted = unsafe { origin.post_read(Peer(0), local, rail::Remote { key, offset: 0 }, 7) };
     assert_eq!(posted, Ok(Posted::Pending));
     let mut ended = Ended(&processes[0], memory, 0);
-    // The provider completes the read meanwhile, and nobody reads the queue of its origin.
+    // The provider completes the read while nobody reads the origin's queue.
     (0..1000).for_each(|_| _ = target.poll(32, &mut ended));
     assert_eq!(origin.fence(Peer(0)), rail::Fence::Fenced);
     origin.poll(32, &mut ended);

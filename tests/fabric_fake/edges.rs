@@ -1,4 +1,5 @@
-//! The numbered edge cases of the ordering specification, section 2.3, that involve a provider.
+//! Edge cases of ordering and connecting that involve a provider: fetches after quiets, many
+//! senders, failed posts, missing keys, unattached senders, and closing during traffic.
 
 use fishplate::bootstrap::{BootstrapError, Card, RailCard};
 use fishplate::topology::Mismatch;

@@ -1,5 +1,5 @@
-//! Device memory over rails that fail and return, with fake GPUs whose copies are late and that
-//! must be flushed. NICs access the memory, or its bytes travel in messages.
+//! Device memory over rails that fail and return. The fake GPUs copy late and need flushes. NICs
+//! access the memory, or its bytes travel in messages.
 
 use std::sync::Arc;
 
@@ -101,7 +101,8 @@ fn run<R: Rail, const RAILS: usize>(
                     late => {
                         fake.pull(INTERFACES[rail], if late == 1 { LATE } else { 20 });
                         down[rail] = true;
-                        // A message that has left is lost silently, so the nodes watch the link.
+                        // A message that has left is lost silently, so the nodes act as if they
+                        // watched the link.
                         for Node { engine, peers, .. } in &mut nodes {
                             for &peer in &*peers {
                                 _ = engine.disable_rail(peer, id(rail));

@@ -1,4 +1,5 @@
-//! A silent peer, a cut cable, and a write that is too long.
+//! Tests silent peers, pulled cables, long polls, refused writes, and registrations that a provider
+//! keeps.
 
 use std::ptr::NonNull;
 use std::time::Duration;

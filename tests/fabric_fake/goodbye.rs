@@ -1,4 +1,4 @@
-//! Engines over fake networks that shut down at any time, after which their processes end at once.
+//! Engines over fake networks shut down at any time, and their processes then end at once.
 
 use fishplate_core::engine::Config;
 use fishplate_core::mem::RailId;

@@ -14,7 +14,7 @@ use crate::engines::join_prepared;
 /// Maximum delay of a late operation, in reads of a queue.
 const LATE: u32 = 4000;
 
-/// When each rail fails, and which node reports it first, if any.
+/// When each rail fails, and which node reports the failure first, if any.
 struct Plan {
     cuts: Vec<(u64, usize, bool)>,
     disables: Vec<(u64, usize, usize, usize)>,
@@ -131,7 +131,7 @@ fn two_ends_that_lose_two_rails_at_once_tell_each_other_until_they_are_heard() {
     run::<4>(4642, None);
 }
 
-/// A fence closes an endpoint, so all peers of it must leave it first.
+/// A fence closes an endpoint, so all its peers must stop using it first.
 #[test]
 fn two_pairs_that_lose_different_rails_at_once_stay_connected() {
     for seed in seeds(20) {

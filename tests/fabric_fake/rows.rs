@@ -1,5 +1,4 @@
-//! One test per row of the feature table in section 3 of the ordering specification: two engines
-//! over fake providers.
+//! Tests the features of two engines over fake providers, with one test per numbered feature.
 
 mod data;
 mod order;

@@ -1,5 +1,5 @@
-//! Rails that wrap another rail: every call on the outer rail must reach the inner rail, and every
-//! report must come out unchanged.
+//! Tests rails that wrap another rail: every call must reach the inner rail, and every report must
+//! come back unchanged.
 
 use std::cell::RefCell;
 use std::ptr::NonNull;

@@ -14,7 +14,7 @@ use super::fence::Fence;
 /// Maximum length of an input in bytes.
 pub const LONGEST: usize = 1 << 16;
 
-/// Numbers of accepted and rejected inputs.
+/// Numbers of inputs: all, accepted, and saved.
 #[derive(Debug, Default)]
 pub struct Count {
     pub inputs: u64,
@@ -54,7 +54,7 @@ pub fn drive(target: &Target, corpus: &Path, seed: u64, time: Duration) -> Resul
     bench.count.saved = saved.len();
     let (end, mut sample) = (Instant::now() + time, vec![0; LONGEST]);
     for n in 0u64.. {
-        // Reads the clock rarely, because a parser is faster than a clock read.
+        // Reads the clock rarely, because many parsers are faster than a clock read.
         if n >= 256 && n.is_multiple_of(64) && Instant::now() >= end {
             break;
         }

@@ -57,7 +57,7 @@ fn note(name: &'static str, longest: Took, too_long: &mut Vec<(&'static str, Too
     }
 }
 
-/// True if the trick shall be played.
+/// True if `FISHPLATE_TRICK` selects this trick.
 fn is_wanted(name: &str) -> bool {
     name.contains(&std::env::var("FISHPLATE_TRICK").unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! The victim: an engine over a rail of libfabric's tcp provider. And the honest peer.
+//! The victim, an engine over a rail of libfabric's tcp provider, and the honest peer.
 
 use std::ffi::CString;
 use std::ptr::NonNull;

@@ -1,5 +1,5 @@
-//! Strangers and hostile peers of a bootstrap listener, of a wire, and of the processes of a job.
-//! What a waiting process does meanwhile is called often enough.
+//! Strangers and hostile peers of a bootstrap listener, of a wire, and of the processes of a job. A
+//! waiting process must call the closure that makes progress often enough.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -23,9 +23,9 @@ pub enum Against {
     Listener,
     /// A wire. The hostile process did its handshake correctly.
     Wire,
-    /// Rank 0 of a job that forms.
+    /// Rank 0 of a job that is being formed.
     Meeting,
-    /// Rank 0 of a job that exchanges. The hostile process is a member.
+    /// Rank 0 of a job in an exchange. The hostile process is a member.
     Leader,
     /// A member of a job. The hostile process is rank 0, and tells its address.
     Member,
@@ -35,8 +35,8 @@ use Against::{Leader as ToLeader, Listener as ToListener, Meeting, Member, Wire}
 /// The name of a trick, who suffers it, and the trick.
 type Trick = (&'static str, Against, fn(SocketAddr));
 
-/// How long the members of a job wait for the others, besides the limit of a call: rank 0 checks
-/// that often.
+/// How long the members of a job may wait for each other, in addition to the limit of a call. Rank
+/// 0 checks at this interval.
 const CHECKS: Duration = Duration::from_millis(50);
 
 fn card(id: u64) -> Card {
@@ -81,8 +81,7 @@ fn byte_by_byte(stream: &mut TcpStream, bytes: &[u8]) {
     }
 }
 
-/// Sends bytes many times, as far as there is room, and then the end of the stream. Does not
-/// read.
+/// Sends bytes many times while there is room, and then ends the stream. Does not read.
 fn flood(mut stream: TcpStream, count: usize, bytes: &[u8]) {
     stream.set_write_timeout(Some(Duration::from_millis(5))).unwrap();
     let _ = stream.write_all(&bytes.repeat(count));
@@ -95,7 +94,7 @@ fn wire_message(version: u16, len: u32, payload: &[u8]) -> Vec<u8> {
     [&b"FPBS"[..], &version.to_le_bytes(), &[0, 0], &len.to_le_bytes(), payload].concat()
 }
 
-/// Greets with random bytes. Returns those of the listener.
+/// Sends a greeting with a nonce. Returns the listener's nonce.
 fn greet(stream: &mut TcpStream) -> [u8; 16] {
     stream.write_all(&wire_message(3, 16, &[7; 16])).unwrap();
     let mut theirs = [0; 28];
@@ -126,7 +125,7 @@ const MISSING: u32 = 1;
 const WELCOME: u32 = 4;
 const RANK: u32 = 6;
 
-/// The first bytes of a member, with the cookie of a job that has none.
+/// The first bytes that a member sends, with the cookie of a job without one.
 const HELLO: [u8; 40] = {
     let mut hello = [0; 40];
     let (mut at, magic) = (0, b"FPjob\0\0\x01");

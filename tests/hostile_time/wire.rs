@@ -1,5 +1,5 @@
-//! The tricks of a hostile process towards a rail: as an attached peer that speaks the engine's
-//! protocol wrongly, or as a stranger at the port of the provider.
+//! The tricks of a hostile process against a rail: as an attached peer that violates the engine's
+//! protocol, or as a stranger at the provider's port.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -65,7 +65,8 @@ fn number<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().unwrap()
 }
 
-/// Plays a trick. The order has the victim's handle, after its length, and its address.
+/// Plays a trick. The order contains the length of the victim's handle, the handle, and the
+/// victim's address.
 pub fn play(offer: &Offer, trick: usize, order: &[u8]) {
     let (len, rest) = order.split_first().unwrap();
     let (handle, address) = rest.split_at(usize::from(*len));
@@ -160,7 +161,7 @@ impl Hostile {
     /// Writes 8 bytes to this key and offset with a word of completion data.
     fn write(&mut self, key: u64, offset: u64, word: u32) {
         let (local, to) = (Local { len: 8, ..self.own }, RailKey { key, ..self.key });
-        // A length that covers the offset, so that our own rail lets it pass.
+        // The length covers the offset, so that our own rail accepts the write.
         let _ = self.rail.import(VICTIM, to, (offset + 8).max(1 << 20));
         let remote = Remote { key: to, offset };
         // SAFETY: the memory is leaked and registered.
@@ -172,7 +173,7 @@ impl Hostile {
         TcpStream::connect(self.at).unwrap()
     }
 
-    /// Returns the request by which a rail of the provider connects.
+    /// Returns the bytes with which a rail of the provider requests a connection.
     fn connection_request(&mut self) -> Vec<u8> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut rail = FabricRail::open(&self.offer, FABRIC).unwrap();

@@ -8,8 +8,8 @@
 //! | `fishplate <- tool, bindings, adapters` | the Cargo.tomls |
 //! | `sys <- tests/testing`; sys and shm never see each other | the Cargo.tomls |
 //! | nothing depends on benches or tests | the Cargo.tomls |
-//! | libraries start no thread, read no environment, set no signal handler | the libraries' src |
-//! | each ordering is relaxed, or names an edge without which a model fails | the packages' src |
+//! | core, sys, shm, gpu start no thread, read no environment, set no signal handler | their src |
+//! | each ordering is relaxed, or names an edge without which a model fails | most packages' src |
 //! | sibling modules import each other in one direction | all packages' src |
 //! | comment lines end at column 100, unless an address is longer | all sources |
 //!
@@ -193,7 +193,7 @@ fn manifest(package: &str) -> String {
 fn core_names_no_std_and_no_system() {
     for source in sources("core") {
         let tokens = tokens(&source.code);
-        // The `mod` line of this file compiles it only with the feature `alloc`.
+        // This file is compiled only with the feature `alloc`.
         let allocates = source.path == Path::new("sync/pool/heap.rs");
         for word in ["std", "alloc", "libc"].into_iter().filter(|word| !(allocates && *word == "alloc")) {
             let named = tokens.windows(2).any(|pair| pair == [word, "::"] || pair == ["crate", word]);
@@ -299,8 +299,8 @@ fn every_ordering_is_relaxed_or_an_edge() {
                 continue;
             }
             let mut found = unnamed_orderings(&source.code);
-            // No model runs these, so they use the strongest ordering alone: the fake driver, the
-            // simulated one for tests, and the Python bindings.
+            // No model runs the fake driver and the Python bindings, so they may only use the
+            // strongest ordering.
             if source.path.starts_with("fake") || package == "bindings/python" {
                 found.retain(|found| !["Ordering::SeqCst", "fence("].contains(&found.as_str()));
             }

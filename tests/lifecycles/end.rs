@@ -27,7 +27,7 @@ const RECEIVES: usize = 8;
 /// The role of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Peers write to the region, but only the region's own word.
+    /// Peers write only one value to the region: its own word.
     Target,
     /// Holds the word of one target, and is the source of sends and puts. Never written.
     Source,

@@ -33,7 +33,7 @@ impl Memory {
     pub fn page() -> Memory {
         let whole = map(ptr::null_mut(), 3 * SIZE, libc::PROT_NONE, 0);
         let page = whole.as_ptr().wrapping_add(SIZE);
-        // SAFETY: the page in the middle of the new mapping, which is not used yet.
+        // SAFETY: the page is the middle one of the new mapping, which is not used yet.
         assert_eq!(unsafe { libc::mprotect(page.cast(), SIZE, libc::PROT_READ | libc::PROT_WRITE) }, 0);
         Memory::Page(NonNull::new(page).unwrap())
     }

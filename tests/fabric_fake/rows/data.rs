@@ -1,4 +1,4 @@
-//! Rows 1 to 7 of the feature table: providers, memory and keys, puts and gets.
+//! Features 1 to 7: providers, memory and keys, puts and gets.
 
 use fishplate_core::engine::{Config, HANDLE_MAX, Issued, Notice, RailPolicy, Signal, handle_len};
 use fishplate_core::error::AttachError;

@@ -1,4 +1,4 @@
-//! Rows 21 to 27 and 32 of the feature table: windows, passes, refusals, errors and counters.
+//! Features 21 to 27 and 32: windows, passes, refusals, errors and counters.
 
 use fishplate_core::engine::{Config, Notice, Signal};
 use fishplate_core::error::{OpError, PostError};

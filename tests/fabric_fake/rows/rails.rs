@@ -1,4 +1,4 @@
-//! Rows 17 to 20, 31 and 34 of the feature table: rails, and which traffic uses which rail.
+//! Features 17 to 20, 31 and 34: rails, and which traffic uses which rail.
 
 use fishplate::Limits;
 use fishplate::config::Settings;

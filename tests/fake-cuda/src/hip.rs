@@ -208,7 +208,7 @@ unsafe extern "C" fn hipIpcOpenMemHandle(place: *mut u64, handle: IpcHandle, fla
     })
 }
 
-/// Before HIP 7.1 the argument points to the descriptor.
+/// Before HIP 7.1 the argument points to the descriptor. Since then it is the descriptor.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipMemImportFromShareableHandle(place: *mut u64, fd: *mut c_void, kind: c_uint) -> Code {
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.

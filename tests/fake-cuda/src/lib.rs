@@ -1,9 +1,9 @@
-//! A `libcuda.so` and a `libamdhip64.so` without a GPU: the functions that the CUDA backend uses,
-//! over the fake driver. Memory is real and shared between processes of one user; the processor
-//! makes the copies.
+//! A `libcuda.so` and a `libamdhip64.so` without a GPU: the functions that the device backends use,
+//! over the fake driver. Memory is host memory, which processes of one user can share. The
+//! processor makes the copies.
 //!
 //! `tests/cuda-fake.sh` installs it under one of these names in a folder of `LD_LIBRARY_PATH`.
-//! Other functions of the drivers are missing.
+//! It has no other functions of the drivers.
 //!
 //! `FAKE_CUDA` selects its behaviour, as words separated by commas:
 //!
