@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# usage: tests/cuda-fake.sh [cuda|hip] Tests the CUDA backend over a fake libcuda.so or
-# libamdhip64.so, which needs no GPU: its functions, how the library is found and loaded, and memory
-# shared by two processes. Runs with several modes of the fake driver. Also checks the errors
-# without a driver and with an unusable one.
+# Tests the device backends over a fake libcuda.so and libamdhip64.so, without a GPU: their
+# functions, how the library is found and loaded, and memory shared by two processes. Runs with
+# several modes of the fake driver. Also checks the errors without a driver and with an unusable
+# one.
+#
+# usage: tests/cuda-fake.sh [cuda|hip] (default: both)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 case ${1:-} in

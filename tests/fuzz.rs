@@ -1,5 +1,5 @@
-//! Runs every parser of peer-controlled input on mutated inputs. A parser must not panic or read
-//! beyond its input, and must be able to re-encode each accepted input.
+//! Runs the libraries' parsers of peer-controlled input on mutated inputs. A parser must not panic
+//! or read beyond its input, and must be able to re-encode each accepted input.
 //!
 //! `FISHPLATE_FUZZ_SECONDS` sets the time for all parsers together (default 5). `FISHPLATE_SEED`
 //! repeats a run. `tests/fuzz` runs the same parsers under cargo-fuzz. `FISHPLATE_FUZZ_SAVE` adds
@@ -15,7 +15,7 @@ use fishplate_core::engine::fuzzing::{self, Target};
 mod driver;
 mod fence;
 
-/// The parsers of all packages.
+/// The parsers of all libraries. The tool and the NIXL plugin test their own.
 fn targets() -> impl Iterator<Item = &'static Target> {
     let packages = [
         fuzzing::TARGETS,

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Runs the tests of devices and of nodes with devices over the drivers of NVIDIA and AMD GPUs, with
-# two processes, and the tool's measurements with every payload verified. On a machine without such
-# a GPU it prints SKIPPED and the reasons.
+# Runs the tests of devices, and of nodes with devices, over the drivers of NVIDIA and AMD GPUs,
+# with two processes. Then runs the tool's measurements with every payload verified. Without such a
+# GPU it prints SKIPPED and the reasons.
 #
-# usage: tests/gpu.sh tests
-#        tests/gpu.sh --figures  tests, and a table of figures from a release build
+# usage: tests/gpu.sh [--figures]; --figures also prints a table of figures from a release build
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 target=${CARGO_TARGET_DIR:-target}

@@ -54,7 +54,7 @@ edges() { # edges PACKAGE: those that its source names
         done
 }
 
-# Loom fails some models twice over, once while unwinding, which aborts.
+# Loom fails some models a second time while unwinding, which aborts.
 failure='FAILED$\|panicked at'
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

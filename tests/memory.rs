@@ -43,7 +43,7 @@ fn laid_out(config: &Config) -> (usize, usize) {
     (state + contexts * stream, contexts * room)
 }
 
-/// An engine with many peers, all of which are the engine itself, over one rail.
+/// An engine over one rail. It has many peers, and each of them is the engine itself.
 struct World<'m> {
     engine: Engine<'m, Rail, 1>,
     peers: Vec<(PeerId, RemoteId)>,
@@ -145,7 +145,7 @@ fn stages(count: u16, busy: bool) -> [i64; 4] {
 #[test]
 fn peers_cost_little_before_they_are_busy() {
     // Makes the allocator map large tables separately and unmap them when freed, so that earlier
-    // frees do not affect the result. SAFETY: sets a parameter of the allocator.
+    // frees do not affect the result. SAFETY: the call only sets a parameter of the allocator.
     assert_eq!(unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 10) }, 1);
     // The first run includes one-time costs of stack, allocator and engine.
     stages(1, true);

@@ -24,8 +24,8 @@ hosts() {
     links_up "$1"
 }
 
-# links_up PAIRS: waits until all links are up, because a node does not use interfaces that come up
-# after it was opened
+# links_up PAIRS: waits until all links are up, because a node does not use interfaces that were
+# down when it was opened
 links_up() {
     local end
     for end in "$here" "$there"; do

@@ -3,9 +3,9 @@
 # memory and host memory, with every byte and every notification checked. On a machine without a GPU
 # it prints SKIPPED and the reason. tests/nixl.sh runs the same lists over a fake driver.
 #
-# usage: tests/nixl-gpu.sh tests tests/nixl-gpu.sh --figures tests, and a table that compares our
-# plugin with UCX
+# usage: tests/nixl-gpu.sh [--figures]
 #
+#   --figures      also prints a table that compares our plugin with UCX
 #   PLUGIN=FOLDER  has libplugin_FISHPLATE.so; by default the script builds it
 #   PYTHON=PATH    a Python that has the NIXL wheel and numpy, and tests tensors if it has PyTorch;
 #                  by default that of tests/nixl.sh

@@ -155,7 +155,7 @@ fn idle(change: impl Fn(Builder) -> Builder) {
     });
 }
 
-/// Fails if two workers did more than alternate between a poll and a sleep of 10 ms.
+/// Fails if two workers were busier than with polls and sleeps of 10 ms in turn.
 fn rested(who: &str, meanwhile: impl FnOnce()) {
     let (before, begun) = (used(), Instant::now());
     meanwhile();

@@ -88,7 +88,7 @@ closing_rails() {
     return $status
 }
 
-# Uses the debug build, which has more checks and exists already.
+# Uses the debug build, which has more checks and has usually been built already.
 memory_oracle() {
     FISHPLATE_PROGRAMS=$programs timeout 3000 cargo test --locked --quiet --test oracle -- memory_is --nocapture >"$log" 2>&1
     local status=$?
@@ -165,7 +165,7 @@ stood_still() {
     return $status
 }
 
-# Checks device memory: every open is closed, and nothing is left of a killed peer.
+# Checks device memory: all opened memory is closed, and nothing of a killed peer is left.
 memory_cycles() {
     FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet --package fishplate-gpu --test memory -- \
         b20_ --nocapture >"$log" 2>&1

@@ -236,8 +236,9 @@ if [ ! -d "$source/test" ]; then
     tar -C "$cache" -xf "$source.tar.gz" ||
         { echo "SKIPPED mpi4py over libpsm2: its tests are not to be had from PyPI"; tail -n 3 "$work/log"; exit $failed; }
 fi
-# suite RANKS: only tests that also fail over the real library may fail. Leaves out tests that do
-# not concern messages or Open MPI's mtl: files, windows, spawned programs, pickles.
+# suite RANKS: runs mpi4py's tests. Only tests that also fail over the real library may fail. Leaves
+# out tests that do not concern messages or Open MPI's mtl: files, windows, spawned programs,
+# pickles.
 suite() {
     # shellcheck disable=SC2086  # several words
     job "$1" /usr/bin/python3 "$source/test/runtests.py" -q --no-threads $2 -e spawn -e io -e rma -e win -e cco_vec -e test_pickle &&
@@ -246,8 +247,8 @@ suite() {
 }
 export -f suite
 export source
-# mpi4py RANKS WHAT: skips the suite on a busy machine, where it would take too long, because ranks
-# that exchange messages wait for every other process on their processors
+# mpi4py RANKS WHAT: runs the suite. Skips it on a busy machine, where it would take too long,
+# because ranks wait for the other processes on their processors.
 mpi4py() {
     local busy
     busy=$(awk -v most="$(($(nproc) * 2))" '{ print ($1 > most) }' /proc/loadavg)

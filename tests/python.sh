@@ -76,7 +76,8 @@ for mode in "" late,segments flush,nowords; do
     say "device memory over a fake driver${mode:+: $mode}" bash -c 'devices "$0"' "$mode"
 done
 
-# The examples in the documentation pages. Their undefined names stand for objects of a program.
+# Type-checks the examples in the documentation pages. Their undefined names stand for objects of a
+# program.
 cd "$package/../.." || exit
 code() { sed -n '/^```python$/,/^```$/{ /^```/!p }' "$1"; }
 {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs all tests on a Debian or Ubuntu machine with Rust (rustup): the tests of every package, the
-# import rules, the command-line tool, processes that share memory, the program without std, and the
-# instruction budgets. Missing packages are installed by name, and each installation is announced.
+# Runs the tests on a Debian or Ubuntu machine with Rust (rustup): the cargo tests of every package,
+# the parts below, and the instruction budgets. proofs.sh, loom-edges.sh, tag-mutants.sh and
+# sanitize.sh run separately. Missing packages are installed by name, and each installation is
+# announced.
 #
 # The last line counts the tests. target/test.log has the full output.
 set -uo pipefail
@@ -13,8 +14,8 @@ log=target/test.log
 mkdir -p target
 passed=0 failed=0 skipped=0
 
-# part NAME COMMAND...: runs a part, which passes, fails or (status 77) is skipped as a whole, and
-# prints how long it took
+# part NAME COMMAND...: runs a part, and prints how long it took. A part passes, fails, or is
+# skipped (status 77).
 part() {
     local name=$1 status=0 begun=$SECONDS
     shift

@@ -1,5 +1,5 @@
-//! Many ranks in one process, one engine each, over a switch that delivers in any order. Measures
-//! start-up, memory per rank and the first message, and checks all-to-all traffic.
+//! Runs many ranks in one process, one engine each, over a switch that delivers in any order.
+//! Measures start-up, memory per rank and the first message, and checks all-to-all traffic.
 //! `FISHPLATE_RANKS` sets the number of ranks (default 100). `benches/README.md` has figures for
 //! 1,000.
 #![cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
-//! The memory of a peer that a node may have or has connected, but has never talked to.
+//! Measures the memory of a node per peer with which it has never communicated, connected or not.
 //!
-//! The only test of its process, because it measures the memory of the whole process.
+//! This is the only test of its program, because it measures the memory of the whole process.
 #![cfg(target_os = "linux")]
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ mod resident;
 use resident::resident;
 
 /// Opens a node for `peers` peers, and connects it to `known` peers of this host that do not exist.
-/// Returns how much anonymous memory that takes.
+/// Returns how much anonymous memory the process gains.
 fn growth(builder: Builder, peers: u16, known: u16) -> usize {
     let before = resident();
     let limits = Limits { peers, ..Limits::DEFAULT };
@@ -50,7 +50,7 @@ fn a_peer_never_talked_to_costs_at_most_64_bytes() {
         ("shared memory, connected", &local, true),
     ];
     for (name, builder, connects) in kinds {
-        // The least of several nodes is without one-time costs, and without what malloc keeps.
+        // The minimum over several nodes excludes one-time costs and memory that malloc keeps.
         let grown = |peers: u16| {
             let nodes = (0..4).map(|_| growth(builder(), peers, if connects { peers } else { 0 }));
             nodes.min().unwrap_or(0)

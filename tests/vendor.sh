@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests vendoring: each package compiles when it is copied out of this tree with its dependencies,
-# and cargo can package it.
+# Tests vendoring: the libraries compile when they are copied out of this tree with their
+# dependencies, and all packages build from their cargo packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -43,8 +43,8 @@ sed -n '/^```rust/,/^```$/{ /^```/!p }' README.md >"$copy/project/src/main.rs"
 cargo build --quiet --manifest-path "$copy/project/Cargo.toml"
 echo "builds as the page on vendoring says: fishplate"
 
-# Every package builds from its cargo package, on top of the other packages. All dependencies are
-# downloaded by now.
+# Builds every package except the fake driver from its cargo package and those of the other
+# packages. All dependencies are downloaded by now.
 cargo package --workspace --exclude fishplate-fake-cuda --quiet --allow-dirty --offline
 for package in fishplate-core fishplate-sys fishplate-shm fishplate-gpu fishplate fishplate-tool fishplate-testing fishplate-c fishplate-python fishplate-psm2 fishplate-hfi1 fishplate-nixl; do
     cargo package --quiet --no-verify --allow-dirty --list --package "$package" >"$copy/files"

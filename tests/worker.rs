@@ -1,5 +1,5 @@
-//! Contexts, a worker and its engine on separate threads. Nothing is lost, answers reach their
-//! callers, and sleepers are woken.
+//! Tests contexts and a worker with its engine on separate threads: nothing is lost, answers reach
+//! their callers, and sleepers are woken.
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
@@ -188,7 +188,8 @@ fn submissions_before_the_stop_are_executed() {
             }
             if i == 0 {
                 let _ = word.set(());
-                // All increments of this context are applied. Those of the other may be in flight.
+                // All increments of this context are applied. Increments of the other context may
+                // be in flight.
                 context.quiet(at.peer, NEVER).unwrap();
                 let ticket = patiently(|| context.fetch(at.remote.at(0), Amo { op: AmoOp::Fetch, ..amo }));
                 let Ok(Reply::Done(sum)) = context.wait(ticket, NEVER) else { panic!("seed {seed}") };

@@ -1,4 +1,4 @@
-//! A random program on two ends, or on one.
+//! Runs a random program on two ends, or on one.
 
 use std::ptr::NonNull;
 
@@ -76,7 +76,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// True if the programs covered everything.
+    /// True if each of these events occurred at least once.
     pub fn is_whole(&self) -> bool {
         let Tally { done, received, deregistered, operations_in_use, receives_in_use, .. } = *self;
         let Tally { release_in_use, stale, removed, dropped, failed, .. } = *self;

@@ -60,7 +60,7 @@ struct Submitted {
     is_cancelled: bool,
 }
 
-/// A queue, and what a worker serves it with.
+/// A queue, and the worker's side of it.
 pub struct Queued {
     // Declared in the order in which they must be dropped. The worker's side is first.
     consumers: Vec<CommandConsumer<'static>>,
@@ -92,7 +92,7 @@ impl Queued {
         true
     }
 
-    /// Cancels a receive, or all.
+    /// Cancels one receive, or all receives.
     pub fn cancel(&mut self, chosen: Option<usize>) {
         let Queued { submitted, queue, .. } = self;
         let queue = queue.as_mut().expect("there until it is dropped");

@@ -1,4 +1,4 @@
-//! Settings at their limits, and waits that expire when something arrives.
+//! Tests settings at their limits, and waits that expire just when something arrives.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -23,7 +23,7 @@ mod processes;
 
 pub const LEN: usize = 300_000;
 
-/// Lengths for stores by the processor, for copies by the device, and for one or more whole chunks.
+/// Lengths that the processor stores, that the device copies, and that fill one or more chunks.
 const SIZES: [usize; 7] = [1, 8, 1000, 4096, 4097, 65_536, LEN];
 
 pub fn device() -> Gpu {
@@ -225,7 +225,7 @@ fn a_peer_without_room_for_the_link_is_dialled_again() {
 
 #[test]
 fn messages_arrive_from_memory_not_yet_announced() {
-    // A socket's buffer holds only a few hundred announcements.
+    // A socket's buffer holds a few hundred announcements, so not all fit.
     let limits = Limits { locals: 1000, ..Limits::DEFAULT };
     for on_device in [true, false] {
         let mut a = builder().fabric(Fabric::Off).gpu(device()).limits(limits).open().unwrap();

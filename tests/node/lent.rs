@@ -153,8 +153,8 @@ fn freed_memory_returns_to_the_device_by_progress_alone() {
                 two.until("", |_| Instant::now() > end);
             }
         }
-        // Both nodes are dropped together here. So if the driver still holds memory now, its report
-        // shows that.
+        // Both nodes are dropped together here. If the driver still held memory then, its report
+        // would show it.
     }
 }
 
@@ -179,7 +179,7 @@ fn freeing_stays_cheap_beside_a_peer_that_makes_no_call() {
         println!("SKIPPED a peer that makes no call: its worker does");
         return;
     }
-    // Other load slows some attempts down. A cost that really grows shows in all attempts.
+    // Other load slows some attempts down. If the cost grows, all attempts show it.
     let dear: Vec<_> =
         (0..5).map(|_| cost_of_freeing()).take_while(|[first, last]| *last >= 4 * *first).collect();
     assert!(dear.len() < 5, "60 blocks first, and beside 320 that were freed: {dear:?}");

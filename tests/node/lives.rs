@@ -39,8 +39,8 @@ struct Life {
     random: Random,
     /// The provider, if the nodes do not use shared memory.
     fake: Option<Fake>,
-    /// A node that never answers. A node that connects to it stays in the state of connecting, also
-    /// while it connects to the other end.
+    /// A node that never answers. A node that connects to it keeps trying, also while it connects
+    /// to the other end.
     silent: Node,
     word: u64,
     lost_in_flight: u32,

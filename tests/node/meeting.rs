@@ -16,7 +16,7 @@ fn open(limits: Limits) -> Node {
     super::builder().fabric(Fabric::Off).limits(limits).open().unwrap()
 }
 
-/// Opens two nodes, of which the first dials the second.
+/// Opens two nodes. The first one dials the second.
 fn pair(limits: [Limits; 2]) -> [Node; 2] {
     let mut nodes = limits.map(open);
     nodes.sort_by_key(|node| u64::from_le_bytes(node.address()[6..14].try_into().unwrap()));
@@ -64,7 +64,7 @@ fn a_program_that_only_polls_connects_its_peers() {
         node.quiet_all(Duration::ZERO).unwrap();
         node.reach(peer).unwrap().shared_memory
     });
-    // Like a program that computes between its calls, or that waits at a barrier.
+    // Acts like a program that computes between its calls, or that waits at a barrier.
     met_by(|node, peer| {
         thread::sleep(Duration::from_millis(1));
         node.progress();

@@ -1,4 +1,4 @@
-//! Misuse by a program returns an error that names it, and is never undefined behaviour.
+//! Tests misuse by a program: each case must return an error that names it.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Lists of ranges, as `put_now` and `get_now` transfer them.
+//! Tests `put_now` and `get_now`, which transfer lists of ranges.
 
 use std::ptr::NonNull;
 

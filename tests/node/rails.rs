@@ -200,7 +200,8 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
             b.progress();
         }
         assert_eq!((a.stats().rails_returned, b.stats().rails_returned), (1, 1));
-        // A post about the return may not have ended, and signals take the rail with fewer posts.
+        // The post that announces the return may still be outstanding, and signals use the rail
+        // with fewer posts.
         for _ in 0..1000 {
             a.progress();
             b.progress();

@@ -30,7 +30,7 @@ fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
 }
 
 /// Lets two nodes signal each other in turn, each after the other has slept for some time. Returns
-/// the median time until the slower one is awake.
+/// the slower node's median time to wake up.
 fn signal_in_turn(way: Way, change: impl Fn(Builder) -> Builder + Sync) -> Duration {
     let sent = Mutex::new(Instant::now());
     let took = [const { Mutex::new(vec![]) }; 2];

@@ -1,4 +1,4 @@
-//! Every operation of a node, over every kind of rail.
+//! Operations of a node over shared memory and over libfabric's tcp.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Checks memory against the contract with random programs, in one process, over all rails that
-//! need no NIC. After each step the model checks that the contract allows the contents of the
+//! Checks memory against the contract with random programs, in one process, over shared memory and
+//! libfabric's tcp. After each step the model checks that the contract allows the contents of the
 //! target's memory.
 //!
 //! The seed determines a program. The programs of a group run one after the other over the same

@@ -1,4 +1,4 @@
-//! Each kind of command on a queue, and its errors.
+//! Tests each kind of command on a queue, and its errors.
 
 use fishplate_core::engine::Signal;
 use fishplate_core::engine::command::Reply;

@@ -35,8 +35,8 @@ fn a_worker_with_an_open_receive_can_stop() {
     drop(consumers);
     assert_eq!(open.reply(), Some(Reply::Abandoned));
 
-    // The engine still has the receive and its message. It is not confused with a receive in the
-    // same slot of another queue.
+    // The engine still has the receive and its message. A receive in the same slot of another queue
+    // does not get its reply.
     let (mut queue, consumer) = queue_of::<4>(host, channels, 0);
     let mut consumers = [consumer];
     let other = submit(&mut queue, recv(2));

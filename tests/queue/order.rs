@@ -109,8 +109,8 @@ fn an_expired_wait_says_what_blocks_the_worker() {
     let event = Held { command: after.index(), by: HeldBy::Event(marker.index()) };
     assert_eq!(bench.queues[1].held(), Some(event));
     let message = Command::Send { to: bench.at.peer, tag: tag(99), from: None, sync: false };
-    // Sends from a third queue, because a send behind the command that waits for it would never
-    // run.
+    // Sends from a third queue. In the same queue, the send would never run behind the command that
+    // waits for it.
     let (mut third, consumer) = queue_of::<4>(host, leak(Channels::new()), 0);
     let sent = submit(&mut third, message);
     let mut consumers = [consumer];

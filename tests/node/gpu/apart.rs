@@ -29,7 +29,8 @@ fn done(node: &mut Node, issued: Issued) {
     assert_eq!(end.outcome, Outcome::Done);
 }
 
-/// Moves every length by every verb between device memory here and device or host memory there.
+/// Moves data of every length with each operation between device memory here and device or host
+/// memory there.
 fn every_verb(side: &mut Side) {
     let (node, peer) = (&mut side.node, side.peer);
     let (device, host) = (node.alloc_device(2 * LEN).unwrap(), node.alloc(2 * LEN + 64).unwrap());
@@ -84,7 +85,7 @@ fn every_verb(side: &mut Side) {
                 done(node, get);
                 node.read(host.at(0), &mut got).unwrap();
                 assert!(got == pattern(rounds, len), "{len} bytes back to the host");
-                // And a put from host memory, over what is there.
+                // Also puts from host memory, over the data there.
                 node.write(host.at(0), &pattern(rounds + 100, len)).unwrap();
                 let put = node.put(host.slice(..len), their.at(8), Notice::Report(1)).unwrap();
                 done(node, put);
@@ -173,7 +174,8 @@ fn device_memory_survives_a_pulled_cable() {
         assert_eq!(nodes[0].is_carried(theirs), carried);
         let pull = |nodes: &mut [Node; 2]| {
             provider.pull("eth0", 20);
-            // What has left is lost silently, so the node watches the link.
+            // Operations that have left are lost silently, so the node acts as if it watched the
+            // link.
             _ = nodes[0].disable_rail(peers[0], RailId(1));
             _ = nodes[0].enable_rail(peers[0], RailId(1));
         };

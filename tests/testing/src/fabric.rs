@@ -8,12 +8,13 @@
 //! advances with calls: an operation advances when a completion queue is read. With manual progress
 //! a stage advances only when the endpoint that executes it reads its queue.
 //!
-//! The fake detects errors that a real provider would not: a context that is used twice or written
-//! while the provider owns it, a buffer outside its registration, a missing descriptor, an overrun
-//! queue, an object closed while in use. [`Fake::violations`] lists them. A correct program causes
-//! none.
+//! The fake detects errors that a real provider might not detect: a context that is used twice or
+//! written while the provider owns it, a buffer outside its registration, a missing descriptor, an
+//! overrun queue, an object closed while in use. [`Fake::violations`] lists them. A correct program
+//! causes none.
 //!
-//! A lock makes all calls thread-safe. The fake allocates freely, so it is no use for measurements.
+//! A lock makes all calls thread-safe. The fake allocates in many calls, so measurements over it
+//! mean nothing.
 //!
 //! `persona` describes providers, `info` implements `fi_getinfo`, `object` the objects that are
 //! opened and closed, `post` operations, `queue` completions, and `world` the network.

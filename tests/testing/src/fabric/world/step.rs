@@ -107,8 +107,8 @@ impl State {
                     Outcome::Later => {}
                     Outcome::Failed(code) => {
                         if self.persona.is_ordered() {
-                            // On an ordered connection no operation can follow a failed one. The
-                            // next post opens a new connection.
+                            // On an ordered connection a failed operation ends the connection. The
+                            // next post opens a new one.
                             self.ended.insert((src, dst), self.posted);
                         }
                         self.fail(&mut ops[at], code);
