@@ -155,8 +155,9 @@ pub unsafe extern "C" fn psm2_ep_open(
 
 fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
     let failed = |text| (Error::DEVICE_FAILURE, text);
-    let reserved = reserve()
-        .ok_or_else(|| (Error::TOO_MANY_ENDPOINTS, "every endpoint of this process is in use".into()))?;
+    let reserved = reserve().ok_or_else(|| {
+        (Error::TOO_MANY_ENDPOINTS, "all endpoints of this process are in use; close one".into())
+    })?;
     let home = reserved.home();
     let matching = MatchConfig { shared_shorts: unexpected(), ..MATCHING };
     let node = open_node(REQUESTS, Some(matching)).map_err(|error| failed(error.to_string()))?;

@@ -41,7 +41,8 @@ typedef uint64_t fp_request;
 
 /* Names all peers, or any peer. */
 #define FP_ANY UINT32_MAX
-/* The token of an operation that completed before the call returned. It is not reported again. */
+/* The token of an operation that completed before the call returned. Its completion is not
+   reported. */
 #define FP_OVER UINT64_MAX
 
 /* Maximum length in bytes of an address, and of a memory handle. */
@@ -90,8 +91,8 @@ typedef struct fp_options {
  * libfabric. */
 int fp_node_open (const fp_options *options, fp_node **node);
 /* Closes a node. Waits until everything sent is applied and every peer knows that this node leaves.
- * The handle is invalid afterwards, even after an error. Returns -ETIMEDOUT if some work was
- * incomplete. */
+ * Returns -ETIMEDOUT if some work was incomplete. The handle is invalid afterwards, even after an
+ * error other than -EPERM or -EBUSY. */
 int fp_node_close (fp_node *node, int64_t timeout_ms);
 /* Releases the node. The next thread that calls into the node owns it. */
 int fp_node_unbind (fp_node *node);
@@ -204,8 +205,8 @@ typedef struct fp_message {
 int fp_send (fp_node *node, fp_peer to, fp_tag tag, const void *from, size_t len);
 int fp_send_mem (fp_node *node, fp_peer to, fp_tag tag, fp_mem memory, uint64_t offset, size_t len,
                  fp_token *token);
-/* Waits for a message. Returns -EMSGSIZE if the message was longer than the buffer; such a message
- * is lost. `message` may be null. */
+/* Waits for a message. If it is longer than the buffer, copies its first bytes, drops the rest, and
+ * returns -EMSGSIZE. `message` may be null. */
 int fp_recv (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, void *into, size_t len,
              int64_t timeout_ms, fp_message *message);
 /* Posts a receive. fp_poll reports the completion, with `word`. */

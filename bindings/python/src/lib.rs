@@ -1,5 +1,5 @@
 //! Fishplate for Python: the module `fishplate._native`, which `python/fishplate` re-exports and
-//! `_native.pyi` describes. Each method calls one method of [`fishplate::Node`]. This package adds
+//! `_native.pyi` describes. The methods call those of [`fishplate::Node`]. This package adds
 //! conversion, lifetimes and locking.
 //!
 //! No input from Python can cause undefined behavior. Objects belong to one node, and other nodes

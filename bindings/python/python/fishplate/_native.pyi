@@ -227,8 +227,8 @@ class Node:
         ignore: int | None = None,
         timeout: float | None = None,
     ) -> Message:
-        """Waits for the oldest message that matches, and copies it into the buffer. A message that
-        is longer than the buffer is lost."""
+        """Waits for the oldest message that matches, and copies it into the buffer. If it is longer
+        than the buffer, copies its first bytes, drops the rest, and raises."""
 
     def recv_bytes(
         self,
