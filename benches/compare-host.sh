@@ -6,8 +6,7 @@
 #   benches/compare-host.sh [ROUNDS]       3 rounds by default, about six minutes
 #   CPUS=2,3  processors (default 0,1)     SIZES="4096 65536"
 #
-# libfabric and MPI have no bandwidth test of puts. Their figures come from fi_pingpong, and from
-# windows of 8 sends.
+# fi_pingpong and our MPI program measure messages, not puts: a ping-pong, and windows of 8 sends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-3}

@@ -27,7 +27,7 @@ use iai_callgrind::{
 mod budget;
 use budget::budget;
 
-/// The slot type of all benchmarks: 128 bytes. The constructor writes the first word.
+/// The slot type of all benchmarks: 128 bytes. The constructor writes none of them.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(8))]
 struct Body(#[expect(dead_code, reason = "room")] [MaybeUninit<u64>; 16]);

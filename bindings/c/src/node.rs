@@ -245,7 +245,10 @@ pub unsafe extern "C" fn fp_node_fd(node: *mut FpNode, timeout_ms: *mut c_int) -
         let timeout_ms = place(timeout_ms, "timeout_ms")?;
         let longest = inner.node.arm();
         let Some(fd) = inner.node.wait_fd() else {
-            return Err(fail(libc::ENOTSUP, "no descriptor to wait on: use FP_WAIT_FD, and providers that have one"));
+            return Err(fail(
+                libc::ENOTSUP,
+                "no descriptor to wait on: use FP_WAIT_FD, and providers that have one",
+            ));
         };
         // Rounds up, because 0 means that there is work.
         timeout_ms.write(longest.map_or(0, |longest| longest.as_millis() as c_int + 1));
