@@ -2,8 +2,8 @@
 //! post to completion, quiet, and notifying a worker that is awake.
 //!
 //! Arrivals are the recorded posts of another engine, replayed from a [`Tape`] in order or
-//! reordered. Every count includes its share of a bounded pass ([`Engine::progress`]) and of the
-//! acknowledgements in that pass.
+//! reordered. Counts of arrivals and completions include their share of a bounded pass
+//! ([`Engine::progress`]) and of the acknowledgements in that pass.
 
 // The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;

@@ -1,5 +1,6 @@
-//! A provider that does nothing, behind the real wrappers. It accepts every post, and reports it
-//! complete at the next queue read. So instruction counts show only our own share.
+//! A provider that does nothing, behind the real wrappers. It accepts posts while its queue has
+//! room, and reports them complete at the next queue read. So instruction counts show only our own
+//! share.
 //!
 //! [`arrive`] makes the queue report peer writes as well. [`answer`] adds messages that acknowledge
 //! accepted writes. [`echo`] returns short messages to their sender, so that an engine can be its
@@ -253,7 +254,7 @@ unsafe extern "C" fn read(cq: *mut fid_cq, into: *mut c_void, count: usize) -> i
         let mut n = 0;
         while n < count && queue.head != queue.tail {
             let (op_context, flags) = queue.posts[queue.head % ROOM];
-            // Only messages report a length.
+            // The length matters only for messages.
             *entries.add(n) =
                 fi_cq_data_entry { op_context, flags, len: ECHO, buf: ptr::null_mut(), data: 0 };
             queue.head += 1;

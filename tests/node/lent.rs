@@ -60,7 +60,7 @@ impl Two {
 }
 
 /// Returns the mappings of the memory that replaces device memory: addresses, and the file's inode,
-/// which is never reused. For GPUs the fake driver reports leaks at its end, and
+/// which is not reused soon. For GPUs the fake driver reports leaks at its end, and
 /// `tests/cuda-fake.sh` checks them.
 fn mapped() -> Vec<(Range<u64>, u64)> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();

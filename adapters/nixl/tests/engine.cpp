@@ -234,7 +234,7 @@ void wrong_calls(Engine &a, const Memory &ours, const Memory &theirs, Metadata *
 void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *remote) {
     Request *request = nullptr;
     std::iota(ours.bytes.begin(), ours.bytes.end(), char(1));
-    // 100,000 ranges of two bytes with gaps in between, and some empty ranges.
+    // 100,000 ranges of 0 to 2 bytes with gaps in between.
     std::vector<MetaDesc> from, to;
     for (std::size_t at = 0; at < 100000; at++) {
         from.push_back(ours.at(at * 4, at % 3, ours.local));

@@ -3,8 +3,8 @@
     transfers.py FOLDER NAME NAMES COUNT SEED
 
 Runs one of several processes; NAMES lists all of them, separated by commas. Each process moves
-COUNT lists to and from every process, itself included. The processes exchange metadata through
-files in FOLDER.
+COUNT lists, each to or from a random process, itself included. The processes exchange metadata
+through files in FOLDER.
 
 If the variable PULL is set, its shell command runs after a third of the lists, while one is in
 flight. The command in PUT_BACK runs after two thirds.

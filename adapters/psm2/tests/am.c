@@ -1,5 +1,5 @@
 /* Active messages between two endpoints of one process; one endpoint has a thread that polls. Tests
-   requests and replies of every length in order, late and unknown handlers, the source of a
+   requests and replies of many lengths in order, late and unknown handlers, the source of a
    message, completions, and wrong calls. */
 #include <psm2.h>
 #include <psm2_am.h>

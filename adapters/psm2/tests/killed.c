@@ -1,5 +1,5 @@
 /* Three processes connect by epid alone, and one is killed. The error handlers of the other two
-   must be called within a second, even in a process that is never idle. With network namespaces,
+   must be called within 20 seconds, even in a process that is never idle. With network namespaces,
    the processes alternate between them and count as different hosts.
 
      killed ROUNDS [NAMESPACE NAMESPACE] */

@@ -1,5 +1,5 @@
-/* A ring, an all-to-all exchange from 1 byte to 8 MiB, and messages received in reverse order. All
-   data is checked.
+/* A ring, all-to-all exchanges of 1 byte to 2 MiB per pair, and messages received in reverse order.
+   All data is checked.
 
      mpi REVERSED [FILE]
 

@@ -54,7 +54,7 @@ int main (int argc, char **argv)
       MUST (psm2_mq_irecv2 (mq, self, &tag, &all, 0, &got[0], 4, NULL, &reqs[0]) == PSM2_OK);
       return 0;
     }
-  /* 7919 is prime, so this visits every number below COUNT once. */
+  /* If COUNT is no multiple of the prime 7919, this visits every number below COUNT once. */
   for (uint32_t k = 0; k < count; k++)
     {
       n = (uint64_t) k * 7919 % count;

@@ -13,7 +13,7 @@ from fishplate.direct import Inlet, Outlet
 
 
 class Tensor:
-    """An array that only has DLPack, as tensors of torch do."""
+    """An array with DLPack but without the buffer protocol, like a tensor of torch."""
 
     def __init__(self, array, device=(1, 0)):
         self.array, self.device = array, device

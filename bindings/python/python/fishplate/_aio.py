@@ -1,8 +1,8 @@
 """Waits of asyncio programs. For each node and event loop, one task (the pump) runs while
 coroutines await that node. It makes progress and checks the conditions of all waiting coroutines.
 At first it checks in every iteration of the loop. After a while it sleeps on the node's descriptor,
-or on a timer if the node has none because a worker makes its progress. If two loops await the same
-node, one loop may sleep up to 20 ms too long."""
+or on a timer if the node has none, for example because a worker makes its progress. If two loops
+await the same node, one loop may sleep up to 20 ms too long."""
 
 import asyncio
 import time
