@@ -29,7 +29,7 @@ use crate::op::{Fault, Outcome, Token};
 use crate::rail::{Local, Posted, Rail, RailKey};
 use crate::sync::seq::truncate;
 
-use super::failover::Sent;
+use super::failover::{Failover, FailoverStream, Sent};
 use super::pending::{OpKind, State as Stage};
 use super::pieces::{Answer, COPIER, GETS, Get, Got, LONGEST, PIECE_BITS};
 use super::post::Blocked;
@@ -422,32 +422,28 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the number of pieces in flight that answer the peer's gets.
-    fn pieces_in_flight(&self, stream: u32) -> u64 {
-        self.failover.as_ref().map_or(0, |failover| failover.streams[stream as usize].pieces.into())
-    }
-
     /// Returns whether a piece that answers a get may take a number. Leaves room in the window for
     /// operations.
     fn may_send_piece(&self, stream: u32) -> bool {
-        let window = u64::from(self.config.window);
-        let in_flight = self.streams[stream as usize].in_flight();
-        in_flight < window && self.pieces_in_flight(stream) < (window / 4).max(1)
+        let window = self.config.window;
+        let pieces = self.failover.as_ref().map_or(0, |failover| failover.streams[stream as usize].pieces);
+        self.streams[stream as usize].in_flight() < window.into() && pieces < (window / 4).max(1)
     }
 
-    /// Returns whether numbers are in flight that do not answer gets of the peer. New answers do
-    /// not delay a fence or a close, so a peer that keeps getting holds up neither.
+    /// Returns whether numbers are in flight that do not answer gets or messages of the peer. New
+    /// answers do not delay a fence, so a peer that keeps getting or sending does not hold it up.
     pub(super) fn has_operations_in_flight(&self, stream: u32) -> bool {
         let in_flight = self.streams[stream as usize].in_flight();
-        in_flight != 0 && in_flight > self.pieces_in_flight(stream)
+        let answers = |failover: &Failover<'_>| {
+            let FailoverStream { pieces, answered, .. } = failover.streams[stream as usize];
+            u64::from(pieces) + u64::from(answered)
+        };
+        in_flight != 0 && in_flight > self.failover.as_ref().map_or(0, answers)
     }
 
     /// Records a piece that was posted under the next number.
     fn keep_piece_sent(&mut self, stream: u32, what: Sent) {
         self.keep(stream, what, Untrusted::from_slice(&[]));
-        if let Some(failover) = &mut self.failover {
-            failover.streams[stream as usize].pieces += 1;
-        }
         let s = &mut self.streams[stream as usize];
         s.next = s.next.plus(1);
         self.stats.posted += 1;

@@ -343,13 +343,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// all receives.
     #[cold]
     fn is_busy(&self, peer: u16) -> bool {
-        let busy = |stream: usize| {
-            let s = &self.streams[stream];
-            // On a kept stream, answers of the two-sided protocol take numbers, but no slot.
-            let stream = stream as u32;
-            s.open != 0 || s.live && self.is_kept(stream) && self.has_operations_in_flight(stream)
-        };
-        self.contexts_of(peer).any(busy)
+        self.contexts_of(peer).any(|stream| self.streams[stream].open != 0)
             || self.protocol.as_ref().is_some_and(|protocol| {
                 let slots = protocol.requests.slots.iter();
                 let mut moving = slots.filter(|slot| slot.is_moving());

@@ -199,7 +199,9 @@ pub struct FailoverStream {
     /// Number of the peer's gets in `gets`.
     pub(super) asked: u8,
     /// Number of pieces in flight that answer the peer's gets.
-    pub(super) pieces: u16,
+    pub(super) pieces: u32,
+    /// Number of answers of the two-sided protocol in flight.
+    pub(super) answered: u32,
     /// The peer's gets that are not completely answered, oldest first.
     pub(super) gets: [Answer; GETS],
     /// The copy in progress out of device memory for a number that is posted again, and the low
@@ -221,6 +223,7 @@ impl FailoverStream {
         reads: false,
         asked: 0,
         pieces: 0,
+        answered: 0,
         gets: [Answer::NONE; GETS],
         staging: (0, 0),
     };

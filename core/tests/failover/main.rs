@@ -12,6 +12,7 @@ mod support;
 
 mod closing;
 mod devices;
+mod fences;
 mod leaving;
 mod mail;
 mod reads;

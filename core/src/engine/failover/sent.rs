@@ -181,10 +181,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let slot = failover.at(stream, seq);
         (slot.what, slot.carried, slot.ask) = (what, Carried::By(rail), false);
         copy.copy_out(&mut slot.bytes);
-        if let Sent::Answer { of, .. } = what
-            && let Some(send) = self.pending.slots.get_mut(of as usize)
-        {
-            send.posts += 1;
+        let resuming = &mut failover.streams[stream as usize];
+        match what {
+            Sent::Got { .. } => resuming.pieces += 1,
+            Sent::Answer { of, .. } => {
+                resuming.answered += 1;
+                if let Some(send) = self.pending.slots.get_mut(of as usize) {
+                    send.posts += 1;
+                }
+            }
+            _ => {}
         }
     }
 
@@ -203,6 +209,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 }
                 Sent::Answer { of, .. } => {
                     slot.what = Sent::Nothing;
+                    failover.streams[stream as usize].answered -= 1;
                     if let Some(send) = self.pending.slots.get_mut(of as usize) {
                         send.posts -= 1;
                         self.end_if_over(of);
