@@ -143,8 +143,8 @@ impl Hostile {
 
     /// Returns the word with this number in stream 0.
     fn word(&self, seq: u32) -> u32 {
-        // The window's bits, and two more.
-        let bits = CONFIG.window.trailing_zeros() + 2;
+        // The window's bits, and two more, but at least 9.
+        let bits = (CONFIG.window.trailing_zeros() + 2).max(9);
         self.epoch << bits & 0xff_ffff | seq
     }
 
@@ -251,7 +251,7 @@ const REQUEST: u8 = 18;
 const FIN: u8 = 19;
 
 /// The version of the messages.
-const VERSION: u32 = 7;
+const VERSION: u32 = 9;
 
 fn hello(mine: u32, yours: u32, version: u32) -> Vec<u8> {
     let mut hello = vec![HELLO, 0, 1, 0];

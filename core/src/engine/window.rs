@@ -374,6 +374,24 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_is_repeated_late_changes_nothing_even_if_the_window_is_small() {
+        for size in [1, 2, 64, 128] {
+            let mut model = Model::new(size, 1001);
+            for seq in 1001..1201 {
+                model.arrive(seq).unwrap();
+                model.drain();
+                for late in 1001..=seq {
+                    assert_eq!(
+                        model.arrive(late),
+                        Ok(Arrival::Duplicate),
+                        "{late} after {seq}, window {size}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_lost_message_is_missing_and_stops_what_follows() {
         let mut model = Model::new(8, 101);
         assert_eq!((model.arrive(101), model.arrive(103)), (Ok(Arrival::Due), Ok(Arrival::Early)));

@@ -68,9 +68,14 @@ pub(super) const KIND_LEAVE: u8 = 12;
 pub(super) const KIND_GET: u8 = 13;
 pub(super) const KIND_GOT: u8 = 14;
 
+/// The fewest sequence bits of a word. A rail that fails may deliver a message twice, and the
+/// second copy must not be taken for a new number, even if the window is small.
+const FEWEST_BITS: u32 = 9;
+
 /// Returns the mask of a word's sequence bits, for a window of `window` numbers.
 pub(crate) const fn sequence_mask(window: u32) -> u32 {
     let bits = window.trailing_zeros() + 2;
+    let bits = if bits > FEWEST_BITS { bits } else { FEWEST_BITS };
     (1 << if bits < WIRE_BITS { bits } else { WIRE_BITS }) - 1
 }
 
@@ -265,7 +270,7 @@ pub(crate) struct Hello {
 }
 
 /// The version of the layout of words and messages.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {
@@ -469,7 +474,7 @@ mod tests {
         }
         let hello =
             Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other, keeps: true, again: true };
-        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 8, 0, 0, 0]);
+        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0]);
     }
 
     #[test]
@@ -538,7 +543,7 @@ mod tests {
     #[test]
     fn completion_words_and_post_tags_come_back() {
         // Context, epoch and sequence share 32 bits without overlap.
-        for (window, epochs) in [(1, 22), (128, 15), (2048, 11), (1 << 18, 4), (1 << 19, 4)] {
+        for (window, epochs) in [(1, 15), (64, 15), (128, 15), (2048, 11), (1 << 18, 4), (1 << 19, 4)] {
             let mask = sequence_mask(window);
             assert_eq!(mask.count_ones() + epochs, 24, "window {window}");
             assert!(mask as u64 + 1 >= 2 * window as u64);

@@ -172,7 +172,7 @@ fn traffic_of_an_earlier_attachment_has_no_effect() {
 /// Returns a Hello message in its wire encoding.
 fn hello(mine: u32, yours: u32, bond: u8) -> Vec<u8> {
     let mut bytes = vec![7, 0, bond, 0];
-    for word in [mine, yours, 8] {
+    for word in [mine, yours, 9] {
         bytes.extend(word.to_le_bytes());
     }
     bytes
@@ -410,7 +410,7 @@ fn a_word_of_an_unknown_sender_is_no_answer() {
     let mut own = own(Config { window: 8, ..Config::DEFAULT }, tap(Loopback::<64>::new(), &control), 4096);
     passes(&mut own.engine, 5);
     let epoch = hellos(&control)[0].0;
-    let word = (epoch << 5) & 0xff_ffff;
+    let word = (epoch << 9) & 0xff_ffff;
     control.borrow_mut().edit = None;
     control.borrow_mut().inject.push_back(Event::Landed(own.peer.peer(), word));
     passes(&mut own.engine, 1);

@@ -194,7 +194,7 @@ pub const STARTS: [u64; 4] = [0, (1 << 20) - 5, (1 << 32) - 5, u64::MAX - 5];
 
 /// Returns the bits of `seq` that a completion word carries, for this window.
 pub fn sequence(seq: u64, window: u32) -> u32 {
-    seq as u32 & (4 * window - 1)
+    seq as u32 & ((4 * window).max(512) - 1)
 }
 
 /// A splitmix64 generator.
