@@ -243,6 +243,8 @@ pub(crate) struct Failover<'m> {
     pub(super) streams: &'m mut [FailoverStream],
     sent: &'m mut [SentSlot],
     window: u32,
+    /// Whether an answer of the two-sided protocol has found no room in a window.
+    refused: bool,
     /// The endpoints that are to be closed, by rail.
     closing: [Closing; RAILS_MAX],
     /// The clock of waiting fences, which begins at 1, and the time of its last update.
@@ -311,8 +313,18 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             sent::clear(sent);
         }
         let (closing, salt) = ([Closing::NONE; RAILS_MAX], mix(self.state.config.seed) >> 32);
-        self.state.failover =
-            Some(Failover { peers, streams, sent, window, closing, time: 1, counted: 0, clock: 0, salt });
+        self.state.failover = Some(Failover {
+            peers,
+            streams,
+            sent,
+            window,
+            refused: false,
+            closing,
+            time: 1,
+            counted: 0,
+            clock: 0,
+            salt,
+        });
         Ok(())
     }
 

@@ -107,3 +107,22 @@ fn a_long_message_is_done_at_both_ends_or_at_neither_if_one_closes() {
         assert_eq!(done, arrived, "seed {seed}: {sent:?} {received:?}");
     }
 }
+
+/// The queue of the puts fills the window as soon as it has room.
+#[test]
+fn a_long_message_is_done_while_its_receiver_keeps_putting() {
+    for seed in seeds(20) {
+        let (_, mut fleet) = nodes(Dials { min_delay: 20, max_delay: 40, ..Dials::CALM }, seed);
+        let (one, two) = (fleet[0].peers[1], fleet[1].peers[0]);
+        let (from, into) = (fleet[0].source.at(0), fleet[1].target.at(0));
+        let (source, to) = (fleet[1].source.at(0), fleet[1].remotes[0].at(2048));
+        fleet[1].engine.recv(Some(two), tag(0), EXACT, Some((into, LEN)), 0).unwrap();
+        fleet[0].engine.send(CX, one, tag(0), Payload::Region(from, LEN), Notice::Report(1)).unwrap();
+        let ended = (0..2000).any(|_| {
+            while fleet[1].engine.put(CX, source, 8, to, Notice::Silent).is_ok() {}
+            fleet::turn(&mut fleet);
+            fleet[0].engine.next_completion().is_some()
+        });
+        assert!(ended, "seed {seed}");
+    }
+}

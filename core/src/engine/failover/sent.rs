@@ -194,6 +194,21 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
+    /// Returns whether an answer of the two-sided protocol may take a number. Leaves room in the
+    /// window for operations.
+    #[cold]
+    pub(in super::super) fn may_answer(&mut self, stream: u32) -> bool {
+        let (window, in_flight) = (self.config.window, self.streams[stream as usize].in_flight());
+        let Some(failover) = &mut self.failover else { return true };
+        let answered = failover.streams[stream as usize].answered;
+        let may = in_flight < window.into() && answered < (window / 2).max(1);
+        if !may {
+            failover.refused = true;
+            self.ask(stream);
+        }
+        may
+    }
+
     /// Drops the records of a stream's numbers below `upto`, which are never posted again. Ends
     /// sends that waited only for this.
     #[cold]

@@ -427,13 +427,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (of, local, payload) = payload.unwrap_or((NONE, nothing.as_ptr(), nothing));
         let numbered = self.state.is_kept(stream) && kind != head::ROOM;
         let s = &self.state.streams[stream as usize];
-        let peer = s.peer;
+        let (peer, context, stamp) = (s.peer, s.context, s.stamp);
         let (kind, word) = match numbered {
-            true if s.in_flight() >= self.state.config.window as u64 => return None,
-            true => (kind + head::NUMBERED, s.word(self.state.mask)),
-            false => (kind, s.stamp),
+            true if !self.state.may_answer(stream) => return None,
+            true => (kind + head::NUMBERED, self.state.streams[stream as usize].word(self.state.mask)),
+            false => (kind, stamp),
         };
-        let head = Head { kind, context: s.context, op, word, ack: 0, freed: 0, words };
+        let head = Head { kind, context, op, word, ack: 0, freed: 0, words };
         let owner = self.state.control(peer);
         match self.post_answer_as(stream, peer, head, last, payload, owner) {
             Ok(_) if numbered => {
