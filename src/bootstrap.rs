@@ -112,12 +112,12 @@ impl fmt::Display for BootstrapError {
             }
             BootstrapError::BadCard(field) => write!(f, "the other side sent an invalid {field}"),
             BootstrapError::Differs { what, theirs, ours } => {
-                write!(f, "different {what}: {theirs} at the other side, {ours} here; use the same value")
+                write!(f, "different {what}: {theirs} on the other side, {ours} here; use the same value")
             }
             BootstrapError::Rails(mismatch) => mismatch.fmt(f),
             BootstrapError::Providers { ours, theirs } => write!(
                 f,
-                "rail {ours} here and rail {theirs} at the other side belong to different providers; use the same"
+                "rail {ours} here and rail {theirs} on the other side belong to different providers; use the same provider"
             ),
         }
     }

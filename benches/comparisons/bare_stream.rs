@@ -48,7 +48,8 @@ struct Ring {
 }
 
 impl Ring {
-    /// Returns the line of a message. Its first word becomes the message's number plus one.
+    /// Returns the line of a message. `send` stores the message's number plus one in its first
+    /// word.
     fn line(&self, message: u64) -> &[AtomicU64] {
         let first = (message % LINES) as usize * LINE;
         &self.words[first..first + LINE]

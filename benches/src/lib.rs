@@ -173,10 +173,8 @@ pub const NO_MORE_THAN: &[(&str, &str)] = &[
     ("pool_local_pair", "box_pair"),
 ];
 
-/// Triples of a path, a factor and another path. The first path must not take more instructions
-/// than the factor times the second. Matching at depth 65,536 may cost 5 % more than at 64,
-/// matching with 32 masks a quarter of a linear list, and a pool with 32 streams 1 % more than with
-/// one.
+/// Triples (path, factor, other): `path` may take at most `factor` times the instructions of
+/// `other`.
 pub const AT_MOST: &[(&str, f64, &str)] = &[
     ("tag_p1_64k", 1.05, "tag_p1_64"),
     ("tag_p2_64k", 1.05, "tag_p2_64"),

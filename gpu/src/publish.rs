@@ -158,7 +158,7 @@ pub struct Publications {
     buffers: BTreeMap<u64, Versions>,
 }
 
-/// The source of automatic versions. Each is greater than all earlier ones of this process.
+/// The next automatic version. A buffer whose last version is higher continues from that version.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Publications {
@@ -180,7 +180,7 @@ impl Publications {
             return Err(PublishError::Full(MAX_BUFFERS));
         }
         let last = self.buffers.get(&buffer).map_or(0, |versions| versions.last);
-        // Relaxed: the versions only need to be unique and increasing.
+        // Relaxed: the versions of a buffer only need to increase.
         let version =
             version.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed).max(last.saturating_add(1)));
         if version <= last {

@@ -195,8 +195,8 @@ pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: each access lies within `len` bytes of a pointer that the caller guarantees. The
-    // loads and stores are unaligned ones.
+    // SAFETY: the caller guarantees `len` readable bytes at `from` and `len` writable bytes at
+    // `to`, and every access is inside them. The loads and stores need no alignment.
     unsafe {
         if !len.is_multiple_of(8) {
             return copy_message(from, to, len);

@@ -18,7 +18,8 @@ use super::{ID_LEN, Job};
 
 const NAME: &str = "fishplate-job";
 
-/// Joins the job that meets in this folder.
+/// Joins the job whose rendezvous is a file in this folder, as rank 0 if no other process has
+/// claimed it.
 pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     let path = folder.join(NAME);
     let claim = |entry: &Entry| {

@@ -48,12 +48,12 @@ impl Leader {
         self.lead_while(size, timeout, || Ok(()))
     }
 
-    /// Does the same as [`lead`](Self::lead), and calls `check` at least every 50 ms while it
-    /// waits. There, a program that has started the other processes can check that they are alive.
+    /// Like [`lead`](Self::lead), but calls `check` at least every 50 ms while it waits, so that a
+    /// launcher can check that its processes are alive.
     ///
     /// # Errors
-    /// The same as [`lead`](Self::lead), and the first error of `check`. Then the processes that
-    /// have joined lose their connection.
+    /// Those of [`lead`](Self::lead), and the first error of `check`. After that error, the
+    /// processes that have joined lose their connection.
     pub fn lead_while(
         self,
         size: usize,

@@ -43,7 +43,7 @@ impl fmt::Display for OpenError {
             ),
             OpenError::Gpu(gpu, error) => write!(f, "cannot open the GPU {gpu}: {error}"),
             OpenError::Attach(error) => write!(f, "cannot open a node: {error}"),
-            OpenError::Listen(error) => write!(f, "cannot listen for peers of this host: {error}"),
+            OpenError::Listen(error) => write!(f, "cannot listen for peers on this host: {error}"),
             OpenError::Worker(error) => write!(f, "cannot start the node's worker: {error}"),
         }
     }

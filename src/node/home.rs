@@ -99,7 +99,7 @@ struct Parts {
     wait_object: NodeWaitObject,
 }
 
-/// Sizes of a node.
+/// Settings that determine the memory of a node.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub config: Config,

@@ -29,7 +29,10 @@ impl fmt::Display for Mismatch {
         match self {
             Mismatch::Count { rails } => write!(f, "invalid number of rails: {rails}; use 1 to 16"),
             Mismatch::Rails { theirs, ours } => {
-                write!(f, "different numbers of rails: {theirs} at the other side, {ours} here; use the same")
+                write!(
+                    f,
+                    "different numbers of rails: {theirs} on the other side, {ours} here; use the same number"
+                )
             }
         }
     }

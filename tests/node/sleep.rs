@@ -29,8 +29,8 @@ fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
     assert!(late.len() < ATTEMPTS, "{way:?}: {late:?}");
 }
 
-/// Lets two nodes signal each other in turn, each after the other has slept for some time. Returns
-/// the slower node's median time to wake up.
+/// Two nodes signal each other in turn. Each pauses before it signals, so that the other is asleep.
+/// Returns the median wake-up time of the slower node.
 fn signal_in_turn(way: Way, change: impl Fn(Builder) -> Builder + Sync) -> Duration {
     let sent = Mutex::new(Instant::now());
     let took = [const { Mutex::new(vec![]) }; 2];

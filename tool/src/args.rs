@@ -275,8 +275,9 @@ pub struct PerfArgs {
     /// Memory for the payloads of one direction; must be the same on both sides.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value = "64M")]
     pub region: usize,
-    /// Time limit, such as 90 (seconds), 500ms or 5m: for the other side to appear, for each
-    /// measurement, and for each operation over libfabric unless FISHPLATE_DEADLINE is shorter.
+    /// Time limit of each measurement, and of waiting for the other side (with --connect at most
+    /// 5s), such as 90 (seconds), 500ms or 5m. Also the deadline of operations over libfabric,
+    /// unless FISHPLATE_DEADLINE is set.
     #[arg(short = 'T', long, value_name = "TIME", value_parser = sizes::parse_time, default_value = "60s")]
     pub timeout: Duration,
 

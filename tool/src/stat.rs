@@ -39,7 +39,7 @@ fn look(args: &StatArgs) -> Outcome<Vec<Snapshot>> {
     })?;
     match pages.is_empty() {
         true => Err(Failure::run(format!(
-            "process {pid} has no counters: open its node with the option counters"
+            "process {pid} has no counters; open its node with the option `counters`"
         ))),
         false => Ok(pages),
     }
@@ -71,7 +71,7 @@ fn as_text(now: &[Snapshot], before: &[Snapshot]) -> String {
         }
     }
     if now.is_empty() {
-        text += "no process of this user has counters: open nodes with the option counters\n";
+        text += "no process of this user has counters; open nodes with the option `counters`\n";
     }
     text
 }

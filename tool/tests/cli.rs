@@ -232,7 +232,7 @@ fn a_variable_that_must_match_is_used_and_told_to_the_other_side() {
     let mut other = fishplate("perf put -n 100 --connect");
     let output = other.arg(&path).env("FISHPLATE_WINDOW", "64").output().unwrap();
     let told = text(&output.stderr);
-    assert!(told.contains("window: 256 at the other side, 64 here"), "{told}");
+    assert!(told.contains("window: 256 on the other side, 64 here"), "{told}");
     side.kill().unwrap();
     side.wait().unwrap();
     std::fs::remove_file(&path).unwrap();

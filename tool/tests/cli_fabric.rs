@@ -147,7 +147,7 @@ fn sides_that_do_not_fit_say_what_differs() {
     }
     for (theirs, ours, says) in [
         ("--region 1M", "", "region size"),
-        ("--rails 2 --interface lo,lo", "", "2 at the other side, 1 here"),
+        ("--rails 2 --interface lo,lo", "", "2 on the other side, 1 here"),
         ("--provider tcp;ofi_rxm --interface lo", "--provider tcp --interface lo", "different providers"),
     ] {
         let port = free_port();
@@ -185,7 +185,7 @@ fn sides_that_do_not_fit_say_what_differs() {
         .output()
         .unwrap();
     assert!(
-        text(&output.stderr).contains("window: 128 at the other side, 64 here"),
+        text(&output.stderr).contains("window: 128 on the other side, 64 here"),
         "{}",
         text(&output.stderr)
     );

@@ -104,7 +104,9 @@ impl View {
         let width: Option<usize> = kind.get(2..).and_then(|width| width.parse().ok());
         let width = width.filter(|_| kind.as_bytes()[1] != b't').ok_or_else(|| wrong("unknown type"))?;
         let len = shape.iter().try_fold(width, |len, &extent| len.checked_mul(extent));
-        let len = len.filter(|&len| len <= isize::MAX as usize).ok_or_else(|| wrong("too long"))?;
+        let len = len
+            .filter(|&len| len <= isize::MAX as usize)
+            .ok_or_else(|| wrong("the shape exceeds the address space"))?;
         let strides: Option<Vec<isize>> = match array.get_item("strides")? {
             Some(strides) => strides.extract()?,
             None => None,

@@ -317,7 +317,7 @@ def test_device_memory_needs_a_device(own):
         ({"typestr": ""}, "unknown type"),
         ({"typestr": "é"}, "unknown type"),
         ({"strides": (2,)}, "not contiguous"),
-        ({"shape": (1 << 40, 1 << 40)}, "too long"),
+        ({"shape": (1 << 40, 1 << 40)}, "exceeds the address space"),
         ({"mask": 1}, "masked"),
         ({"data": (8, True)}, "read-only"),
     ],

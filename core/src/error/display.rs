@@ -134,7 +134,7 @@ impl Display for Use {
             Use::Posts(rail) => {
                 write!(f, "by incomplete posts of rail {}; make progress, then try again", rail.0)
             }
-            Use::Import => f.write_str("by an import in this process; release it"),
+            Use::Import => f.write_str("an import in this process refers to it; release the import"),
             Use::Common => f.write_str("it is shared with the peer; deregister it first"),
         }
     }
@@ -144,7 +144,9 @@ impl Display for OpError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             OpError::Again => f.write_str("a window, queue or pool is full; make progress, then try again"),
-            OpError::UnknownContext => f.write_str("unknown context: its number is not configured"),
+            OpError::UnknownContext => {
+                f.write_str("unknown context: its number must be below `Config::contexts`")
+            }
             OpError::UnknownPeer => f.write_str("unknown peer: it was never connected, or was removed"),
             OpError::UnknownRegion => {
                 f.write_str("unknown region: it was never registered or imported, or was released")

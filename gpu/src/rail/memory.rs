@@ -203,7 +203,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             .then_some(slot)
     }
 
-    /// Returns the index of the device registration that a peer's key names.
+    /// Returns the index of our registered region with this key.
     pub(super) fn local_by_key(&self, key: RailKey) -> Option<u32> {
         self.locals.iter().position(|local| !local.is_free() && local.key == key).map(|slot| slot as u32)
     }

@@ -87,9 +87,9 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Publishes a buffer's location to a peer, unless the peer already knows it. The caller may
-    /// choose the version. Otherwise it is an automatic number greater than all earlier versions.
-    /// Before the first version in an allocation, sends the allocation's handle, so that the peer
-    /// can open it without a request.
+    /// choose the version. Otherwise it is an automatic number, greater than those of the buffer
+    /// since it was last unpublished. Before the first version in an allocation, sends the
+    /// allocation's handle, so that the peer can open it without a request.
     ///
     /// # Errors
     /// See [`TellError`]. If the link has no room, nothing is sent. The peer may then request the

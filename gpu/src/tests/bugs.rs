@@ -3,7 +3,7 @@
 use super::*;
 use crate::wire::Offer;
 
-/// Returns the handle of an allocation as a peer sends it.
+/// Returns the offer of an allocation, as a peer would send it.
 fn offer(of: &mut End<FakeDevice>, base: DevicePtr, alloc: AllocId) -> Offer {
     let device = of.sharing.driver();
     let allocation = device.allocation(base).unwrap();

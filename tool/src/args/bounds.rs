@@ -71,7 +71,7 @@ pub fn size(size: usize, test: Test, region: usize) -> Outcome {
             Err(Failure::usage(format!("{} works on one word of 8 bytes: leave --size out", name(test))))
         }
         Test::Ring if ![8, 16, 32, 64].contains(&size) => {
-            Err(Failure::usage("ring: slots are of 8, 16, 32 or 64 bytes; choose --size among these"))
+            Err(Failure::usage("ring: a slot has 8, 16, 32 or 64 bytes; use one of these as --size"))
         }
         _ => Ok(()),
     }

@@ -34,7 +34,7 @@ fn yama(root: &Root) -> Finding {
         None | Some("0") => Finding::pass("ptrace", "the kernel copies between processes of one user"),
         Some(scope) => Finding::warn(
             "ptrace",
-            format!("yama's ptrace_scope is {scope}: peers of this host copy long messages twice"),
+            format!("yama's ptrace_scope is {scope}: peers on this host copy long messages twice"),
             "sysctl kernel.yama.ptrace_scope=0",
         ),
     }

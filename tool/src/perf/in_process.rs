@@ -633,7 +633,7 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
         std::thread::yield_now();
         interrupt::check()?;
         match self.watch.is_up() {
-            true => Err(Failure::run("not complete in time; use a longer --timeout")),
+            true => Err(Failure::run("the run did not complete in time; use a longer --timeout")),
             false => Ok(()),
         }
     }

@@ -143,7 +143,7 @@ struct Row {
 trait Ready {
     /// Runs rounds of the workload.
     fn run(&mut self, rounds: u64);
-    /// Runs one round. Returns the longest time between two calls of `tick`, in clock ticks.
+    /// Runs one round. Returns the longest time between two consecutive steps, in clock cycles.
     fn longest(&mut self, clock: Clock) -> u64;
     fn pairs(&self) -> Pairs;
 }

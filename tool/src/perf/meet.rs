@@ -182,7 +182,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Returns the address by which the other side reaches a process that listens at `at`.
+/// Returns the address to print for the other side. Replaces a wildcard host with `HOST`.
 fn reachable(at: &str) -> String {
     match at.rsplit_once(':') {
         Some(("0.0.0.0" | "[::]" | "::" | "*" | "", port)) => format!("HOST:{port}"),

@@ -59,7 +59,7 @@ const LOOK_NS: u64 = 10_000_000;
 /// exit.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Time to close a node.
+/// Time limit for closing a node.
 const PART: Duration = Duration::from_secs(10);
 
 /// Minimum number of iterations for a progress bar.

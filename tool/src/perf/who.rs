@@ -77,7 +77,7 @@ impl Who {
     #[cold]
     pub fn out_of_time(&self, stuck: Stuck) -> Failure {
         Failure::run(format!(
-            "not complete in time: {self} has answered every request{}; use a longer --timeout",
+            "the run did not complete in time: {self} has answered every request{}; use a longer --timeout",
             self.stuck(stuck)
         ))
     }
@@ -87,7 +87,7 @@ impl Who {
     fn ended(&self, what: &str, outcome: Ended) -> Failure {
         match outcome {
             Ended::Failed(fault) | Ended::Unknown(fault) => self.fault(what, outcome, fault),
-            Ended::Done => Failure::run(format!("{what} with {self} ended: {outcome}")),
+            Ended::Done => Failure::run(format!("{what} with {self} failed: {outcome}")),
         }
     }
 
@@ -96,7 +96,7 @@ impl Who {
     pub fn receive_ended(&self, outcome: Received) -> Failure {
         match outcome {
             Received::Failed(fault) | Received::Unknown(fault) => self.fault("a receive", outcome, fault),
-            _ => Failure::run(format!("a receive from {self} ended: {outcome}")),
+            _ => Failure::run(format!("a receive from {self} failed: {outcome}")),
         }
     }
 
@@ -106,7 +106,7 @@ impl Who {
             Fault::Rail(rail, CompleteError::PeerDown) | Fault::Post(rail, PostError::PeerDown) => {
                 self.lost(PeerError::Rail(rail))
             }
-            _ => Failure::run(format!("{what} with {self} ended: {outcome}")),
+            _ => Failure::run(format!("{what} with {self} failed: {outcome}")),
         }
     }
 

@@ -43,8 +43,8 @@ pub fn shell(line: &str) -> Command {
     shell
 }
 
-/// Runs the line that a listening side prints for the other side in a shell, with `more` options
-/// added. Both sides must succeed. Returns the line.
+/// Runs in a shell the line that the listening side prints for the other side, with the options
+/// `more` appended. Asserts that both sides succeed. Returns the line.
 pub fn run_hint(mut side: Child, more: &str) -> String {
     let mut errors = BufReader::new(side.stderr.take().expect("standard error is a pipe"));
     let mut told = String::new();

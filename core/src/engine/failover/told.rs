@@ -1,5 +1,5 @@
-//! The messages of failover. The first one, [`Told`], reports which numbers have arrived; a side
-//! that has fenced rails sends it.
+//! The messages of failover. The first one, [`Told`], reports which numbers have arrived, and asks
+//! the peer to fence rails. A side sends it while it fences rails, and afterwards.
 //!
 //! ```text
 //! 128 bytes: kind u8 | context u8 | last u8 | asks u8 | word u32 | ack u32 | freed u32 | from u64
@@ -13,19 +13,20 @@
 //! - `rails`: rails that the sender has fenced.
 //! - `heard`: rails about which the receiver's report is complete.
 //! - `failed`: rails that the receiver must fence.
-//! - `left`: rails on which nothing has failed. The sender has left those in `rails`, and lets the
-//!   receiver leave those in `failed`.
+//! - `left`: those of the rails above that have not failed, and are given up so that an endpoint
+//!   can be closed (see `leave`). The sender no longer uses those in `rails`. The receiver may stop
+//!   using those in `failed`.
 //!
 //! If `asks` is 1, the sender requests a report in return, because the receiver has not confirmed
 //! all of `rails` yet. `epochs` has the epoch of each rail. What the message reports about a rail
 //! is valid in that epoch only.
 //!
-//! Every rail accepts a message of this length. libfabric's `tcp` cannot inject it, so its post has
-//! a completion that reports a failure.
+//! Every rail accepts a message of this length. libfabric's `tcp` cannot inject it, so a completion
+//! reports a failed post.
 //!
 //! The other message, [`Asks`], requests the reply to a fetching atomic again. The request carries
-//! the whole number of the atomic. It may arrive so late that the sequence in a word would stand
-//! for another number.
+//! the 64-bit number of the atomic: when it arrives, the truncated number in a word may already
+//! stand for a later one.
 //!
 //! ```text
 //! 32 bytes: kind u8 | context u8 | 0 u16 | word u32 | ack u32 | 0 u32 | token u64 | number u64

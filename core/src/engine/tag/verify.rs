@@ -143,7 +143,10 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             },
         )?;
         let free = self.count_free(posted.slots, posted.free, |slot| !slot.waits())?;
-        if grouped != indexed || (free + len) as usize != posted.slots.len() {
+        if grouped != indexed {
+            return Err("an indexed receive is in no group");
+        }
+        if (free + len) as usize != posted.slots.len() {
             return Err("receive slots have leaked");
         }
         Ok(())

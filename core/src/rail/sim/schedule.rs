@@ -271,7 +271,8 @@ impl<'s, 'm> Schedule<'s, 'm> {
         Schedule { sim, scope, source, down, stalled: None, dead: None, late: 0, log, logged: 0 }
     }
 
-    /// Draws the events from a seed. There are at most as many as `log` has room for.
+    /// Draws the events from a seed, and stops drawing in the turn that fills `log`. Events of that
+    /// turn for which `log` has no room are executed, but not recorded.
     pub fn drawn(sim: &'s Sim<'m>, scope: Scope, seed: u64, log: &'s mut [Event]) -> Self {
         let mut random = Random::new(seed ^ 0xf1a9);
         let often = [5, 20, 60][(random.next() % 3) as usize];

@@ -46,7 +46,7 @@ pub(super) struct PeerSlot {
     pub injected: u32,
     /// Number of arrivals from the peer. Wraps.
     pub arrived: u32,
-    /// The peer's signature, which its words carry.
+    /// The random number of the peer's rail, which its writes and messages carry.
     pub number: u32,
     /// [`heard`](Self::heard) at the last check that saw a change.
     pub marked: u32,

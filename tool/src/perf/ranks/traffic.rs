@@ -298,7 +298,7 @@ fn contents(seed: u64, from: usize, to: usize, number: u64) -> payload::Pattern 
 }
 
 fn load(node: &Node, at: fishplate::LocalAddr) -> Outcome<u64> {
-    node.load(at).map_err(|error| Failure::run(format!("cannot read a counter of messages: {error}")))
+    node.load(at).map_err(|error| Failure::run(format!("cannot read a message counter: {error}")))
 }
 
 #[cold]
