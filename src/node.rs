@@ -280,8 +280,24 @@ impl Node {
         if let Driver::Worker(worker) = mem::replace(&mut self.driver, Driver::Program) {
             return worker.stop()?.close(timeout);
         }
-        let deadline_ns = self.deadline_ns(timeout);
         let deadline = Instant::now().checked_add(timeout);
+        self.shutdown(timeout)?;
+        self.revoke_device(deadline)?;
+        // Reports operations that were lost with failed peers.
+        self.quiet_all(Duration::ZERO)
+    }
+
+    /// Closes the connections to all peers as [`close`](Self::close) does, but keeps the node.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`] names what was missing when the deadline expired. If that is
+    /// [`Missing::Answer`](fishplate_core::error::Missing::Answer), no peer needs this node any
+    /// more. Call `shutdown` again to continue.
+    pub fn shutdown(&mut self, timeout: Duration) -> Result<(), Error> {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(|node| node.shutdown(timeout))?;
+        }
+        let deadline_ns = self.deadline_ns(timeout);
         for contact in &self.contacts {
             let engine = &mut self.home.engine;
             // This peer has not connected, and nothing was sent to it, so it expects no Bye.
@@ -293,10 +309,7 @@ impl Node {
             }
         }
         // Uses the waiter of short waits, so it does not sleep between passes.
-        self.home.engine.shutdown(&mut self.home.waiter, deadline_ns).map_err(Error::Unfinished)?;
-        self.revoke_device(deadline)?;
-        // Reports operations that were lost with failed peers.
-        self.quiet_all(Duration::ZERO)
+        self.home.engine.shutdown(&mut self.home.waiter, deadline_ns).map_err(Error::Unfinished)
     }
 
     /// If this node is a front, repeats the call on the node behind it, which knows the peers,

@@ -321,23 +321,25 @@ impl From<Short> for AttachError {
 /// The peers that a shutdown could not close before its deadline. All other peers are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfinished {
-    /// The first peer that did not close.
+    /// The first peer that did not close, of those that miss the most.
     pub peer: PeerId,
     /// Number of peers that did not close.
     pub peers: u16,
-    /// Why the first peer did not close.
+    /// Why this peer did not close.
     pub missing: Missing,
 }
 
-/// Why a connection is not closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a connection is not closed. The smallest value misses the most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Missing {
     /// Operations to the peer are incomplete: it has not applied them, has not received a message,
     /// or has never answered. Or one of its messages has matched here, and the payload is in
     /// flight.
     Operations,
-    /// All operations are complete, but the peer has not sent its Bye message.
+    /// All operations are complete, but our Bye message is not sent.
+    Bye,
+    /// Our Bye message is sent, but the peer has not sent its own.
     Answer,
 }
 

@@ -238,7 +238,7 @@ fn a_closing_node_is_not_reported_dead_and_its_last_message_arrives() {
 }
 
 #[test]
-fn an_unanswered_close_names_the_peer() {
+fn an_unanswered_close_names_the_peer_and_can_be_continued() {
     for way in super::ways() {
         two(
             way,
@@ -252,11 +252,11 @@ fn an_unanswered_close_names_the_peer() {
                 side.node.wait(memory.at(0), Cmp::Eq, 1, Some(side.peer), SOON).unwrap();
                 side.node.quiet(side.peer, SOON).unwrap();
                 side.exchange(&[]);
-                let Side { node, peer, rank, send, receive } = side;
+                let Side { mut node, peer, rank, send, receive } = side;
                 if rank == 0 {
-                    // The other side has finished its exchange, and makes no more progress.
+                    // The other side has finished its exchange, and makes no progress meanwhile.
                     receive.recv().unwrap();
-                    let closed = node.close(Duration::from_millis(100));
+                    let closed = node.shutdown(Duration::from_millis(100));
                     // A worker answers even if its program makes no calls.
                     assert!(
                         WORKER && closed.is_ok()
@@ -268,6 +268,7 @@ fn an_unanswered_close_names_the_peer() {
                     send.send(vec![]).unwrap();
                     receive.recv().unwrap();
                 }
+                node.close(SOON).unwrap();
             },
         );
     }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use fishplate::config::Settings;
 use fishplate::core::engine::protocol::MatchConfig;
-use fishplate::node::{Fabric, OpenError};
+use fishplate::core::error::{Missing, Unfinished};
+use fishplate::node::{Error as NodeError, Fabric, OpenError};
 use fishplate::{Limits, Node};
 
 use crate::door::{Door, Sockets};
@@ -51,6 +52,9 @@ const MATCHING: MatchConfig = MatchConfig {
 
 /// Maximum time that closing an endpoint waits for its peers.
 const CLOSE: Duration = Duration::from_secs(30);
+
+/// Longest part of a wait for peers that still need the closing endpoint.
+const SLICE: Duration = Duration::from_millis(100);
 
 /// Initializes the library. Each call needs a matching [`psm2_finalize`].
 #[unsafe(no_mangle)]
@@ -255,7 +259,9 @@ fn host() -> Option<Ipv4Addr> {
     found
 }
 
-/// Closes an endpoint. The graceful mode waits until peers have received all sends.
+/// Closes an endpoint. The graceful mode waits until peers have received all sends, even if that
+/// takes longer than `timeout`, but at most `CLOSE`. Once they have, it waits for peers that have
+/// not yet noticed the close only until `timeout`, and does not fail.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_ep_close(ep: *mut Ep, mode: i32, timeout: i64) -> Error {
     let limit = match u64::try_from(timeout) {
@@ -293,13 +299,28 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
         drop(node);
         return Error::OK;
     }
-    let deadline = Instant::now() + timeout;
-    let closed = node.close(timeout);
-    if let Some(am) = am {
-        _ = am.node.close(deadline.saturating_duration_since(Instant::now()));
-    }
-    match closed {
-        Err(fishplate::node::Error::Unfinished(_)) if !timeout.is_zero() => Error::CLOSE_TIMEOUT,
-        _ => Error::OK,
+    let now = Instant::now();
+    let until = (!timeout.is_zero()).then_some((now + timeout, now + CLOSE));
+    let left = leave(node, until);
+    let left_am = am.is_none_or(|am| leave(am.node, until));
+    if until.is_some() && !(left && left_am) { Error::CLOSE_TIMEOUT } else { Error::OK }
+}
+
+/// Closes a node. Waits for the answers of peers until the first deadline, and for peers that still
+/// need the node until the second. Returns whether no peer needed the node at the end. Does not
+/// wait if `until` is `None`.
+fn leave(mut node: Node, until: Option<(Instant, Instant)>) -> bool {
+    let Some((answers, all)) = until else { return node.shutdown(Duration::ZERO).is_ok() };
+    let mut end = answers;
+    loop {
+        match node.shutdown(end.saturating_duration_since(Instant::now())) {
+            Err(NodeError::Unfinished(Unfinished { missing: Missing::Answer, .. })) => return true,
+            Err(NodeError::Unfinished(_)) if end < all => {
+                end = all.min(Instant::now().max(answers) + SLICE);
+            }
+            Err(NodeError::Unfinished(_)) => return false,
+            // A failed peer needs no node.
+            _ => return true,
+        }
     }
 }

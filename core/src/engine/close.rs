@@ -183,8 +183,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// and the process may exit.
     ///
     /// # Errors
-    /// [`Unfinished`] names a peer that had not left when the deadline expired. Call `shutdown`
-    /// again to continue.
+    /// [`Unfinished`] names the peer that misses the most when the deadline expires. Call
+    /// `shutdown` again to continue.
     #[doc(alias = "shmem_finalize")]
     pub fn shutdown<H: Host, P: Park>(
         &mut self,
@@ -339,6 +339,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.contexts_of(peer).any(|stream| self.streams[stream].silent_posts != 0)
     }
 
+    /// Returns why the connection to a peer is not closed yet.
+    #[cold]
+    fn missing_of(&self, peer: u16) -> Missing {
+        let told = self.pairings[peer as usize].parting.sent == self.config.contexts;
+        match () {
+            () if self.is_meeting(peer) || self.is_busy(peer) => Missing::Operations,
+            () if !told || self.has_posts(peer) => Missing::Bye,
+            () => Missing::Answer,
+        }
+    }
+
     /// Returns whether an operation to a peer, or a payload from it, is in flight. Slow path: scans
     /// all receives.
     #[cold]
@@ -419,12 +430,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     fn unfinished(&self) -> Result<(), Unfinished> {
         let closing = |peer: &u16| self.peers[*peer as usize].state == PeerState::Closing;
-        let mut peers = (0..self.peers.len() as u16).filter(closing);
-        let Some(first) = peers.next() else { return Ok(()) };
-        let missing = match self.is_meeting(first) || self.is_busy(first) {
-            true => Missing::Operations,
-            false => Missing::Answer,
-        };
-        Err(Unfinished { peer: self.peer_id(first), peers: 1 + peers.count() as u16, missing })
+        let peers = (0..self.peers.len() as u16).filter(closing);
+        let worst = peers.clone().map(|peer| (self.missing_of(peer), peer)).min();
+        worst.map_or(Ok(()), |(missing, peer)| {
+            Err(Unfinished { peer: self.peer_id(peer), peers: peers.count() as u16, missing })
+        })
     }
 }

@@ -232,10 +232,11 @@ impl Display for Unfinished {
         let Unfinished { peer, peers, missing } = self;
         let missing = match missing {
             Missing::Operations => "operations are incomplete",
+            Missing::Bye => "the close was not sent",
             Missing::Answer => "it has not confirmed the close",
         };
-        let (some, first) = if *peers == 1 { ("peer", "it") } else { ("peers", "the first") };
-        write!(f, "{peers} {some} did not close; {first} is peer {}: {missing}", peer.peer().0)
+        let (some, one) = if *peers == 1 { ("peer", "it") } else { ("peers", "one") };
+        write!(f, "{peers} {some} did not close; {one} is peer {}: {missing}", peer.peer().0)
     }
 }
 

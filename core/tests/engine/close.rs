@@ -186,7 +186,7 @@ fn an_expired_deadline_names_the_peer_and_what_is_missing() {
     let signal = |node| Signal { at: node, op: SignalOp::Add, value: 1 };
     first.engine.signal(CX, signal(first.remotes[2].at(0)), Notice::Silent).unwrap();
     let late = first.engine.shutdown(&mut waiter, 100_000).unwrap_err();
-    assert_eq!(late, Unfinished { peer: first.peers[1], peers: 3, missing: Missing::Answer });
+    assert_eq!(late, Unfinished { peer: first.peers[2], peers: 3, missing: Missing::Operations });
     // The last node answers in its passes; its program makes no call.
     let (first_peer, last_peer) = (last.peers[0], first.peers[3]);
     for _ in 0..2000 {
@@ -196,14 +196,14 @@ fn an_expired_deadline_names_the_peer_and_what_is_missing() {
     assert_eq!(last.engine.has_left(first_peer), Ok(true));
     assert_eq!(first.engine.has_left(last_peer), Ok(true));
     let late = first.engine.shutdown(&mut waiter, 200_000).unwrap_err();
-    assert_eq!(late, Unfinished { peer: first.peers[1], peers: 2, missing: Missing::Answer });
-    let [first, second, ..] = &mut nodes[..] else { unreachable!() };
+    assert_eq!(late, Unfinished { peer: first.peers[2], peers: 2, missing: Missing::Operations });
+    let [first, _, third, _] = &mut nodes[..] else { unreachable!() };
     for _ in 0..2000 {
-        second.engine.progress();
+        third.engine.progress();
         first.engine.progress();
     }
     let late = first.engine.shutdown(&mut waiter, 300_000).unwrap_err();
-    assert_eq!(late, Unfinished { peer: first.peers[2], peers: 1, missing: Missing::Operations });
+    assert_eq!(late, Unfinished { peer: first.peers[1], peers: 1, missing: Missing::Bye });
     turn_until(&mut nodes, "all have left", |nodes| nodes[0].engine.shutdown(&mut waiter, 0).is_ok());
     assert_eq!(word(&nodes[2].engine, nodes[2].target.at(0)), 1);
 }
