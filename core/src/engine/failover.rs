@@ -441,14 +441,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.kept_peer(peer).map_or(self.peers[peer as usize].rails, |kept| kept.joined)
     }
 
-    /// Records the rails that lead to a peer, and the longest write that all of them accept.
-    pub(super) fn keep_peer(&mut self, peer: u16, rails: u16, longest: u64) {
+    /// Records the rails that lead to a peer, and the longest write and message that all of them
+    /// accept. Any of them may have to take over a post, so both limits stay while rails fail and
+    /// return.
+    pub(super) fn keep_peer(&mut self, peer: u16, rails: u16, (longest, message): (u64, u32)) {
         let Some(failover) = &mut self.failover else { return };
         if rails.count_ones() < 2 {
             return;
         }
         let kept = FailoverPeer { joined: rails, longest, ..FailoverPeer::EMPTY };
         failover.peers[peer as usize].write(kept);
+        self.pairings[peer as usize].longest = message;
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
             self.streams[stream].fence |= KEPT;
@@ -474,6 +477,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let stream = self.stream_of(context as u8, peer) as usize;
             self.streams[stream].fence &= !KEPT;
         }
+        let (rails, pairing) = (self.peers[peer as usize].rails, &mut self.pairings[peer as usize]);
+        let messages = pairing.messages.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
+        pairing.longest = messages.map(|(_, &most)| most).max().unwrap_or(0);
+        self.open_accounts(peer);
         true
     }
 
@@ -519,15 +526,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         kept.tell_anew();
         self.stats.rails_failed += 1;
         self.peers[peer as usize].rails = left;
-        // The longest message that the remaining rails accept.
         let pairing = &mut self.pairings[peer as usize];
-        let messages = pairing.messages.iter().enumerate();
-        pairing.longest =
-            messages.filter(|(at, _)| left >> at & 1 != 0).map(|(_, &most)| most).max().unwrap_or(0);
         pairing.parting.say_again();
         pairing.wait.end(rail);
-        self.eager = self.eager.min(self.room(peer) as u32);
-        self.open_accounts(peer);
         // The rail may have mapped memory of the peer.
         for remote in
             self.remotes.iter_mut().filter(|remote| remote.is_of(peer) && remote.rail as usize == rail)

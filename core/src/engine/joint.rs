@@ -38,7 +38,8 @@ pub struct Pairing {
     /// Longest message, in bytes, that both sides accept on each of our rails. 0 if a rail does not
     /// reach this peer.
     pub(crate) messages: [u32; RAILS_MAX],
-    /// The largest of `messages`.
+    /// The longest message to the peer, in bytes. The largest of `messages`, or with failover, the
+    /// smallest of the rails that reach it.
     pub(crate) longest: u32,
     /// Longest write, in bytes, that all rails to the peer accept in one post and that is not
     /// striped.

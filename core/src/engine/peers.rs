@@ -12,7 +12,7 @@ use super::protocol::MatchLimits;
 use super::stream::{MESSAGES, Stream, WRITES};
 use super::table::{self, PeerSlot, PeerState};
 use super::window::bitmap_words;
-use super::wire::{GENERATION_MASK, HEAD_MAX, Owner, PostTag, STREAM_POST_MAX};
+use super::wire::{GENERATION_MASK, Owner, PostTag, STREAM_POST_MAX};
 use super::{Engine, State, mix};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -136,13 +136,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let place = &mut self.state.pairings[peer.index as usize];
         *place = Pairing { last: place.last, ..pairing };
         self.state.shortest = self.state.shortest.min(shortest);
-        self.state.eager = self.state.eager.min(pairing.longest - HEAD_MAX as u32);
-        self.state.open_accounts(peer.index);
         if shortest as usize >= failover::LONGEST {
             let least = self.state.max_rma.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
             let least = least.map(|(_, &most)| most).min().unwrap_or(0);
-            self.state.keep_peer(peer.index, rails, least);
+            self.state.keep_peer(peer.index, rails, (least, shortest));
         }
+        self.state.eager = self.state.eager.min(self.state.room(peer.index) as u32);
+        self.state.open_accounts(peer.index);
         self.state.meet(peer.index, fresh);
         Ok(())
     }

@@ -305,7 +305,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (mut tried, mut full) = (state.too_short(peer, bytes), 0);
         loop {
             let Some(rail) = state.pick(peer, tried, full, bytes as u64) else {
-                return Err(state.no_room_for(peer, bytes));
+                return Err(state.no_room());
             };
             match self.rails[rail].post_message(Peer(peer), head, payload, PostTag { owner, bytes }.pack()) {
                 Ok(posted) => {
@@ -425,23 +425,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
         let several = || self.peers.get(peer as usize).is_some_and(|slot| slot.rails.count_ones() > 1);
         if stripe && several() { left.min(self.config.stripe_chunk) } else { left }
-    }
-
-    /// Like [`no_room`](Self::no_room), for a message. Fails the peer if all rails that accept
-    /// messages of this length have failed.
-    #[inline]
-    fn no_room_for(&mut self, peer: u16, bytes: u32) -> Blocked {
-        if RAILS > 1 && self.peers[peer as usize].rails & !self.too_short(peer, bytes) == 0 {
-            return self.outgrown(peer);
-        }
-        self.no_room()
-    }
-
-    #[cold]
-    fn outgrown(&mut self, peer: u16) -> Blocked {
-        let rail = self.peers[peer as usize].rails.trailing_zeros() as u8;
-        self.fail_peer(peer, PeerError::Rail(RailId(rail)));
-        Blocked::PeerDown
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! Two engines that connect over several rails, some of which fail meanwhile. One engine or both
 //! have failover.
 
-use fishplate_core::engine::{Config, Engine, Notice, Signal};
+use fishplate_core::engine::{Config, Engine, Joint, Notice, Signal};
 use fishplate_core::error::PeerError;
 use fishplate_core::mem::{LocalId, Peer, PeerId, RailId, RemoteId};
 use fishplate_core::op::Outcome;
@@ -171,6 +171,28 @@ fn without_failover_at_both_ends_the_first_failed_rail_fails_the_peer() {
     }
     println!("{met:?}");
     assert!(met.given_up >= seeds.len() as u64 / 2, "{met:?}");
+}
+
+/// Any rail may have to take over a message, so the shortest limit holds. Without failover at both
+/// ends, the longest does.
+#[test]
+fn rails_with_different_limits_carry_what_all_of_them_or_one_of_them_accepts() {
+    for keeps in [[true, true], [true, false], [false, true]] {
+        let sim = fleet::fabric(2, 2, 64, Dials::CALM, 1);
+        let mut sides = [0, 1].map(|n| Side::<2>::new(sim, n, keeps[n as usize], 0, Config::DEFAULT));
+        for Side { engine, peer, .. } in &mut sides {
+            let joint = |rail, max_message| Joint { ours: RailId(rail), theirs: rail, max_message };
+            engine.join_peer(*peer, &[joint(0, 160), joint(1, 200)], None).unwrap();
+        }
+        (0..100).for_each(|_| sides.iter_mut().for_each(Side::pass));
+        for Side { engine, peer, .. } in &sides {
+            let lasts = keeps == [true; 2];
+            assert_eq!(engine.has_failover(*peer), Ok(lasts), "{keeps:?}");
+            // An inject is one message, or with failover, fits the record of its number.
+            let most = if lasts { 64 } else { 200 - 48 };
+            assert_eq!(engine.inject_max(*peer), most, "{keeps:?}");
+        }
+    }
 }
 
 #[test]

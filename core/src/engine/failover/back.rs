@@ -463,9 +463,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         kept.why[rail] = None;
         kept.back.due |= bit;
         self.peers[peer as usize].rails |= bit;
-        let pairing = &mut self.pairings[peer as usize];
-        pairing.longest = pairing.longest.max(pairing.messages[rail]);
-        self.open_accounts(peer);
         self.loads.renew(rail);
         self.stats.rails_returned += 1;
         probe!("rail_up", peer, rail);
