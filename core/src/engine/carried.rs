@@ -19,7 +19,8 @@
 //! Between sides with failover, each Got has a number, so that it can be posted again if its rail
 //! fails. So two sides could wait for room in each other's windows. Therefore a get ends its turn
 //! at once and waits in a short list, and a side has no more gets unanswered than the list holds.
-//! Any rail may have to take over, so data travels in messages if only some rails reach the memory.
+//! Any rail may have to take over, so data travels in messages if only some rails reach the memory,
+//! and a piece is as long as all rails that join the sides accept.
 
 use core::ptr::NonNull;
 
@@ -30,6 +31,7 @@ use crate::rail::{Local, Posted, Rail, RailKey};
 use crate::sync::seq::truncate;
 
 use super::failover::{Failover, FailoverStream, Sent};
+use super::list::NONE;
 use super::pending::{OpKind, State as Stage};
 use super::pieces::{Answer, COPIER, GETS, Get, Got, LONGEST, PIECE_BITS};
 use super::post::Blocked;
@@ -298,8 +300,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Answers a get whose turn it is. Returns `None` if its turn is over, otherwise what is left.
     ///
     /// # Errors
-    /// The violation if the region is gone, or if too many gets wait for their answer.
-    /// [`PeerError::Rail`] if the device or a rail has failed.
+    /// The violation if too many gets wait for their answer. [`PeerError::Rail`] if the device or a
+    /// rail has failed.
     #[cold]
     #[inline(never)]
     pub(super) fn answer(&mut self, stream: u32, answer: Answer) -> Result<Option<Answer>, PeerError> {
@@ -311,6 +313,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Continues to answer the oldest get of a peer with failover.
     pub(super) fn answer_gets(&mut self, stream: u32) {
+        let s = &self.state.streams[stream as usize];
+        if self.state.config.window == 1 && s.next.0 & 1 != 0 && s.unposted != NONE {
+            // Operations come first every other time, because the window has room for one number.
+            self.advance(stream);
+        }
         let Some(answer) = self.state.oldest_get(stream) else { return };
         let rest = self.send_pieces(stream, answer);
         match rest {
@@ -319,8 +326,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends the next pieces that answer a get. Returns `None` once all are sent, otherwise what is
-    /// left.
+    /// Sends the next pieces that answer a get, or one without data if the memory is gone. Returns
+    /// `None` once all are sent, otherwise what is left.
     fn send_pieces(&mut self, stream: u32, mut answer: Answer) -> Result<Option<Answer>, PeerError> {
         let kept = self.state.is_kept(stream);
         for _ in 0..self.state.config.batch {
@@ -335,12 +342,22 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let word = if kept { s.word(state.mask) } else { s.stamp };
             let (peer, context, cursor) = (s.peer, s.context, s.window.expected());
             let most = state.room(peer).min(LONGEST as u64).min(answer.piece.into());
-            let len = answer.left.min(most);
-            let (ptr, _) = state.place_anywhere(answer.at, answer.left).map_err(PeerError::Protocol)?;
+            let (start, len) = match state.place_anywhere(answer.at, answer.left) {
+                Ok((ptr, _)) => (Some(ptr), answer.left.min(most)),
+                // A message without data answers everything.
+                Err(Violation::Region) => (None, answer.left),
+                Err(violation) => return Err(PeerError::Protocol(violation)),
+            };
             let Some(protocol) = &state.protocol else { return Ok(None) };
             let mut copy = protocol.accounts[stream as usize].carriage.answering;
             let mut bytes = [0; LONGEST];
-            let staged = self.staged((ptr, answer.at.region, len as usize), &mut bytes, &mut copy);
+            let staged = match start {
+                Some(ptr) => self.staged((ptr, answer.at.region, len as usize), &mut bytes, &mut copy),
+                None => {
+                    copy = 0;
+                    Ok(Untrusted::from_slice(&[]))
+                }
+            };
             if let Some(protocol) = &mut self.state.protocol {
                 protocol.accounts[stream as usize].carriage.answering = copy;
             }
@@ -361,7 +378,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Err(_) => return Ok(Some(answer)),
             }
             if kept {
-                let what = Sent::Got { at: answer.at, len: len as u32, last, token, into };
+                let what = Sent::Got { at: answer.at, len: payload.len() as u32, last, token, into };
                 self.state.keep_piece_sent(stream, what);
             }
             answer.at.offset += len;
@@ -606,7 +623,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if !self.can_carry(peer.0) {
             return Err(Violation::Kind);
         }
-        self.place_anywhere(at, len)?;
+        match self.place_anywhere(at, len) {
+            // Its turn tells the peer that the memory is gone.
+            Ok(_) | Err(Violation::Region) => {}
+            Err(violation) => return Err(violation),
+        }
         if into.checked_add(len).is_none_or(|end| end >> (64 - PIECE_BITS) != 0) {
             return Err(Violation::Bounds);
         }
@@ -636,8 +657,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let head = self.streams[stream as usize].unposted;
         let slot = &mut self.pending.slots[index as usize];
         let ours = slot.kind == OpKind::Fetch && slot.stream == stream;
-        if ours && !slot.fetch && !matches!(slot.outcome, Outcome::Done) {
-            // Its copies have failed here, and the peer still answers.
+        if ours && !matches!(slot.outcome, Outcome::Done) {
+            // Its copies have failed here, or a part of its memory is gone, and the peer still
+            // answers.
             self.stats.stale += 1;
             return Ok(());
         }
@@ -646,7 +668,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Reply);
         }
         let len = payload.len() as u64;
-        if len == 0 || len > slot.request || !in_bounds(into, len, slot.asked) {
+        if len == 0 {
+            // The memory is gone. Pieces that have arrived are still copied to the device.
+            slot.fail(Fault::Post(COPIER, PostError::BadKey), true);
+            (slot.left, slot.request, slot.fetch) = (0, 0, device);
+            self.due.push(self.streams, stream);
+            self.end_if_over(index);
+            return Ok(());
+        }
+        if len > slot.request || !in_bounds(into, len, slot.asked) {
             return Err(Violation::Bounds);
         }
         slot.request -= len;

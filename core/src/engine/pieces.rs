@@ -1,6 +1,7 @@
 //! The messages of gets that no rail can execute, and the limits of data in pieces. A [`Get`] has a
-//! number. [`Got`]s answer it, each with one piece of the data. A Got has a number only between
-//! sides with failover. Otherwise its word only identifies the attachment.
+//! number. [`Got`]s answer it, each with one piece of the data, or with none if the memory is gone.
+//! A Got has a number only between sides with failover. Otherwise its word only identifies the
+//! attachment.
 //!
 //! ```text
 //! Get   56 bytes: kind u8 | context u8 | 0 u16 | word u32 | ack u32 | region u16 |
@@ -75,7 +76,8 @@ pub(super) struct Get {
     pub piece: u32,
 }
 
-/// The head of a message with a piece of requested data.
+/// The head of a message with a piece of requested data. Without a piece, the owner has
+/// deregistered the memory, and the get fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Got {
     pub context: u8,

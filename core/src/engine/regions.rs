@@ -67,7 +67,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id)
     }
 
-    /// Deregisters memory. Later messages that name it are rejected. Peers that have mapped the
+    /// Deregisters memory. Later messages that name it are rejected, which fails their sender. Only
+    /// gets that [travel in messages](Self::is_carried) fail alone. Peers that have mapped the
     /// memory must have stopped using it. Slow path: scans all operations, receives and imports.
     ///
     /// # Errors

@@ -2,12 +2,13 @@
 //! or only some of the rails reach it.
 
 use fishplate_core::engine::protocol::MatchConfig;
-use fishplate_core::engine::{Config, Engine, Notice};
-use fishplate_core::error::PeerError;
-use fishplate_core::mem::{Region, RemoteId};
-use fishplate_core::op::Outcome;
-use fishplate_core::rail::sim::Dials;
+use fishplate_core::engine::{Config, Engine, Notice, RailPolicy};
+use fishplate_core::error::{PeerError, PostError};
+use fishplate_core::mem::{LocalId, RailId, Region, RemoteId};
+use fishplate_core::op::{Fault, Outcome};
+use fishplate_core::rail::Rail;
 use fishplate_core::rail::sim::schedule::{self, Event, Schedule};
+use fishplate_core::rail::sim::{Dials, Sim};
 
 use super::rig::{SMALL, match_memory};
 use super::schedule::{Ends, all_return};
@@ -56,11 +57,13 @@ fn run(seed: u64, totals: &mut Totals) {
     // The rails that do not reach device memory.
     let apart = [0, 0b1, u16::MAX, u16::MAX][random.below(4) as usize];
     let delay = random.below(4) as u32;
+    // The rails carry messages of different lengths. All have room for the keys of four rails.
+    let most: [usize; RAILS] = std::array::from_fn(|_| [256, 256, 160, 144][random.below(4) as usize]);
     let sim = fleet::fabric(nodes, count, 512, dials, seed);
     let size = devices::size(nodes.into());
     let wrap = |rail: u16, end: End| {
         let mut end = Veiled::new(end);
-        (end.apart, end.delay) = (apart >> rail & 1 != 0, delay);
+        (end.apart, end.delay, end.most) = (apart >> rail & 1 != 0, delay, most[rail as usize]);
         end
     };
     let mut fleet: Vec<Node<_, RAILS>> = fleet::lasting(
@@ -80,7 +83,8 @@ fn run(seed: u64, totals: &mut Totals) {
     let ids = regions.iter().zip(&mut fleet);
     let ids = ids.map(|(both, node)| both.map(|region| node.engine.register(region).unwrap())).collect();
     let pace = [4, 12][random.below(2) as usize];
-    let longest = if apart == 0 { u64::MAX } else { matching.eager.into() };
+    let shortest = *most[..count as usize].iter().min().unwrap();
+    let longest = if apart == 0 { u64::MAX } else { u64::from(matching.eager).min(shortest as u64 - 40) };
     let memory = (Regions(regions), ids);
     let mut traffic = Traffic::new(&mut fleet, memory, (config.contexts, longest, pace), seed);
     let scope = schedule::Scope { nodes, rails: count, own: true, closes, stalls: true };
@@ -123,33 +127,109 @@ fn run(seed: u64, totals: &mut Totals) {
     }
 }
 
-/// Two nodes with device memory that no rail reaches, and node 0's import of node 1's memory.
-fn carried(seed: u64, dials: Dials, delay: u32) -> (Vec<Node<Veiled<End>, 2>>, [Region; 2], RemoteId) {
-    let sim = fleet::fabric(2, 2, 512, dials, seed);
-    let wrap = |_, end| {
+/// Two nodes with device memory that no rail reaches, and each node's import of that of the other.
+struct Two<const RAILS: usize> {
+    sim: &'static Sim<'static>,
+    fleet: Vec<Node<Veiled<End>, RAILS>>,
+    regions: [Region; 2],
+    ids: [LocalId; 2],
+    theirs: [RemoteId; 2],
+}
+
+/// Connects two such nodes over rails with these limits of messages.
+fn carried<const RAILS: usize>(
+    seed: u64,
+    dials: Dials,
+    delay: u32,
+    window: u32,
+    most: [usize; RAILS],
+) -> Two<RAILS> {
+    let sim = fleet::fabric(2, RAILS as u16, 512, dials, seed);
+    let wrap = |rail, end| {
         let mut end = Veiled::new(end);
-        (end.apart, end.delay) = (true, delay);
+        (end.apart, end.delay, end.most) = (true, delay, most[rail as usize]);
         end
     };
     let matching = MatchConfig { pieces: 4, ..SMALL };
-    let config = Config { window: 16, ..Config::DEFAULT };
-    let attach = |engine: &mut Engine<'static, Veiled<End>, 2>| {
+    let config = Config { window, policy: RailPolicy::RoundRobin, ..Config::DEFAULT };
+    let attach = |engine: &mut Engine<'static, Veiled<End>, RAILS>| {
         engine.attach_matching(matching, match_memory(matching, 2, 8)).unwrap();
     };
-    let mut fleet = fleet::lasting(sim, 2, 2, false, config, 4096, wrap, attach);
+    let mut fleet = fleet::lasting(sim, 2, RAILS as u16, false, config, 4096, wrap, attach);
     let regions = [(); 2].map(|()| device_region(4096));
     let ids = [0, 1].map(|at| fleet[at].engine.register(regions[at]).unwrap());
+    let theirs = [0, 1].map(|at| import_into(&mut fleet, at, ids[1 - at]));
+    Two { sim, fleet, regions, ids, theirs }
+}
+
+/// Imports a region of the other node of two.
+fn import_into<R: Rail, const RAILS: usize>(
+    fleet: &mut [Node<R, RAILS>],
+    node: usize,
+    region: LocalId,
+) -> RemoteId {
     let mut handle = [0; 512];
-    let len = fleet[1].engine.export(ids[1], &mut handle).unwrap();
-    let peer = fleet[0].peers[1];
-    let theirs = fleet[0].engine.import(peer, &handle[..len]).unwrap();
-    (fleet, regions, theirs)
+    let len = fleet[1 - node].engine.export(region, &mut handle).unwrap();
+    let peer = fleet[node].peers[1 - node];
+    fleet[node].engine.import(peer, &handle[..len]).unwrap()
+}
+
+/// Whichever rails are left, each piece fits them, and the pieces of an answer have the length that
+/// was asked for.
+#[test]
+fn carried_memory_survives_rails_whose_limits_differ() {
+    const LEN: usize = 1000;
+    let orders = [[256, 128, 160], [128, 256, 160], [160, 128, 256], [256, 256, 128]];
+    for seed in seeds(12) {
+        let most = orders[seed as usize % 4];
+        let mut two = carried(seed, Dials::WILD, seed as u32 % 3, 16, most);
+        let mut random = Random(seed);
+        // Both nodes number the rails differently, so a link takes the shorter one's messages.
+        for round in 0..6 {
+            let data: Vec<u8> = (0..4 * LEN).map(|_| random.next() as u8).collect();
+            for node in 0..2 {
+                // The source of the put, its target, the source of the get, its target.
+                poke(&two.regions[node], 0, &data[node * LEN..][..LEN]);
+                poke(&two.regions[node], 2 * LEN, &data[(2 + node) * LEN..][..LEN]);
+                let (own, theirs) = (two.ids[node], two.theirs[node]);
+                let engine = &mut two.fleet[node].engine;
+                let at = LEN as u64;
+                engine.put(CX, own.at(0), LEN, theirs.at(at), Notice::Report(1)).unwrap();
+                engine.get(CX, own.at(3 * at), LEN, theirs.at(2 * at), Notice::Report(2)).unwrap();
+            }
+            let rail = random.below(3) as u16;
+            let (pull, plug) = (random.below(60), 60 + random.below(200));
+            let (mut open, mut turn) = (4, 0);
+            fleet::turn_until(&mut two.fleet, &format!("seed {seed}, round {round}"), |fleet| {
+                if turn == pull {
+                    two.sim.unplug(0, rail, 30).unwrap();
+                } else if turn == plug {
+                    two.sim.plug(0, rail).unwrap();
+                }
+                turn += 1;
+                for node in fleet {
+                    while let Some(end) = node.engine.next_completion() {
+                        assert_eq!(end.outcome, Outcome::Done, "seed {seed}, round {round}");
+                        open -= 1;
+                    }
+                }
+                open == 0 && turn > plug
+            });
+            for node in 0..2 {
+                let put = peek(&two.regions[1 - node], LEN, LEN) == data[node * LEN..][..LEN];
+                let got = peek(&two.regions[node], 3 * LEN, LEN) == data[(3 - node) * LEN..][..LEN];
+                assert!(put && got, "seed {seed}, round {round}: {put}, {got}");
+            }
+            // The rail returns before the next round, or during it.
+            (0..random.below(2) * 3000).for_each(|_| fleet::turn(&mut two.fleet));
+        }
+    }
 }
 
 #[test]
 fn a_get_of_carried_memory_completes_while_its_owner_closes() {
     for seed in seeds(100) {
-        let (mut fleet, regions, theirs) = carried(seed, Dials::WILD, 1);
+        let Two { mut fleet, regions, theirs: [theirs, _], .. } = carried(seed, Dials::WILD, 1, 16, [256; 2]);
         let data: Vec<u8> = (0..4096_u32).map(|at| (at * 7 + seed as u32) as u8).collect();
         poke(&regions[1], 0, &data);
         let (one, two) = (fleet[0].peers[1], fleet[1].peers[0]);
@@ -170,11 +250,14 @@ fn a_get_of_carried_memory_completes_while_its_owner_closes() {
     }
 }
 
-/// Answers to gets have numbers, so something is in flight all the time.
+/// Answers to gets have numbers, so something is in flight all the time. With a window of one
+/// number, they leave it to operations every other time.
 #[test]
-fn a_fence_ends_while_the_peer_keeps_getting_carried_memory() {
-    for (seed, inject) in seeds(20).into_iter().flat_map(|seed| [(seed, false), (seed, true)]) {
-        let (mut fleet, _, theirs) = carried(seed, Dials { min_delay: 20, max_delay: 40, ..Dials::CALM }, 0);
+fn operations_and_fences_end_while_the_peer_keeps_getting_carried_memory() {
+    let cases = [(16, true), (16, false), (2, true), (2, false), (1, false)];
+    for (seed, (window, inject)) in seeds(4).into_iter().flat_map(|seed| cases.map(|case| (seed, case))) {
+        let dials = Dials { min_delay: 20, max_delay: 40, ..Dials::CALM };
+        let Two { mut fleet, theirs: [theirs, _], .. } = carried(seed, dials, 0, window, [256; 2]);
         let (two, to) = (fleet[1].peers[0], fleet[1].remotes[0].at(0));
         let from = fleet[1].source.at(0);
         let engine = &mut fleet[1].engine;
@@ -195,13 +278,89 @@ fn a_fence_ends_while_the_peer_keeps_getting_carried_memory() {
                 assert_eq!(end.outcome, Outcome::Done);
                 open -= 1;
             }
+            let engine = &mut fleet[1].engine;
             match inject {
-                true => fleet[1].engine.inject(CX, &[2; 8], to).is_ok(),
-                false => fleet[1].engine.next_completion().is_some(),
+                true => engine.inject(CX, &[2; 8], to).is_ok(),
+                false => engine.is_quiet(CX, two).unwrap(),
             }
         });
-        assert!(ended, "seed {seed}, {inject}");
+        assert!(ended, "seed {seed}, window {window}, {inject}");
+        let put = fleet[1].engine.next_completion().map(|end| end.outcome);
+        assert_eq!(put, (!inject).then_some(Outcome::Done), "seed {seed}, window {window}");
     }
+}
+
+/// The owner deregisters the memory of gets that are being answered, and overwrites it.
+#[test]
+fn carried_gets_of_memory_that_is_gone_fail_alone_while_rails_fail() {
+    const LEN: usize = 1000;
+    let (mut refused, seeds) = (0, seeds(24));
+    for &seed in &seeds {
+        let mut random = Random(seed);
+        let window = [1, 4, 16][seed as usize % 3];
+        let mut two = carried(seed, Dials::WILD, seed as u32 % 4, window, [256; 2]);
+        let data: Vec<u8> = (0..4096).map(|_| random.next() as u8 | 1).collect();
+        poke(&two.regions[1], 0, &data);
+        let (pull, gone) = (random.below(100), random.below(150));
+        let device = |n: u64| n.is_multiple_of(2);
+        for n in 0..4 {
+            let Node { engine, source, .. } = &mut two.fleet[0];
+            let own = if device(n) { two.ids[0] } else { *source };
+            let at = n * LEN as u64;
+            engine.get(CX, own.at(at), LEN, two.theirs[0].at(at), Notice::Report(n)).unwrap();
+        }
+        let found = |node: &Node<_, 2>, region: &Region, n: u64| match device(n) {
+            true => peek(region, n as usize * LEN, LEN),
+            false => read(&node.engine, node.source.at(n * LEN as u64), LEN),
+        };
+        let (mut ends, mut turn) = (vec![], 0);
+        fleet::turn_until(&mut two.fleet, &format!("seed {seed}: gets"), |fleet| {
+            if turn == pull {
+                two.sim.unplug(0, (seed % 2) as u16, 30).unwrap();
+            }
+            if turn == gone {
+                fleet[1].engine.deregister(two.ids[1]).unwrap();
+                poke(&two.regions[1], 0, &[0; 4096]);
+            }
+            turn += 1;
+            while let Some(end) = fleet[0].engine.next_completion() {
+                let n = end.tag;
+                let bytes = found(&fleet[0], &two.regions[0], n);
+                match end.outcome {
+                    Outcome::Done => assert!(bytes == data[n as usize * LEN..][..LEN], "seed {seed}: {n}"),
+                    end => {
+                        let why = Fault::Post(RailId(0), PostError::BadKey);
+                        assert_eq!((end, turn > gone), (Outcome::Failed(why), true), "seed {seed}: {n}");
+                        refused += 1;
+                    }
+                }
+                ends.push((n, bytes));
+            }
+            ends.len() == 4 && turn > gone
+        });
+        two.sim.plug(0, (seed % 2) as u16).unwrap();
+        (0..2000).for_each(|_| fleet::turn(&mut two.fleet));
+        for (n, bytes) in ends {
+            let now = found(&two.fleet[0], &two.regions[0], n);
+            assert!(now == bytes, "seed {seed}: get {n} was written after its end");
+        }
+        // Both sides go on.
+        poke(&two.regions[1], 0, &data);
+        let again = two.fleet[1].engine.register(two.regions[1]).unwrap();
+        let theirs = import_into(&mut two.fleet, 0, again);
+        let Node { engine, source, .. } = &mut two.fleet[0];
+        engine.get(CX, source.at(0), 4096, theirs.at(0), Notice::Report(9)).unwrap();
+        let mut end = None;
+        fleet::turn_until(&mut two.fleet, &format!("seed {seed}: one more get"), |fleet| {
+            end = fleet[0].engine.next_completion();
+            end.is_some()
+        });
+        assert_eq!(end.map(|end| end.outcome), Some(Outcome::Done), "seed {seed}");
+        assert!(read(&two.fleet[0].engine, two.fleet[0].source.at(0), 4096) == data, "seed {seed}");
+        assert_eq!(two.fleet[1].engine.peer_error(two.fleet[1].peers[0]), Ok(None), "seed {seed}");
+    }
+    println!("{refused} of {} gets refused", 4 * seeds.len());
+    assert!(seeds.len() < 24 || refused >= 24, "{refused}");
 }
 
 #[test]

@@ -171,7 +171,8 @@ pub fn join_prepared<R: Rail, const RAILS: usize>(
 }
 
 /// Creates engines over `count` rails that survive while one rail is left. With `closes`, a fence
-/// closes the whole endpoint of a rail. `wrap` wraps the endpoint of each rail.
+/// closes the whole endpoint of a rail. `wrap` wraps the endpoint of each rail. All nodes' rails of
+/// one number have the same limits.
 #[expect(clippy::too_many_arguments, reason = "a fleet in its parts")]
 pub fn lasting<R: Rail, const RAILS: usize>(
     sim: &'static Sim<'static>,
@@ -194,7 +195,8 @@ pub fn lasting<R: Rail, const RAILS: usize>(
     };
     let joints = |node: usize, other: usize, rails: &[R]| {
         let theirs = |rail| (rail + node + (rails.len() - 1) * other) % rails.len();
-        (0..rails.len()).map(|rail| joint(rail, theirs(rail), usize::MAX)).collect()
+        let most = |rail: usize| rails[rail].caps().max_message;
+        (0..rails.len()).map(|rail| joint(rail, theirs(rail), most(theirs(rail)))).collect()
     };
     let prepare = |engine: &mut Engine<'static, R, RAILS>| {
         engine.attach_failover(failover(&config, nodes.into())).unwrap();

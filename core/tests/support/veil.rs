@@ -36,6 +36,11 @@ pub struct Veiled<R> {
     pub late: u32,
     /// Whether reads are permanently refused.
     pub unreadable: bool,
+    /// The longest message, in bytes, if the inner rail carries longer ones.
+    pub most: usize,
+    /// The copies out of device memory: what each has copied, and the calls until it ends. Empty
+    /// entries are free.
+    begun: Vec<(Vec<u8>, u32)>,
 }
 
 impl<R> Veiled<R> {
@@ -50,6 +55,8 @@ impl<R> Veiled<R> {
             apart: false,
             late: 0,
             unreadable: false,
+            most: usize::MAX,
+            begun: Vec::new(),
         }
     }
 
@@ -113,7 +120,8 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
     const COPIES: bool = R::COPIES;
 
     fn caps(&self) -> Caps {
-        self.inner.caps()
+        let caps = self.inner.caps();
+        Caps { max_message: caps.max_message.min(self.most), ..caps }
     }
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
@@ -228,6 +236,10 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         body: Untrusted<'_>,
         cx: u64,
     ) -> Result<Posted, PostError> {
+        let (len, max) = (head.len() + body.len(), self.caps().max_message);
+        if len > max {
+            return Err(PostError::TooLong { len, max });
+        }
         self.inner.post_message(peer, head, body, cx)
     }
 
@@ -274,9 +286,26 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
     }
 
     unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
-        self.count(copy)?;
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.read_device(from, into) }
+        if *copy == 0 {
+            let mut bytes = vec![0; into.len()];
+            // SAFETY: our caller guarantees the same contract.
+            unsafe { self.read_device(from, &mut bytes) }?;
+            let free = self.begun.iter().position(|(bytes, _)| bytes.is_empty());
+            let free = free.unwrap_or_else(|| {
+                self.begun.push((vec![], 0));
+                self.begun.len() - 1
+            });
+            self.begun[free] = (bytes, self.delay);
+            *copy = free as u32 + 1;
+        }
+        let (bytes, calls) = &mut self.begun[*copy as usize - 1];
+        if *calls > 0 {
+            *calls -= 1;
+            return Err(PostError::Again);
+        }
+        *copy = 0;
+        into.copy_from_slice(&std::mem::take(bytes));
+        Ok(())
     }
 
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {

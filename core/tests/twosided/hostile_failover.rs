@@ -1,16 +1,17 @@
 //! A peer is not trusted with failover either. Whatever it reports, a send keeps its memory until
 //! none of its chunks may be posted again, and is pulled once.
 
-use fishplate_core::engine::protocol::{Payload, Received};
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Engine, Notice};
 use fishplate_core::error::{AttachError, OpError, PeerError, PostError, Use, Violation};
-use fishplate_core::mem::{LocalId, PeerId};
-use fishplate_core::op::{Outcome, Token};
+use fishplate_core::mem::{LocalId, PeerId, RailId, RemoteId};
+use fishplate_core::op::{Fault, Outcome, Token};
 use fishplate_core::rail::Fence;
 use fishplate_core::rail::loopback::Loopback;
 
 use super::rig::*;
 use super::support::tap::{Event, Shared, Tap, shared};
+use super::support::veil::{Veiled, device_region, peek, poke};
 use super::support::*;
 
 const ACK: u8 = 5;
@@ -23,13 +24,16 @@ const NUMBERED_FIN: u8 = 23;
 
 const IN_USE: Result<(), AttachError> = Err(AttachError::InUse(Use::Operations));
 
+const MATCHING: MatchConfig = MatchConfig { pieces: 3, ..SMALL };
+
 /// Length of the payload in bytes, which takes several chunks.
 const LEN: usize = 600;
 
-/// An engine with failover that is its own peer, over two rails that cannot read its memory.
+/// An engine with failover that is its own peer, over two rails that cannot read its memory and do
+/// not reach device memory.
 struct Bench {
     control: Shared,
-    engine: Engine<'static, Tap<Loopback<64>>, 2>,
+    engine: Engine<'static, Tap<Veiled<Loopback<64>>>, 2>,
     me: PeerId,
     out: LocalId,
     into: LocalId,
@@ -39,10 +43,14 @@ impl Bench {
     fn new(outgoing: usize) -> Bench {
         let control = shared();
         let config = Config { window: 64, ..Config::DEFAULT };
-        let rails = std::array::from_fn(|rail| Tap::new(Loopback::new(), rail, &control));
+        let rails = std::array::from_fn(|rail| {
+            let mut inner = Veiled::new(Loopback::new());
+            inner.apart = true;
+            Tap::new(inner, rail, &control)
+        });
         let mut engine = engine(config, rails);
         engine.attach_failover(failover(&config, 4)).unwrap();
-        engine.attach_matching(SMALL, match_memory(SMALL, 4, outgoing)).unwrap();
+        engine.attach_matching(MATCHING, match_memory(MATCHING, 4, outgoing)).unwrap();
         let me = engine.reserve_peer().unwrap();
         engine.connect_peer(me, 0b11).unwrap();
         let [out, into] = [(); 2].map(|()| engine.register(region(8192)).unwrap());
@@ -165,7 +173,7 @@ fn a_block_is_reused_after_its_chunks_are_acknowledged() {
     bench.lose(&[CHUNK]);
     let bytes = Payload::Bytes(&[0xaa; 100]);
     // Uses all credits. Without one, a slice waits in a block.
-    for n in 2..2 + u64::from(SMALL.credits) {
+    for n in 2..2 + u64::from(MATCHING.credits) {
         bench.engine.send(CX, bench.me, tag(n), Payload::Region(bench.out.at(0), 1), Notice::Silent).unwrap();
     }
     let sent = pending(bench.engine.send_sync(CX, bench.me, tag(1), bytes, Notice::Report(1)));
@@ -259,12 +267,95 @@ fn a_fin_before_the_acknowledgement_of_chunks_completes_the_send_after_it() {
 }
 
 /// Imports memory as the target of writes, on rails that cannot read payloads.
-fn import_readable(bench: &mut Bench) -> fishplate_core::mem::RemoteId {
+fn import_readable(bench: &mut Bench) -> RemoteId {
     let target = bench.engine.register(region(64)).unwrap();
+    import_own(bench, target)
+}
+
+fn import_own(bench: &mut Bench, region: LocalId) -> RemoteId {
     bench.control.borrow_mut().unreadable = false;
-    let remote = import(&mut bench.engine, bench.me, target);
+    let remote = import(&mut bench.engine, bench.me, region);
     bench.control.borrow_mut().unreadable = true;
     remote
+}
+
+/// A piece of a get arrives twice before another piece does.
+#[test]
+fn a_repeated_piece_that_answers_a_get_counts_once() {
+    for device in [true, false] {
+        let mut bench = Bench::new(4);
+        let (from, to) = (device_region(4096), device_region(4096));
+        let [source, target] = [from, to].map(|region| bench.engine.register(region).unwrap());
+        let remote = import_own(&mut bench, source);
+        poke(&from, 0, &pattern(3, 256));
+        let late = std::rc::Rc::new(std::cell::RefCell::new(vec![]));
+        let held = late.clone();
+        let mut pieces = 0;
+        bench.control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
+            Event::Message(_, bytes) if bytes[0] == 14 => {
+                pieces += 1;
+                match pieces {
+                    1 => vec![event.clone(), event],
+                    _ => {
+                        held.borrow_mut().push(event);
+                        vec![]
+                    }
+                }
+            }
+            _ => vec![event],
+        }));
+        let into = if device { target } else { bench.into };
+        // Two pieces of 128 bytes.
+        let get = pending(bench.engine.get(CX, into.at(0), 256, remote.at(0), Notice::Report(1)));
+        passes(&mut bench.engine, 200);
+        assert_eq!(bench.engine.peer_error(bench.me), Ok(None), "device: {device}");
+        assert_eq!(bench.engine.test(get), Ok(None), "device: {device}: a piece is missing");
+        assert_eq!((bench.engine.stats().duplicates, late.borrow().len()), (1, 1), "device: {device}");
+        bench.control.borrow_mut().inject.extend(late.borrow_mut().drain(..));
+        passes(&mut bench.engine, 200);
+        let end = bench.engine.test(get).unwrap().expect("both pieces are there");
+        assert_eq!(end.outcome, Outcome::Done, "device: {device}");
+        let found = match device {
+            true => peek(&to, 0, 256),
+            false => read(&bench.engine, into.at(0), 256),
+        };
+        assert!(found == pattern(3, 256), "device: {device}");
+    }
+}
+
+/// The peer deregisters the memory after it has sent two pieces. The first is lost with its rail
+/// and comes again, without data, beside the second.
+#[test]
+fn a_get_with_one_piece_without_data_fails_and_the_other_piece_changes_nothing() {
+    for device in [true, false] {
+        let mut bench = Bench::new(4);
+        let to = device_region(4096);
+        let [source, target] = [device_region(4096), to].map(|at| bench.engine.register(at).unwrap());
+        let remote = import_own(&mut bench, source);
+        let mut pieces = 0;
+        bench.control.borrow_mut().edit = Some(Box::new(move |_, event| match event {
+            Event::Message(from, mut bytes) if bytes[0] == 14 => {
+                pieces += 1;
+                bytes.truncate(if pieces == 1 { 32 } else { usize::MAX });
+                bytes[32..].fill(0xee);
+                vec![Event::Message(from, bytes)]
+            }
+            event => vec![event],
+        }));
+        let into = if device { target } else { bench.into };
+        let get = pending(bench.engine.get(CX, into.at(0), 256, remote.at(0), Notice::Report(1)));
+        passes(&mut bench.engine, 200);
+        assert_eq!(bench.engine.peer_error(bench.me), Ok(None), "device: {device}");
+        let end = bench.engine.test(get).unwrap().map(|end| end.outcome);
+        let why = Fault::Post(RailId(0), PostError::BadKey);
+        assert_eq!(end, Some(Outcome::Failed(why)), "device: {device}");
+        assert_eq!(bench.engine.stats().stale, 1, "device: {device}: the second piece");
+        let found = match device {
+            true => peek(&to, 0, 256),
+            false => read(&bench.engine, into.at(0), 256),
+        };
+        assert!(found == [0; 256], "device: {device}: written");
+    }
 }
 
 /// A get of 8 bytes and a piece that answers one, in their wire encoding.

@@ -110,7 +110,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let cursor = s.window.expected();
         let (ack, nothing) = (truncate::<32>(cursor.0), Untrusted::from_slice(&[]));
         let mut staging = [0; LONGEST];
-        let payload = match self.state.source_again(peer, &what)? {
+        let payload = match self.state.source_again(&what) {
             Some(source) => self.stage_again(stream, seq, source, &mut staging)?,
             None => nothing,
         };
@@ -321,25 +321,23 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Returns the payload of a number that is posted again and is not in its record: its start,
     /// its region and its length.
-    fn source_again(&mut self, peer: u16, what: &Sent) -> Result<Option<(*mut u8, u16, usize)>, Blocked> {
+    fn source_again(&self, what: &Sent) -> Option<(*mut u8, u16, usize)> {
         let of = |op: u32| self.pending.slots.get(op as usize).map_or(u16::MAX, |slot| slot.local_region);
         // The source of an operation stays valid until the operation ends, which happens only after
         // the number is acknowledged. `keep` holds the send of an answer open as long.
-        Ok(match *what {
+        match *what {
             Sent::Message { len: 0, .. } | Sent::Answer { len: 0, .. } => None,
             Sent::Message { op, local, len, .. } if !local.is_null() => {
                 Some((local.cast_mut(), of(op), len as usize))
             }
             Sent::Answer { of: send, local, len, .. } => Some((local.cast_mut(), of(send), len as usize)),
-            Sent::Got { at, len, .. } => {
-                let (start, _) = self.place_anywhere(at, len.into()).map_err(|violation| {
-                    self.quarantine(peer, violation);
-                    Blocked::PeerDown
-                })?;
+            // Without its data, the piece says that the memory is gone.
+            Sent::Got { at, len, .. } if len != 0 => {
+                let (start, _) = self.place_anywhere(at, len.into()).ok()?;
                 Some((start, at.region, len as usize))
             }
             _ => None,
-        })
+        }
     }
 
     fn resuming(&mut self, stream: u32) -> Option<&mut FailoverStream> {
