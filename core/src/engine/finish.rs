@@ -9,7 +9,7 @@ use crate::rail::Rail;
 use crate::sync::seq::{Seq, expand, truncate};
 
 use super::list::{Fifo, NONE};
-use super::pending::{OpKind, PendingSlot, State as Stage};
+use super::pending::{OpKind, Pending, PendingSlot, State as Stage};
 use super::table::PeerState;
 use super::{Engine, State};
 
@@ -62,12 +62,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
 impl<const RAILS: usize> State<'_, RAILS> {
     fn take(&mut self, index: u32) -> Completion {
-        let token = self.pending.slots[index as usize].token();
-        self.pending.ended.remove(&mut self.pending.slots, index);
-        let slot = &self.pending.slots[index as usize];
-        let Seq(order) = slot.end;
+        let Pending { slots, ended, .. } = &mut self.pending;
+        let slot = &slots[index as usize];
+        let (token, Seq(order)) = (slot.token(), slot.end);
         let completion = Completion { token, tag: slot.tag, outcome: slot.outcome, value: slot.value, order };
-        self.pending.free(index);
+        slots.free(index);
+        ended.remove(slots, index);
         completion
     }
 

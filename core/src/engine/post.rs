@@ -255,6 +255,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Sends a message without a number. Returns `false` if no rail has room, or if the peer has
     /// failed. A permanent rejection fails the peer, because the peer waits for this message.
+    /// Inlined, so that only the header of this body is encoded.
+    #[inline(always)]
     pub(super) fn post_control(&mut self, stream: u32, body: Body) -> bool {
         let s = &self.state.streams[stream as usize];
         let (peer, word) = (s.peer, s.stamp);
@@ -270,7 +272,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Sends a message on any rail with room, together with the cursor of the reverse stream.
-    #[inline]
+    #[inline(always)]
     pub(super) fn post_message(
         &mut self,
         stream: u32,
@@ -290,7 +292,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Sends a message with this `cursor` on any rail with room.
-    #[inline]
+    #[inline(never)]
     pub(super) fn post_bytes(
         &mut self,
         stream: u32,

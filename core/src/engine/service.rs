@@ -209,6 +209,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Sends an acknowledgement, and requests one up to `wanted`. Returns `false` if no rail has
     /// room.
+    #[inline(never)]
     fn post_ack(&mut self, stream: u32, wanted: Option<Seq>) -> bool {
         let freed = self.state.returned(stream);
         let posted = self.post_control(stream, Body::Ack { wanted, freed });

@@ -108,7 +108,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         if let Notice::Silent = notice
             && !R::COPIES
-            && self.put_single(context, from, len, to)
+            && self.put_single(context, from, len, to, notice).is_some()
         {
             self.flush();
             return Ok(Issued::Pending(Token::NONE));

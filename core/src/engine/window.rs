@@ -110,7 +110,7 @@ impl Cells<'_> {
 
 /// Returns how many 64-bit words each bitmap of a window of `size` numbers needs.
 pub const fn bitmap_words(size: u32) -> usize {
-    (size as usize).div_ceil(64)
+    (size as usize + 63) >> 6
 }
 
 impl Window {
@@ -146,13 +146,13 @@ impl Window {
         self.held
     }
 
-    /// Returns the slot of a word's number, `None` for a duplicate, or the violation. A word stands
-    /// for the number nearest to the expected one.
+    /// Returns how far a word's number is ahead of the expected one, `None` for a duplicate, or the
+    /// violation. A word stands for the number nearest to the expected one.
     #[inline(always)]
-    fn place(&self, word: u32, cells: &Cells<'_>) -> Result<Option<u32>, Violation> {
+    fn ahead(&self, word: u32, cells: &Cells<'_>) -> Result<Option<u32>, Violation> {
         let ahead = word.wrapping_sub(self.expected.0 as u32) & cells.mask;
         if (ahead as usize) < cells.parked.len() {
-            Ok(Some(cells.index(self.expected.plus(ahead as u64))))
+            Ok(Some(ahead))
         } else if ahead > cells.mask >> 1 {
             Ok(None)
         } else {
@@ -190,10 +190,9 @@ impl Window {
 
     /// Returns whether a number had arrived before, or the violation if the number is invalid.
     pub(crate) fn seen(&self, word: u32, cells: &mut Cells<'_>) -> Result<bool, Violation> {
-        Ok(match self.place(word, cells)? {
-            Some(index) => cells.arrived[index as usize / 64] & 1 << (index % 64) != 0,
-            None => true,
-        })
+        let Some(ahead) = self.ahead(word, cells)? else { return Ok(true) };
+        let index = cells.index(self.expected.plus(ahead as u64));
+        Ok(cells.arrived[index as usize / 64] & 1 << (index % 64) != 0)
     }
 
     fn hold(
@@ -202,7 +201,8 @@ impl Window {
         parked: Option<Parked>,
         cells: &mut Cells<'_>,
     ) -> Result<Arrival, Violation> {
-        let Some(index) = self.place(number, cells)? else { return Ok(Arrival::Duplicate) };
+        let Some(ahead) = self.ahead(number, cells)? else { return Ok(Arrival::Duplicate) };
+        let index = cells.index(self.expected.plus(ahead as u64));
         let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
         if cells.arrived[word] & bit != 0 {
             return Ok(Arrival::Duplicate);
@@ -216,7 +216,7 @@ impl Window {
             None => cells.message[word] &= !bit,
         }
         self.held += 1;
-        Ok(if index == cells.index(self.expected) { Arrival::Due } else { Arrival::Early })
+        Ok(if ahead == 0 { Arrival::Due } else { Arrival::Early })
     }
 
     /// Returns the next item in order. Consumes it if it is a write.

@@ -287,7 +287,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         Ok(Posted::Pending)
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_message(
         &mut self,
         peer: Peer,

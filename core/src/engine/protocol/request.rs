@@ -378,8 +378,7 @@ impl<'m> Requests<'m> {
     /// Opens a receive in the first free slot, `index`.
     #[inline(always)]
     pub(super) fn open(&mut self, index: u32, buffer: &Buffer, word: u64, posted: ReceiveId) -> Request {
-        self.slots.take();
-        let slot = &mut self.slots[index as usize];
+        let slot = self.slots.take_first(index);
         (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
         (slot.stage, slot.unclaimed, slot.posted, slot.source) = (Stage::Posted, false, posted, Sender::NONE);
         (slot.delivered, slot.header) = (0, NONE);
@@ -468,8 +467,8 @@ impl<'m> Requests<'m> {
     pub(crate) fn take_oldest(&mut self) -> Option<Status> {
         let index = self.oldest()?;
         let status = self.status(index);
-        self.ended.pop(&mut self.slots);
         self.slots.free(index);
+        self.ended.pop(&mut self.slots);
         Some(status)
     }
 
@@ -484,7 +483,7 @@ impl<'m> Requests<'m> {
 
     #[inline(always)]
     fn release(&mut self, index: u32) {
-        self.ended.remove(&mut self.slots, index);
         self.slots.free(index);
+        self.ended.remove(&mut self.slots, index);
     }
 }

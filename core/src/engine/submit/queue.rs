@@ -76,6 +76,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(never)]
     pub(super) fn put_slow(&mut self, transfer: Transfer) -> Result<Issued, OpError> {
         let Transfer { context, local: from, len, remote: to, notice } = transfer;
+        if let Notice::Report(_) = notice
+            && !R::COPIES
+            && let Some(issued) = self.put_single(context, from, len, to, notice)
+        {
+            self.flush();
+            return Ok(issued);
+        }
         let Ok(source) = resolve_local(self.state.locals, from, len as u64) else {
             return self.put_device(context, from, len, to, None, notice);
         };

@@ -35,8 +35,8 @@ struct Way {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Posts a silent put of one piece, from look-up to post in one function. This is the hot path
-    /// of puts over a network. Returns `false`, and changes nothing, if the path does not apply.
+    /// Posts a put of one piece, from look-up to post in one function. This is the hot path of puts
+    /// over a network.
     #[inline(always)]
     pub(super) fn put_single(
         &mut self,
@@ -44,54 +44,62 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         from: LocalAddr,
         len: usize,
         to: RemoteAddr,
-    ) -> bool {
+        notice: Notice,
+    ) -> Option<Issued> {
         let (bytes, state) = (len as u64, &self.state);
-        let Some(remote) = state.remotes.get(to.region.index()) else { return false };
+        let remote = state.remotes.get(to.region.index())?;
         if !remote.mapped.is_null()
             || remote.generation != to.region.generation()
             || bytes.wrapping_sub(1) >= state.single_max
             || to.offset.checked_add(bytes).is_none_or(|end| end > remote.len)
         {
-            return false;
+            return None;
         }
         // An unconfigured context has no stream.
         let peer = remote.peer;
         let stream = state.stream_of(context.0, peer) as usize;
-        if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window, WRITES | kept(RAILS))) {
-            return false;
+        if !state.streams.get(stream)?.clear(state.config.window, WRITES | kept(RAILS)) {
+            return None;
         }
-        let Some(local) = state.locals.get(from.region.index()) else { return false };
+        let local = state.locals.get(from.region.index())?;
         if local.generation != from.region.generation()
             || from.offset.checked_add(bytes).is_none_or(|end| end > local.len)
         {
-            return false;
+            return None;
         }
-        // Pick a rail last, because a picked rail has used its turn.
-        let Some(rail) = self.state.pick(peer, 0, 0, bytes) else { return false };
-        let State { locals, remotes, streams, loads, stats, open, mask, .. } = &mut self.state;
-        let (Some(local), Some(remote), Some(s)) =
-            (locals.get(from.region.index()), remotes.get(to.region.index()), streams.get_mut(stream))
-        else {
-            return false;
+        let index = match notice {
+            Notice::Silent => NONE,
+            Notice::Report(_) => state.pending.slots.first_free()?,
         };
+        // Pick a rail last, because a picked rail has used its turn.
+        let rail = self.state.pick(peer, 0, 0, bytes)?;
+        let State { locals, remotes, streams, loads, stats, open, mask, .. } = &mut self.state;
+        let local = locals.get(from.region.index())?;
+        let remote = remotes.get(to.region.index())?;
+        let s = streams.get_mut(stream)?;
         // SAFETY: at least one byte is put, so the bounds check fails for unregistered regions. The
         // pointer of a registered region is not null.
         let ptr = unsafe { NonNull::new_unchecked(local.ptr.wrapping_add(from.offset as usize)) };
         let (key, desc) = (remote.keys[rail], local.desc[rail]);
-        let word = s.word(*mask);
+        let (context, seq, word) = (s.context, s.next, s.word(*mask));
+        let tag = match notice {
+            Notice::Silent => s.tag,
+            Notice::Report(_) => PostTag { owner: Owner::Op(index), bytes: 0 }.pack(),
+        };
         let (local, remote) = (Local { ptr, len, desc }, Remote { key, offset: to.offset });
         // SAFETY: the checks above place both ranges in their regions. `Region::new` requires that
         // the local range stays valid until the operation ends. The remote range was imported on
         // every rail of its peer, including this one. Every rail accepts `single_max` bytes.
-        match unsafe { self.rails[rail].post_write_checked(Peer(peer), local, remote, word, s.tag | bytes) } {
-            Ok(posted) => {
-                let pending = posted == Posted::Pending;
-                s.silent_posts += pending as u32;
-                if RAILS > 1 && pending {
-                    loads.posted(rail, bytes);
-                }
-            }
-            Err(_) => return false,
+        let posted =
+            unsafe { self.rails[rail].post_write_checked(Peer(peer), local, remote, word, tag | bytes) };
+        if let Notice::Report(_) = notice {
+            let way = Way { peer, context, rail, seq, word, index, tag };
+            return self.state.single_posted(stream as u32, &way, posted, bytes, notice);
+        }
+        let pending = posted.ok()? == Posted::Pending;
+        s.silent_posts += pending as u32;
+        if RAILS > 1 && pending {
+            loads.posted(rail, bytes);
         }
         stats.posted += 1;
         s.next = s.next.plus(1);
@@ -99,7 +107,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !s.silent {
             *open += s.silent_until_next();
         }
-        true
+        Some(Issued::Pending(Token::NONE))
     }
 
     /// Posts a write of one piece, on a rail that is not in `exclude`. An invalid `from_region`
@@ -220,9 +228,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         s.open += 1;
         self.open += 1;
-        self.pending.slots.take();
         s.ops.push(&mut self.pending.slots, way.index);
-        let slot = &mut self.pending.slots[way.index as usize];
+        let slot = self.pending.slots.take_first(way.index);
         slot.set_posted(stream, posts, s.next, notice);
         Some(Issued::Pending(slot.token()))
     }

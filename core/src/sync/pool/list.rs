@@ -77,6 +77,15 @@ impl FreeList {
         ((self.fresh as usize) < len).then_some(self.fresh)
     }
 
+    /// Takes the slot that [`first`](Self::first) has just returned. `link` is the link in it.
+    #[inline(always)]
+    pub(crate) fn take_first(&mut self, len: usize, index: u32, link: u32) {
+        match index == self.head_index() {
+            true => self.set_head(link),
+            false => _ = self.take_fresh(len),
+        }
+    }
+
     /// Releases a slot. The caller must write the returned link into the slot.
     #[inline(always)]
     #[must_use = "write the returned link into the slot"]
