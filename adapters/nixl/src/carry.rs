@@ -6,8 +6,6 @@
 //! notification of a write is sent with the last chunk or after the writes. The notification of a
 //! read is sent after the reads complete.
 
-use std::time::{Duration, Instant};
-
 use fishplate::core::engine::NOW_MAX;
 use fishplate::core::mem::copy_bytes;
 use fishplate::core::op::Outcome;
@@ -23,15 +21,6 @@ use crate::transfer::{Desc, Piece, Regions, Transfer};
 
 /// Maximum number of passes per status check.
 const PASSES: usize = 16;
-
-/// Duration of a post after which the target's answer is near, because the data has been sent. A
-/// pass without result takes about 1 us.
-const LONG_POST: Duration = Duration::from_micros(50);
-
-/// Maximum number of bytes in one put or get over a provider that needs the processors of both
-/// ends. Longer pieces are sent in parts, so that both ends copy at the same time.
-const WHOLE: usize = 1 << 20;
-const PART: usize = 768 << 10;
 
 /// Maximum number of bytes to copy in one step, during which the agent is locked. A device copies
 /// faster than a processor.
@@ -115,8 +104,7 @@ impl State {
         }))
     }
 
-    /// Starts a transfer, with an optional notification. If the post has sent long data, makes some
-    /// passes, which may complete the transfer.
+    /// Starts a transfer, with an optional notification.
     pub fn post(&mut self, number: u64, note: Option<&[u8]>) -> Status {
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         if transfer.active || transfer.outstanding != 0 {
@@ -131,14 +119,7 @@ impl State {
         transfer.here.clear();
         transfer.there.clear();
         self.stir();
-        if !self.notes.packs {
-            return self.step(number);
-        }
-        let began = Instant::now();
-        match self.step(number) {
-            Status::IN_PROG if !self.copies(number) && began.elapsed() >= LONG_POST => self.check(number),
-            status => status,
-        }
+        self.step(number)
     }
 
     /// Advances a posted transfer by one step. Call it again while [`copies`](Self::copies) is
@@ -392,7 +373,7 @@ impl State {
 }
 
 /// Copies at most [`STEP`] bytes at once where the node can copy directly. Otherwise posts pieces
-/// as single puts or gets: only the next piece or part of it if `one`, else all remaining pieces.
+/// as single puts or gets: only the next piece if `one`, else all remaining pieces.
 fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool) -> Result<(), Status> {
     let Transfer { write, pieces, here, there, next, cut, copies, outstanding, .. } = transfer;
     let range = |piece: &Piece, cut: usize, len: usize| -> (Slice, RemoteAddr) {
@@ -440,18 +421,13 @@ fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool)
             }
             continue;
         }
-        let left = first.len - *cut;
-        let len = if one && left > WHOLE { PART } else { left };
-        let (slice, remote) = range(first, *cut, len);
+        let (slice, remote) = range(first, *cut, first.len - *cut);
         let issued = match *write {
             true => node.put(slice, remote, Notice::Report(number)),
             false => node.get(slice, remote, Notice::Report(number)),
         };
         *outstanding += u32::from(matches!(issued?, Issued::Pending(_)));
-        (*next, *cut) = match len == left {
-            true => (*next + 1, 0),
-            false => (*next, *cut + len),
-        };
+        (*next, *cut) = (*next + 1, 0);
         if one {
             break;
         }

@@ -32,10 +32,6 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Time without events after which a polling call yields the processor, which the peer may need.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// Number of passes without data after which a call no longer waits for more data. They take about
-/// as long as a return to the program and its next call.
-const PAUSES: u32 = 6;
-
 /// Minimum duration of a pass in which a rail moved data. An idle pass takes about 1 us.
 const MOVES: Duration = Duration::from_micros(5);
 
@@ -153,16 +149,10 @@ impl State {
         moved
     }
 
-    /// Makes passes until a notification arrives, or no rail has moved data for [`PAUSES`] passes.
+    /// Makes passes until a notification arrives, or no rail moves data.
     pub fn poll(&mut self) {
-        let mut pauses = 0;
         for _ in 0..PASSES {
-            pauses = match self.pass() {
-                true => PAUSES,
-                false if pauses > 1 => pauses - 1,
-                false => break,
-            };
-            if self.notes.are_there() {
+            if !self.pass() || self.notes.are_there() {
                 break;
             }
         }

@@ -94,7 +94,7 @@ pub(crate) struct Transfer {
     pub(crate) there: Vec<(Remote, u64)>,
     /// Index of the first piece that is not posted.
     pub(crate) next: usize,
-    /// Number of bytes of the piece at `next` that are copied or posted already.
+    /// Number of bytes of the piece at `next` that are copied already.
     pub(crate) cut: usize,
     /// True if the last step copied as much as one step may, and more is left to copy.
     pub(crate) copies: bool,

@@ -88,7 +88,7 @@ pub const PERSONAS: [Persona; 8] = [
         fences: true,
         // `net` of libfabric 1.17.0. Its pull request 8660 corrects this in 1.17.1.
         frees_reads_twice: &[(117, 0)],
-        max_rma: 1 << 20,
+        max_rma: 768 << 10,
         ..persona("tcp", &["tcp", "net"], Notify::Word)
     },
     persona("tcp;ofi_rxm", &["tcp;ofi_rxm"], Notify::Word),

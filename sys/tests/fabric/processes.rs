@@ -15,7 +15,7 @@ use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
 use crate::support;
 
 const PEER: Peer = Peer(3);
-/// Length of a long write.
+/// The longest write over `tcp`.
 const LEN: usize = 768 << 10;
 const DEADLINE: Duration = Duration::from_millis(500);
 const CONFIG: FabricConfig = FabricConfig { deadline: Some(DEADLINE), depth: 64, ..support::SMALL };

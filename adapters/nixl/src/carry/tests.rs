@@ -84,23 +84,6 @@ fn a_transfer_released_in_flight_keeps_its_memory_until_it_ends() {
 }
 
 #[test]
-fn a_long_range_over_tcp_travels_in_parts() {
-    let Some((a, b)) = distant() else { return };
-    let bytes: Vec<u8> = (0..3 * WHOLE + 5).map(|at| (at / 3 % 251) as u8).collect();
-    let (mut ours, mut theirs) = (bytes.clone(), bytes.clone());
-    let here = (ours.as_mut_ptr() as usize, share(&a, b"a", &b, &mut ours).0);
-    let there = (theirs.as_mut_ptr() as usize, share(&b, b"b", &a, &mut theirs).1);
-    for (write, len, parts) in [(true, WHOLE, 1), (true, bytes.len(), 4), (false, bytes.len(), 4)] {
-        if write { &mut theirs } else { &mut ours }.fill(0);
-        let number = one(&a, write, here, there, len);
-        assert_eq!(with(&a, |state| state.post(number, None)), Status::IN_PROG);
-        assert_eq!(with(&a, |state| state.transfers.get(number).unwrap().outstanding), parts);
-        until("the transfer", &[&a, &b], || with(&a, |state| state.check(number)) == Status::SUCCESS);
-        assert!(ours[..len] == bytes[..len] && theirs[..len] == bytes[..len], "write {write}, {len} bytes");
-    }
-}
-
-#[test]
 fn a_broken_connection_is_opened_again_by_the_next_post() {
     let near = (agent("a"), agent("b"));
     connect(&near.0, &near.1);
