@@ -46,10 +46,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         node.fetch_add(there[0].at(word(size)), 1, timeout).map_err(of(0))?;
         for (from, &peer) in peers.iter().enumerate() {
-            node.wait(memory.at(word(from)), Cmp::Ge, round, Some(peer), timeout).map_err(of(from))?;
+            node.wait(memory.at(word(from)), Cmp::Ge, round, Some(peer), timeout)
+                .map_err(of(from))?;
             let (mut put, mut sent) = (vec![0; 3000], vec![0; 100_000]);
             node.read(memory.at(slot(from, round)), &mut put)?;
-            let got = node.recv(Some(peer), round, Tag::ZERO, &mut sent, timeout).map_err(of(from))?;
+            let got =
+                node.recv(Some(peer), round, Tag::ZERO, &mut sent, timeout).map_err(of(from))?;
             let len = got.len as usize;
             assert!(put == bytes(from, me, round, 3000), "rank {me}: wrong bytes of rank {from}");
             assert!(sent[..len] == message(from, me), "rank {me}: wrong message of rank {from}");

@@ -27,7 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [to, rounds, nics @ ..] = &given[..] else { return Err("say HOST:PORT ROUNDS".into()) };
     let rounds: u64 = rounds.parse()?;
     let back = nics.get(1).is_some_and(|word| word == "back");
-    let interfaces = nics.iter().take(1).flat_map(|names| names.split(',')).map(String::from).collect();
+    let interfaces =
+        nics.iter().take(1).flat_map(|names| names.split(',')).map(String::from).collect();
     let mut job = Job::join(to, 2, timeout)?;
     let settings = Settings { interfaces, ..Settings::DEFAULT };
     let mut node = Node::builder().settings(settings).shared_memory(false).failover(true).open()?;
@@ -56,7 +57,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             node.read(memory.at(check % SLOTS * SLOT), &mut put)?;
             assert!(put == expected, "rank {me}: round {check}: wrong bytes were written");
             let len = node.recv(Some(peer), 7, Tag::ZERO, &mut sent, timeout)?.len as usize;
-            assert!(sent[..len] == bytes(it, check, 70, 100_000), "rank {me}: round {check}: wrong message");
+            assert!(
+                sent[..len] == bytes(it, check, 70, 100_000),
+                "rank {me}: round {check}: wrong message"
+            );
         }
         stall = stall.max(last.elapsed());
         last = Instant::now();

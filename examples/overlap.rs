@@ -19,7 +19,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Stands for a second of work that does not touch the node.
         thread::sleep(Duration::from_secs(1));
         let status = node.test_recv(request)?.ok_or("nothing has arrived meanwhile")?;
-        println!("rank 0: counted {}, {} bytes are here", node.load(memory.at(0))?, status.delivered);
+        println!(
+            "rank 0: counted {}, {} bytes are here",
+            node.load(memory.at(0))?,
+            status.delivered
+        );
     } else {
         job.barrier_with(|| ())?;
         let values: Vec<u64> =

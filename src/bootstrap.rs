@@ -94,7 +94,9 @@ impl fmt::Display for BootstrapError {
             BootstrapError::Address => {
                 f.write_str("invalid address: not HOST:PORT, or the host name cannot be resolved")
             }
-            BootstrapError::System(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
+            BootstrapError::System(code) => {
+                write!(f, "{}", std::io::Error::from_raw_os_error(*code))
+            }
             BootstrapError::Deadline => f.write_str("no answer before the deadline"),
             BootstrapError::HungUp => f.write_str("the other side closed the connection"),
             BootstrapError::Stopped => f.write_str("the caller cancelled the wait"),
@@ -112,7 +114,10 @@ impl fmt::Display for BootstrapError {
             }
             BootstrapError::BadCard(field) => write!(f, "the other side sent an invalid {field}"),
             BootstrapError::Differs { what, theirs, ours } => {
-                write!(f, "different {what}: {theirs} on the other side, {ours} here; use the same value")
+                write!(
+                    f,
+                    "different {what}: {theirs} on the other side, {ours} here; use the same value"
+                )
             }
             BootstrapError::Rails(mismatch) => mismatch.fmt(f),
             BootstrapError::Providers { ours, theirs } => write!(

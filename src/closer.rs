@@ -22,7 +22,8 @@ pub fn close_in_background() {
 /// Starts a closing thread, unless the maximum number is running. Never waits. If no thread can be
 /// started, the descriptors stay open until the next call.
 fn start() {
-    let thread = || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);
+    let thread =
+        || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);
     if CLOSING.take() && without_signals(thread).is_err() {
         CLOSING.end();
     }
@@ -88,7 +89,8 @@ mod tests {
     #[test]
     fn an_unwanted_descriptor_of_a_peer_is_closed() {
         close_in_background();
-        let rail = ShmRail::new(fishplate_sys::host::LinuxHost::shared(), ShmConfig::default()).unwrap();
+        let rail =
+            ShmRail::new(fishplate_sys::host::LinuxHost::shared(), ShmConfig::default()).unwrap();
         let (reads, writes) = std::io::pipe().unwrap();
         let writes = OwnedFd::from(writes);
         let (ours, theirs) = socket_pair().unwrap();

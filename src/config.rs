@@ -124,7 +124,11 @@ impl Settings {
         let unnamed = |names: &[String]| names.iter().any(String::is_empty);
         let checks = [
             (!unnamed(&self.providers), "providers", "names of providers, such as tcp or efa"),
-            (!unnamed(&self.interfaces), "interfaces", "names of interfaces, such as eth0 or mlx5_0"),
+            (
+                !unnamed(&self.interfaces),
+                "interfaces",
+                "names of interfaces, such as eth0 or mlx5_0",
+            ),
             ((1..=RAILS_LIMIT).contains(&self.max_rails), "max_rails", "from 1 to 16"),
             (window, "window", "a power of two from 1 to 524288"),
             (self.batch >= 1, "batch", "at least 1"),

@@ -114,7 +114,9 @@ impl Page {
         let words = NonNull::new(at.cast::<Words>()).ok_or(Errno::ENOMEM)?;
         let page = Page { words, _fd: fd, published_ns: 0 };
         let node = NODES.fetch_add(1, Ordering::Relaxed);
-        for (at, value) in [(2, std::process::id().into()), (3, node), (5, NAMES.len() as u64), (0, MAGIC)] {
+        for (at, value) in
+            [(2, std::process::id().into()), (3, node), (5, NAMES.len() as u64), (0, MAGIC)]
+        {
             page.words()[at].store(value, Ordering::Relaxed);
         }
         Ok(page)
@@ -137,7 +139,10 @@ impl Page {
         let words = self.words();
         sequence::change(&words[1], || {
             words[4].store(now_ns, Ordering::Relaxed);
-            words[FIRST..].iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+            words[FIRST..]
+                .iter()
+                .zip(values)
+                .for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         });
     }
 }
@@ -151,7 +156,16 @@ impl Drop for Page {
 
 /// Returns the counters in the order of [`NAMES`].
 fn in_order(stats: &Stats, [peers, rails]: [u64; GAUGES]) -> [u64; NAMES.len()] {
-    let Stats { posted, arrived, arrivals_out_of_order, duplicates, stale, applied, acks_alone, .. } = *stats;
+    let Stats {
+        posted,
+        arrived,
+        arrivals_out_of_order,
+        duplicates,
+        stale,
+        applied,
+        acks_alone,
+        ..
+    } = *stats;
     let Stats { refused, failed, rails_failed, reposted, replied_again, passes, .. } = *stats;
     [
         posted,
@@ -214,7 +228,8 @@ pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
 /// Reads the pages of all processes that this one may inspect.
 pub fn read_all() -> Vec<Snapshot> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let mut pids: Vec<u32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
     pids.into_iter().filter_map(|pid| read(pid).ok()).flatten().collect()
 }
@@ -239,7 +254,8 @@ fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
             file.read_exact_at(&mut page, 0).ok().map(|()| page)
         };
         let Some(page) = sequence::read(count, page)? else { continue };
-        let word = |at: usize| u64::from_ne_bytes(page[at * 8..at * 8 + 8].try_into().expect("8 bytes"));
+        let word =
+            |at: usize| u64::from_ne_bytes(page[at * 8..at * 8 + 8].try_into().expect("8 bytes"));
         if word(0) != MAGIC {
             return None;
         }
@@ -283,7 +299,9 @@ mod tests {
             writer.join().unwrap();
         });
         assert_eq!(mine().unwrap().values[0], 200_000);
-        page.publish(200_001 * INTERVAL.as_nanos() as u64 - 1, || panic!("a moment after the last"));
+        page.publish(200_001 * INTERVAL.as_nanos() as u64 - 1, || {
+            panic!("a moment after the last")
+        });
         drop(page);
         assert_eq!(mine(), None);
     }

@@ -45,7 +45,11 @@ unsafe impl DeviceMemory for StandIn {
         Ok(())
     }
 
-    unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(
+        &mut self,
+        to: NonNull<u8>,
+        from: Untrusted<'_>,
+    ) -> Result<(), PostError> {
         // SAFETY: the stand-in's memory is host memory, and the caller guarantees that the range is
         // valid.
         unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
@@ -102,7 +106,11 @@ unsafe impl<D: Device> DeviceMemory for Direct<D> {
         })
     }
 
-    unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(
+        &mut self,
+        to: NonNull<u8>,
+        from: Untrusted<'_>,
+    ) -> Result<(), PostError> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.device.write_device(at(to), from) }
     }

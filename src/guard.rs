@@ -39,7 +39,8 @@ impl LinkWatch {
             *to = *from as libc::c_char;
         }
         // SAFETY: the call takes no pointers.
-        let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+        let socket =
+            unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if socket < 0 {
             return None;
         }
@@ -60,7 +61,9 @@ impl LinkWatch {
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_name = self.name;
         // SAFETY: the request is initialized and names an interface. Only this call accesses it.
-        let done = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) };
+        let done = unsafe {
+            libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request)
+        };
         if done != 0 {
             return None;
         }
@@ -236,11 +239,21 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         self.rail.touches(memory)
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         self.rail.import(peer, key, len)
     }
 
-    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn try_import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         self.rail.try_import(peer, key, len)
     }
 
@@ -383,13 +396,21 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     #[inline(always)]
-    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.copy_to(peer, pieces) }
     }
 
     #[inline(always)]
-    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.copy_from(peer, pieces) }
     }
@@ -429,7 +450,12 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     #[cold]
-    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+    unsafe fn fetch_device(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.fetch_device(from, into, copy) }
     }
@@ -463,7 +489,8 @@ mod tests {
     #[test]
     fn loopback_has_a_link_and_nowhere_has_none() {
         assert!(LinkWatch::new("lo").is_some_and(|link| link.is_up()));
-        for none in ["fishplate-none", "", "a-name-that-is-much-too-long-for-an-interface", "a\0b"] {
+        for none in ["fishplate-none", "", "a-name-that-is-much-too-long-for-an-interface", "a\0b"]
+        {
             assert!(LinkWatch::new(none).is_none(), "{none}");
         }
     }

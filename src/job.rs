@@ -195,7 +195,11 @@ impl Job {
     ///   that exited. The job has then ended, and later calls fail with
     ///   [`ErrorKind::NotConnected`].
     /// - [`ErrorKind::InvalidInput`]: more than [`CONTRIBUTION_MAX`] bytes. The job continues.
-    pub fn allgather_with(&mut self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
+    pub fn allgather_with(
+        &mut self,
+        bytes: &[u8],
+        mut meanwhile: impl FnMut(),
+    ) -> io::Result<Vec<Vec<u8>>> {
         let mut meanwhile = || (0..PASSES).for_each(|_| meanwhile());
         if bytes.len() > CONTRIBUTION_MAX {
             return Err(invalid(format!(
@@ -206,7 +210,8 @@ impl Job {
         let deadline = deadline(self.timeout);
         match std::mem::replace(&mut self.links, Links::Over) {
             Links::Leader(mut others) => {
-                let all = round::lead(&mut others, bytes, (deadline, self.timeout), &mut meanwhile)?;
+                let all =
+                    round::lead(&mut others, bytes, (deadline, self.timeout), &mut meanwhile)?;
                 self.links = Links::Leader(others);
                 Ok(all)
             }
@@ -216,7 +221,9 @@ impl Job {
                 self.links = Links::Follower(leader);
                 Ok(all)
             }
-            Links::Over => Err(io::Error::new(ErrorKind::NotConnected, "an earlier call of this job failed")),
+            Links::Over => {
+                Err(io::Error::new(ErrorKind::NotConnected, "an earlier call of this job failed"))
+            }
         }
     }
 

@@ -19,7 +19,8 @@ use crate::topology::{Anchor, LinkState, Machine, PciAddress};
 
 /// Providers to try if none are named, those with hardware first. libfabric's shared memory is not
 /// among them, because shared memory has its own rail.
-pub const PROVIDERS: [&str; 7] = ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "psm3", "tcp", "tcp;ofi_rxm"];
+pub const PROVIDERS: [&str; 7] =
+    ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "psm3", "tcp", "tcp;ofi_rxm"];
 
 /// Why no rails could be opened.
 #[derive(Clone, Debug)]
@@ -60,7 +61,8 @@ impl fmt::Display for RailsError {
         match self {
             RailsError::Load(error) => write!(f, "{error}; install libfabric, or set its path"),
             RailsError::Provider(errors) => {
-                let is_missing = |error: &NegotiateError| matches!(error, NegotiateError::NoProvider { .. });
+                let is_missing =
+                    |error: &NegotiateError| matches!(error, NegotiateError::NoProvider { .. });
                 // The error of an existing provider explains more than the errors of absent
                 // providers.
                 let exists = errors.iter().any(|error| !is_missing(error));
@@ -77,7 +79,9 @@ impl fmt::Display for RailsError {
                 let (list, count) = (there.join(", "), there.len());
                 let interfaces = if count == 1 { "interface" } else { "interfaces" };
                 match named {
-                    true => write!(f, "cannot open {rails} rails: {count} {interfaces} named: {list}")?,
+                    true => {
+                        write!(f, "cannot open {rails} rails: {count} {interfaces} named: {list}")?
+                    }
                     false => write!(
                         f,
                         "cannot open {rails} rails: provider {provider:?} has {count} {interfaces}: {list}"
@@ -156,7 +160,8 @@ pub struct Candidate {
 /// The library that the settings name, or that the linker finds, is a libfabric. Its constructors
 /// run, and its results are trusted.
 pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
-    let path = settings.library.as_ref().map(|path| CString::new(path.as_os_str().as_encoded_bytes()));
+    let path =
+        settings.library.as_ref().map(|path| CString::new(path.as_os_str().as_encoded_bytes()));
     let path = path.transpose().map_err(|_| LoadError::NotFound {
         path: settings.library.as_ref().map_or_else(String::new, |path| path.display().to_string()),
         reason: "a zero byte in the path".into(),
@@ -247,7 +252,11 @@ const MESSAGE: usize = 4096 + 512;
 ///
 /// # Errors
 /// The error names what was requested, and what is available.
-pub fn open(wanted: Wanted<'_>, library: Library, machine: &Machine) -> Result<Vec<OpenRail>, RailsError> {
+pub fn open(
+    wanted: Wanted<'_>,
+    library: Library,
+    machine: &Machine,
+) -> Result<Vec<OpenRail>, RailsError> {
     let named: Vec<&str> = wanted.settings.providers.iter().map(String::as_str).collect();
     let providers = if named.is_empty() { &PROVIDERS[..] } else { &named[..] };
     let mut refused = vec![];
@@ -294,7 +303,14 @@ fn on_provider(
             (open, passed_over) = (interfaces, vec![]);
         }
         let (provider, limit) = (provider.into(), settings.max_rails);
-        return Err(RailsError::TooMany { rails: count, provider, there: open, named, passed_over, limit });
+        return Err(RailsError::TooMany {
+            rails: count,
+            provider,
+            there: open,
+            named,
+            passed_over,
+            limit,
+        });
     }
     let mut rails = vec![];
     for (at, interface) in interfaces.into_iter().take(count).enumerate() {
@@ -323,7 +339,8 @@ fn on_provider(
             interface: interface.clone(),
             error,
         })?;
-        let mbit = there.iter().find(|candidate| candidate.interface == interface).map_or(0, |c| c.mbit);
+        let mbit =
+            there.iter().find(|candidate| candidate.interface == interface).map_or(0, |c| c.mbit);
         let rail = Guard::new(rail, RailId(at as u8), LinkWatch::new(&interface));
         let fabric = offer.info.fabric_name();
         rails.push(OpenRail { rail, provider: provider.into(), interface, fabric, mbit, devices });
@@ -348,7 +365,11 @@ mod tests {
         }
     }
 
-    fn open_on(fake: &Fake, settings: &Settings, count: usize) -> Result<Vec<OpenRail>, RailsError> {
+    fn open_on(
+        fake: &Fake,
+        settings: &Settings,
+        count: usize,
+    ) -> Result<Vec<OpenRail>, RailsError> {
         let (limits, count) = (Limits::DEFAULT, Some(count));
         let wanted = Wanted { settings, limits, anchor: Anchor::Anywhere, count, devices: false };
         open(wanted, fake.library(), &Machine::default())
@@ -357,10 +378,12 @@ mod tests {
     #[test]
     fn rails_are_opened_on_the_named_interfaces() {
         let fake = Fake::new(Persona::efa_direct(), 1);
-        let rails = open_on(&fake, &settings(&["efa-direct"], &["rdmap2-rdm", "rdmap0-rdm"]), 2).unwrap();
+        let rails =
+            open_on(&fake, &settings(&["efa-direct"], &["rdmap2-rdm", "rdmap0-rdm"]), 2).unwrap();
         let told: Vec<_> = rails.iter().map(|rail| (rail.interface.as_str(), rail.mbit)).collect();
         assert_eq!(told, [("rdmap2-rdm", 100_000), ("rdmap0-rdm", 100_000)]);
-        let twice = open_on(&fake, &settings(&["efa-direct"], &["rdmap2-rdm", "rdmap2-rdm"]), 2).unwrap();
+        let twice =
+            open_on(&fake, &settings(&["efa-direct"], &["rdmap2-rdm", "rdmap2-rdm"]), 2).unwrap();
         assert_eq!(twice.len(), 2, "an interface that is named twice carries two rails");
     }
 
@@ -371,7 +394,10 @@ mod tests {
             provider: "tcp".into(),
             there: vec!["eth0".into()],
             named: false,
-            passed_over: vec![("lo".into(), "loopback: reaches this host only"), ("eth1".into(), "no link")],
+            passed_over: vec![
+                ("lo".into(), "loopback: reaches this host only"),
+                ("eth1".into(), "no link"),
+            ],
             limit: 16,
         };
         assert_eq!(
@@ -384,7 +410,8 @@ mod tests {
         let machine = Machine { nics: vec![nic(1, None, LinkState::Down)], ..Machine::default() };
         let settings = settings(&["cxi"], &[]);
         let (anchor, count) = (Anchor::Anywhere, Some(4));
-        let wanted = Wanted { settings: &settings, limits: Limits::DEFAULT, anchor, count, devices: false };
+        let wanted =
+            Wanted { settings: &settings, limits: Limits::DEFAULT, anchor, count, devices: false };
         let error = open(wanted, fake.library(), &machine).unwrap_err();
         let RailsError::TooMany { there, passed_over, .. } = error else { panic!("{error}") };
         assert_eq!((there.len(), passed_over), (3, vec![("cxi1".to_owned(), "no link")]));
@@ -409,8 +436,13 @@ mod tests {
             (Some(4), &["cxi2", "cxi3", "cxi0", "cxi1"]),
         ] {
             let anchor = Anchor::Node(1);
-            let wanted =
-                Wanted { settings: &settings, limits: Limits::DEFAULT, anchor, count, devices: false };
+            let wanted = Wanted {
+                settings: &settings,
+                limits: Limits::DEFAULT,
+                anchor,
+                count,
+                devices: false,
+            };
             let rails = open(wanted, fake.library(), &machine).unwrap();
             let names: Vec<_> = rails.iter().map(|rail| rail.interface.as_str()).collect();
             assert_eq!(names, expected, "{count:?}");
@@ -444,7 +476,8 @@ mod tests {
             let told = open_on(&fake, &settings, count).unwrap_err().to_string();
             assert!(says.iter().all(|what| told.contains(what)), "{told}");
         }
-        let told = open_on(&fake, &settings(&["efa", "cxi"], &["mlx5_0"]), 1).unwrap_err().to_string();
+        let told =
+            open_on(&fake, &settings(&["efa", "cxi"], &["mlx5_0"]), 1).unwrap_err().to_string();
         assert!(told.contains("mlx5_0") && !told.contains("efa"), "{told}");
     }
 }

@@ -9,8 +9,8 @@ use fishplate_core::engine::protocol::{
 };
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
-    Config, Engine, EngineMemory, FailoverMemory, FailoverPeer, FailoverStream, LocalSlot, Pairing, Parked,
-    PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream,
+    Config, Engine, EngineMemory, FailoverMemory, FailoverPeer, FailoverStream, LocalSlot, Pairing,
+    Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream,
 };
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::Zeroable;

@@ -85,7 +85,8 @@ impl std::error::Error for StartError {}
 
 /// An engine and the consumers that it serves. The engine is boxed because it contains its rails,
 /// some of which are large.
-pub type Parts<'m, 'd, R, const RAILS: usize> = (Box<Engine<'m, R, RAILS>>, Vec<CommandConsumer<'d>>);
+pub type Parts<'m, 'd, R, const RAILS: usize> =
+    (Box<Engine<'m, R, RAILS>>, Vec<CommandConsumer<'d>>);
 
 /// Starts a worker that runs until it is stopped, or until `deadline_ns`.
 ///
@@ -117,8 +118,10 @@ pub fn start<
         let counts = worker.counts();
         Ok(((engine, consumers), finished, counts))
     };
-    let thread =
-        Builder::new().name("fishplate".into()).spawn_scoped(scope, run).map_err(StartError::Thread)?;
+    let thread = Builder::new()
+        .name("fishplate".into())
+        .spawn_scoped(scope, run)
+        .map_err(StartError::Thread)?;
     Ok(Running { thread, stop, wakes })
 }
 

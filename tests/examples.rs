@@ -70,7 +70,10 @@ fn overlap() {
     let lines = job("overlap", 2, &[address()]);
     assert_eq!(
         lines,
-        ["rank 0: counted 15, 500000 bytes are here", "rank 1: before [0, 5, 10], and everything is sent"]
+        [
+            "rank 0: counted 15, 500000 bytes are here",
+            "rank 1: before [0, 5, 10], and everything is sent"
+        ]
     );
 }
 
@@ -101,7 +104,8 @@ fn all_to_all_with_three_processes() {
         (0..3).map(|_| start_in(&variables, "all_to_all", &["20".into(), "60".into()])).collect();
     let mut lines: Vec<String> = children.into_iter().flat_map(output).collect();
     lines.sort();
-    let line = |rank: u64, count: u64| format!("rank {rank}: 3 near, 0 rails to others, counted {count}");
+    let line =
+        |rank: u64, count: u64| format!("rank {rank}: 3 near, 0 rails to others, counted {count}");
     assert_eq!(lines, [line(0, 60), line(1, 0), line(2, 0)]);
 }
 
@@ -128,7 +132,8 @@ fn ring() {
 #[test]
 fn matcher() {
     let lines = output(start("matcher", &[]));
-    let expected = ["0x10 from 4 goes to receive 2", "0x10 from 3 goes to receive 1", "0x200 from 5 waits"];
+    let expected =
+        ["0x10 from 4 goes to receive 2", "0x10 from 3 goes to receive 1", "0x200 from 5 waits"];
     assert_eq!(lines[..3], expected);
     assert_eq!(lines[3..], ["receive 3 finds 0x200 from 5"]);
 }

@@ -30,8 +30,9 @@ fn targets() -> impl Iterator<Item = &'static Target> {
 }
 
 fn variable(name: &str, default: u64) -> u64 {
-    env::var(name)
-        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: {text:?} is not a number")))
+    env::var(name).map_or(default, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{name}: {text:?} is not a number"))
+    })
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::ptr::NonNull;
 use fishplate::{Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, Payload};
 use fishplate_core::engine::tag::{Tag, UnexpectedSlot};
-use fishplate_core::engine::{Config, ContextId, Engine, Notice, Pairing, Parked, PeerSlot, Signal, Stream};
+use fishplate_core::engine::{
+    Config, ContextId, Engine, Notice, Pairing, Parked, PeerSlot, Signal, Stream,
+};
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
 use fishplate_core::op::SignalOp;
@@ -114,7 +116,8 @@ fn stages(count: u16, busy: bool) -> [i64; 4] {
     let unused = resident() - before;
 
     // SAFETY: the memory outlives the engine, and only the engine accesses it.
-    let region = unsafe { Region::new(NonNull::from(&mut memory[0]).cast(), 4096, RegionKind::Private) };
+    let region =
+        unsafe { Region::new(NonNull::from(&mut memory[0]).cast(), 4096, RegionKind::Private) };
     let here = engine.register(region).unwrap();
     let mut handle = [0; 512];
     let len = engine.export(here, &mut handle).unwrap();

@@ -43,11 +43,13 @@ fn a_peer_is_answered_while_the_program_sleeps() {
                 node.quiet(*peer, SOON).unwrap();
                 send.send(vec![]).unwrap();
             } else {
-                let request = node.post_recv(Some(*peer), 1, Tag::ZERO, memory.slice(64..), 5).unwrap();
+                let request =
+                    node.post_recv(Some(*peer), 1, Tag::ZERO, memory.slice(64..), 5).unwrap();
                 send.send(vec![]).unwrap();
                 // Waits outside the node's calls.
                 receive.recv().unwrap();
-                let status = node.test_recv(request).unwrap().expect("it has been received meanwhile");
+                let status =
+                    node.test_recv(request).unwrap().expect("it has been received meanwhile");
                 assert_eq!((status.outcome, status.delivered), (Received::Ok, LONG as u64));
                 assert_eq!(node.load(memory.at(8)), Ok(10));
             }
@@ -117,7 +119,8 @@ fn an_idle_worker_uses_little_processor_time() {
 /// Checks that a worker over a network sleeps on descriptors. `FISHPLATE_IDLE_SECONDS` sets the
 /// duration (default 1).
 fn idle_over(way: Way) {
-    let seconds = std::env::var("FISHPLATE_IDLE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let seconds =
+        std::env::var("FISHPLATE_IDLE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     two(way, same, |mut side| {
         let memory = side.node.alloc(64).unwrap();
         let handle = side.node.handle(memory).unwrap();
@@ -162,7 +165,10 @@ fn rested(who: &str, meanwhile: impl FnOnce()) {
     let (now, took) = (used(), begun.elapsed());
     let (time, sleeps) = (now.0 - before.0, now.1 - before.1);
     println!("{who} used {time:?} of {took:?}, and slept {sleeps} times");
-    assert!(sleeps as u128 * 1000 < 240 * took.as_millis(), "{who} slept {sleeps} times in {took:?}");
+    assert!(
+        sleeps as u128 * 1000 < 240 * took.as_millis(),
+        "{who} slept {sleeps} times in {took:?}"
+    );
     // A poll costs up to 0.1 ms on a loaded machine. A worker that never slept would use all of the
     // time.
     assert!(time < took / 5, "{who} used {time:?} of {took:?}");

@@ -65,8 +65,10 @@ impl Port<'_> {
         let to = rank_of(self.rank, peer.0);
         let (base, size) = self.switch.borrow().memory[usize::from(to)].ok_or(PostError::BadKey)?;
         match remote.offset.checked_add(len as u64) {
-            // SAFETY: offset + len <= size, so the pointer stays inside the registered region.
-            Some(end) if end <= size as u64 => Ok(unsafe { base.as_ptr().add(remote.offset as usize) }),
+            Some(end) if end <= size as u64 => {
+                // SAFETY: offset + len <= size, so the pointer stays inside the registered region.
+                Ok(unsafe { base.as_ptr().add(remote.offset as usize) })
+            }
             _ => Err(PostError::BadKey),
         }
     }
@@ -109,7 +111,8 @@ unsafe impl<'s> Rail for Port<'s> {
     }
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        self.switch.borrow_mut().memory[usize::from(self.rank)] = Some((region.ptr(), region.len()));
+        self.switch.borrow_mut().memory[usize::from(self.rank)] =
+            Some((region.ptr(), region.len()));
         Ok((RailKey { key: 1, base: 0 }, 0))
     }
 
@@ -122,8 +125,14 @@ unsafe impl<'s> Rail for Port<'s> {
         false
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
-        self.resolve(peer, Remote { key, offset: 0 }, len as usize).map_err(|_| AttachError::BadHandle)?;
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
+        self.resolve(peer, Remote { key, offset: 0 }, len as usize)
+            .map_err(|_| AttachError::BadHandle)?;
         Ok(None)
     }
 
@@ -152,7 +161,13 @@ unsafe impl<'s> Rail for Port<'s> {
         Ok(Posted::Done)
     }
 
-    unsafe fn post_read(&mut self, _: Peer, _: Local, _: Remote, _: u64) -> Result<Posted, PostError> {
+    unsafe fn post_read(
+        &mut self,
+        _: Peer,
+        _: Local,
+        _: Remote,
+        _: u64,
+    ) -> Result<Posted, PostError> {
         Err(PostError::Unsupported)
     }
 
@@ -234,13 +249,17 @@ fn send(ranks: &mut [Rank], from: usize, to: usize, until: Instant) {
     for slot in 0..2 {
         // SAFETY: the words lie inside the memory, which the test accesses from one thread. Each
         // target has two sources.
-        unsafe { rank.memory.add(3 * count + 2 * to + slot).write(contents(from, to) + slot as u64) };
+        unsafe {
+            rank.memory.add(3 * count + 2 * to + slot).write(contents(from, to) + slot as u64)
+        };
     }
     let source = rank.here.at(at(3 * count + 2 * to));
     let next = rank.here.at(at(3 * count + 2 * to + 1));
     let signal = Signal { at: there.at(at(2 * count + from)), op: SignalOp::Add, value: 1 };
     // The second post does not wait for the first, so the switch may reorder them.
-    again(ranks, from, until, |engine| engine.put(CX, source, 8, there.at(at(2 * from)), Notice::Silent));
+    again(ranks, from, until, |engine| {
+        engine.put(CX, source, 8, there.at(at(2 * from)), Notice::Silent)
+    });
     again(ranks, from, until, |engine| {
         engine.put_signal(CX, next, 8, there.at(at(2 * from + 1)), signal, Notice::Silent)
     });
@@ -289,17 +308,19 @@ fn job(count: usize, seed: u64) -> Duration {
     let (begun, before) = (Instant::now(), resident());
     let limits = Limits { peers: most, locals: 1, remotes: most, operations: 64 };
     let mut storage: Vec<Storage<1>> = (0..count).map(|_| Storage::new(&config, limits)).collect();
-    let opened = storage.iter_mut().zip(&mut memory).enumerate().map(|(rank, (storage, memory))| {
-        let mut engine = storage.engine(config, [Port { switch: &switch, rank: rank as u16 }]).unwrap();
-        let memory_ptr = NonNull::new(memory.as_mut_ptr()).unwrap();
-        // SAFETY: the memory has 5 * count words and outlives the engine. From here on only this
-        // pointer, which may reach all words, accesses it.
-        let region = unsafe { Region::new(memory_ptr.cast(), 40 * count, RegionKind::Private) };
-        let here = engine.register(region).unwrap();
-        let mut handle = [0; 512];
-        let len = engine.export(here, &mut handle).unwrap();
-        Rank { engine, peers: vec![], here, handle: handle[..len].to_vec(), memory: memory_ptr }
-    });
+    let opened =
+        storage.iter_mut().zip(&mut memory).enumerate().map(|(rank, (storage, memory))| {
+            let mut engine =
+                storage.engine(config, [Port { switch: &switch, rank: rank as u16 }]).unwrap();
+            let memory_ptr = NonNull::new(memory.as_mut_ptr()).unwrap();
+            // SAFETY: the memory has 5 * count words and outlives the engine. From here on only
+            // this pointer, which may reach all words, accesses it.
+            let region = unsafe { Region::new(memory_ptr.cast(), 40 * count, RegionKind::Private) };
+            let here = engine.register(region).unwrap();
+            let mut handle = [0; 512];
+            let len = engine.export(here, &mut handle).unwrap();
+            Rank { engine, peers: vec![], here, handle: handle[..len].to_vec(), memory: memory_ptr }
+        });
     let mut ranks: Vec<Rank> = opened.collect();
     // Saturates, because other parts of the process may free memory meanwhile.
     let grown = || resident().saturating_sub(before) / count;
@@ -367,7 +388,8 @@ fn job(count: usize, seed: u64) -> Duration {
 
 #[test]
 fn many_ranks_start_meet_and_exchange_everything() {
-    let number = |name: &str, usual: u64| env::var(name).map_or(usual, |text| text.parse().unwrap());
+    let number =
+        |name: &str, usual: u64| env::var(name).map_or(usual, |text| text.parse().unwrap());
     let (seed, most) =
         (number("FISHPLATE_SEED", u64::from(std::process::id())), number("FISHPLATE_RANKS", 100));
     println!("FISHPLATE_SEED={seed}");

@@ -126,7 +126,9 @@ impl Host for Counting {
     }
 
     fn wait(&self, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Woken {
-        self.sleeping([(word, expected); 2], || self.inner.wait(word, expected, timeout_ns.min(LONG_NS)))
+        self.sleeping([(word, expected); 2], || {
+            self.inner.wait(word, expected, timeout_ns.min(LONG_NS))
+        })
     }
 
     fn wait_two(&self, words: [(&AtomicU32, u32); 2], timeout_ns: u64) -> Woken {
@@ -191,7 +193,8 @@ fn a_worker_and_a_thread_sleep_until_another_worker_s_event() {
         let target = second.own.target;
         let made = submit(&mut first.queues[0], Command::Marker, &[]);
         thread::scope(|scope| {
-            let Site { own: Own { engine, .. }, channels, arrivals, queues, consumers } = &mut second;
+            let Site { own: Own { engine, .. }, channels, arrivals, queues, consumers } =
+                &mut second;
             let mut worker = Worker::new(engine, consumers, SLEEPY);
             let (channels, arrivals) = (*channels, *arrivals);
             let running = scope.spawn({
@@ -256,7 +259,9 @@ fn a_submission_wakes_only_the_worker_and_a_completion_only_its_queue() {
         let recv = Command::Recv { source: None, tag, ignore: Tag::ZERO, into: None };
         let waiting = scope.spawn(move || {
             let event = submit(&mut waits, recv, &[]);
-            let Ok(Reply::Received(status)) = waits.wait(&event, NEVER) else { panic!("{event:?}") };
+            let Ok(Reply::Received(status)) = waits.wait(&event, NEVER) else {
+                panic!("{event:?}")
+            };
             (status.outcome, waits.counts())
         });
         host.until_asleep(2);
@@ -302,10 +307,15 @@ fn a_worker_sleeps_while_a_marker_waits_for_the_engine() {
             move || worker.run(host, &channels.send, Some(arrivals), stop, NEVER)
         });
         let tag = Tag::new(7, 0);
-        submit(&mut queues[0], Command::Recv { source: None, tag, ignore: Tag::ZERO, into: None }, &[]);
+        submit(
+            &mut queues[0],
+            Command::Recv { source: None, tag, ignore: Tag::ZERO, into: None },
+            &[],
+        );
         let marker = submit(&mut queues[0], Command::Marker, &[]);
         host.until_asleep(1);
-        let sent = submit(&mut queues[1], Command::Send { to: peer, tag, from: None, sync: false }, &[]);
+        let sent =
+            submit(&mut queues[1], Command::Send { to: peer, tag, from: None, sync: false }, &[]);
         assert_eq!(queues[0].wait(&marker, NEVER), Ok(Reply::Done(0)));
         assert!(matches!(queues[1].wait(&sent, NEVER), Ok(Reply::Done(_))));
         stop.store(true, Ordering::Release);
@@ -323,7 +333,8 @@ fn beside_a_sleeping_worker(
     let mut site = site(host, contexts);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let Site { own: Own { engine, target, .. }, channels, arrivals, queues, consumers } = &mut site;
+        let Site { own: Own { engine, target, .. }, channels, arrivals, queues, consumers } =
+            &mut site;
         let (channels, arrivals) = (*channels, *arrivals);
         let mut worker = Worker::new(engine, consumers, SLEEPY);
         let running = scope.spawn({
@@ -386,13 +397,15 @@ fn commands_that_depend_on_each_other_over_two_workers_all_complete() {
             let mut users = vec![];
             let mut workers = vec![];
             for (at, site) in sites.iter_mut().enumerate() {
-                let Site { own: Own { engine, target, .. }, channels, arrivals, queues, consumers } = site;
+                let Site { own: Own { engine, target, .. }, channels, arrivals, queues, consumers } =
+                    site;
                 let (stop, channels, arrivals) = (&stop, *channels, *arrivals);
                 let mut worker = Worker::new(engine, consumers, SLEEPY);
                 workers.push((
                     channels,
                     scope.spawn(move || {
-                        let finished = worker.run(host, &channels.send, Some(arrivals), stop, NEVER);
+                        let finished =
+                            worker.run(host, &channels.send, Some(arrivals), stop, NEVER);
                         (finished, worker.counts())
                     }),
                 ));
@@ -414,8 +427,9 @@ fn commands_that_depend_on_each_other_over_two_workers_all_complete() {
                                     Err(_) => queue.finish(NEVER).unwrap(),
                                 }
                             };
-                            let command =
-                                after.iter().try_fold(command, |command, event| command.after(event));
+                            let command = after
+                                .iter()
+                                .try_fold(command, |command, event| command.after(event));
                             let event = queue.submit(command.unwrap());
                             let mut recent = submitted.lock().unwrap();
                             recent.push(event.clone());
@@ -424,9 +438,17 @@ fn commands_that_depend_on_each_other_over_two_workers_all_complete() {
                             let old: Vec<_> = recent.drain(..old).collect();
                             drop((recent, after));
                             match random.below(4) {
-                                0 => assert_eq!(queue.wait(&event, NEVER), Ok(Reply::Done(0)), "seed {seed}"),
+                                0 => assert_eq!(
+                                    queue.wait(&event, NEVER),
+                                    Ok(Reply::Done(0)),
+                                    "seed {seed}"
+                                ),
                                 1 => old.iter().for_each(|event| {
-                                    assert_eq!(queue.wait(event, NEVER), Ok(Reply::Done(0)), "seed {seed}")
+                                    assert_eq!(
+                                        queue.wait(event, NEVER),
+                                        Ok(Reply::Done(0)),
+                                        "seed {seed}"
+                                    )
                                 }),
                                 _ => {}
                             }

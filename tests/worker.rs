@@ -58,7 +58,8 @@ fn rig(contexts: u8, policy: Policy) -> Rig {
     for id in 0..contexts {
         let memory = leak(QueueStorage::<8>::new()).memory();
         let channel = channels.queue(id.into());
-        let (context, consumer) = Context::new(ContextId(id), host, channel, memory, policy).unwrap();
+        let (context, consumer) =
+            Context::new(ContextId(id), host, channel, memory, policy).unwrap();
         rig.contexts.push(context);
         rig.consumers.push(consumer);
     }
@@ -86,11 +87,17 @@ fn with_worker(
     let rails: [_; 2] = std::array::from_fn(|i| {
         Faulty::<_, 32>::new(Loopback::<64>::new(), Faults::DISORDER, seed * 2 + i as u64)
     });
-    let config =
-        Config { contexts: contexts as u16, window: 16, first_sequence: (1 << 20) - 9, ..Config::default() };
+    let config = Config {
+        contexts: contexts as u16,
+        window: 16,
+        first_sequence: (1 << 20) - 9,
+        ..Config::default()
+    };
     let Own { mut engine, peer, source, target, remote, .. } = own(config, rails, 4096);
     let streams = engine.config().contexts as usize * 4;
-    engine.attach_matching(MATCHING, leak(MatchStorage::new(&MATCHING, streams, 64, 4)).memory()).unwrap();
+    engine
+        .attach_matching(MATCHING, leak(MatchStorage::new(&MATCHING, streams, 64, 4)).memory())
+        .unwrap();
     let Rig { host, send, contexts, mut consumers } = rig(contexts, policy);
     let stop = AtomicBool::new(false);
     let peers = Peers { peer, source, target, remote };
@@ -142,7 +149,11 @@ fn every_context_gets_the_answers_to_its_own_requests() {
                         while !waiting.is_empty() {
                             let (ticket, before) =
                                 waiting.swap_remove(random.below(waiting.len() as u64) as usize);
-                            assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(before)), "seed {seed}");
+                            assert_eq!(
+                                context.wait(ticket, NEVER),
+                                Ok(Reply::Done(before)),
+                                "seed {seed}"
+                            );
                             assert_eq!(context.test(ticket), Err(OpError::StaleToken));
                         }
                     }
@@ -163,10 +174,12 @@ fn a_signal_wakes_the_context_that_watches_it() {
             let (mine, theirs) = (64 * i as u64, 64 * (1 - i as u64));
             for round in 1..=50 {
                 let signal = Signal { at: at.remote.at(theirs), op: SignalOp::Set, value: round };
-                let ticket =
-                    patiently(|| context.put_signal(at.source.at(0), 40, at.remote.at(theirs + 8), signal));
-                let seen =
-                    context.wait_signal(at.target.at(mine), Cmp::Ge, round, Some(at.peer), NEVER).unwrap();
+                let ticket = patiently(|| {
+                    context.put_signal(at.source.at(0), 40, at.remote.at(theirs + 8), signal)
+                });
+                let seen = context
+                    .wait_signal(at.target.at(mine), Cmp::Ge, round, Some(at.peer), NEVER)
+                    .unwrap();
                 assert!(seen == round || seen == round + 1, "seed {seed}");
                 assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(0)));
             }
@@ -191,8 +204,11 @@ fn submissions_before_the_stop_are_executed() {
                 // All increments of this context are applied. Increments of the other context may
                 // be in flight.
                 context.quiet(at.peer, NEVER).unwrap();
-                let ticket = patiently(|| context.fetch(at.remote.at(0), Amo { op: AmoOp::Fetch, ..amo }));
-                let Ok(Reply::Done(sum)) = context.wait(ticket, NEVER) else { panic!("seed {seed}") };
+                let ticket =
+                    patiently(|| context.fetch(at.remote.at(0), Amo { op: AmoOp::Fetch, ..amo }));
+                let Ok(Reply::Done(sum)) = context.wait(ticket, NEVER) else {
+                    panic!("seed {seed}")
+                };
                 assert!((100..=200).contains(&sum), "seed {seed}: {sum}");
             }
         });
@@ -227,7 +243,8 @@ fn every_receive_through_a_worker_is_answered_once() {
             let (from, into) = (at.source.at(1024 * i as u64), at.target.at(1024 * i as u64));
             for (n, len) in [0, 8, 128, 129, 1000].into_iter().enumerate() {
                 let n = n as u64;
-                let early = patiently(|| context.recv(Some(at.peer), tag(n), Tag::ZERO, Some((into, len))));
+                let early =
+                    patiently(|| context.recv(Some(at.peer), tag(n), Tag::ZERO, Some((into, len))));
                 let sync = patiently(|| context.send_sync(at.peer, tag(n), Some((from, len))));
                 match context.wait(early, NEVER) {
                     Ok(Reply::Received(status)) => {

@@ -45,7 +45,13 @@ const fn rings(name: &'static str, payload: usize, claims: bool) -> Way {
 
 const WAYS: [Way; 10] = [
     Way { name: "one line, both words in it", apart: 4, goes_on: false, payload: 0, claims: false },
-    Way { name: "two lines, one each way", apart: LINE * LINES, goes_on: false, payload: 0, claims: false },
+    Way {
+        name: "two lines, one each way",
+        apart: LINE * LINES,
+        goes_on: false,
+        payload: 0,
+        claims: false,
+    },
     rings("two rings of lines", 0, false),
     rings("two rings, 4 KiB copied in and out", 4096, false),
     rings("two rings, 8 KiB copied in and out", 8192, false),
@@ -97,7 +103,9 @@ impl Side<'_> {
         }
         // SAFETY: both buffers have `payload` bytes. The other side has finished with these cells,
         // and accesses them again only after our answer.
-        unsafe { copy_message(payload(cells), self.private[1].as_mut_ptr().cast(), self.way.payload) };
+        unsafe {
+            copy_message(payload(cells), self.private[1].as_mut_ptr().cast(), self.way.payload)
+        };
         black_box(&self.private[1]);
     }
 }
@@ -118,7 +126,12 @@ fn main() {
 /// Returns half a round trip, in nanoseconds.
 fn ping_pong(way: Way, pauses: u32, here: usize, there: usize) -> f64 {
     let memory: Vec<AtomicU64> = (0..2 * LINE * LINES).map(|_| AtomicU64::new(0)).collect();
-    let side = || Side { memory: &memory, way, pauses, private: [(); 2].map(|()| vec![1; way.payload / 8]) };
+    let side = || Side {
+        memory: &memory,
+        way,
+        pauses,
+        private: [(); 2].map(|()| vec![1; way.payload / 8]),
+    };
     let count = BATCHES * ROUNDS;
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -25,7 +25,8 @@ fn main() {
     let role = env::var("CROWD_ROLE").unwrap_or_default();
     let rounds: usize = env::args().nth(1).map_or(15, |rounds| rounds.parse().expect("ROUNDS"));
     let at = env::var("CROWD_AT").unwrap_or_else(|_| {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+        let free =
+            std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
         free.expect("a free port").to_string()
     });
     let start = |role: &str| -> Child {
@@ -105,8 +106,11 @@ struct Side {
 /// Connects the nodes of leader and partner. Both drive progress until all are connected.
 fn sides(job: &mut Job, nodes: Vec<Node>, theirs: &[Vec<u8>]) -> Vec<Side> {
     let mut nodes = nodes;
-    let peers: Vec<PeerId> =
-        nodes.iter_mut().zip(theirs).map(|(node, address)| node.connect(address).expect("a peer")).collect();
+    let peers: Vec<PeerId> = nodes
+        .iter_mut()
+        .zip(theirs)
+        .map(|(node, address)| node.connect(address).expect("a peer"))
+        .collect();
     let met = |nodes: &[Node]| {
         nodes.iter().zip(&peers).all(|(node, &peer)| node.reach(peer).expect("known").shared_memory)
     };
@@ -115,7 +119,8 @@ fn sides(job: &mut Job, nodes: Vec<Node>, theirs: &[Vec<u8>]) -> Vec<Side> {
         assert!(Instant::now() < deadline, "they do not meet");
         nodes.iter_mut().for_each(|node| _ = node.progress());
     }
-    let ours: Vec<Memory> = nodes.iter_mut().map(|node| node.alloc(4096).expect("memory")).collect();
+    let ours: Vec<Memory> =
+        nodes.iter_mut().map(|node| node.alloc(4096).expect("memory")).collect();
     let mut handles = vec![job.rank() as u8 + 10];
     for (node, memory) in nodes.iter().zip(&ours) {
         let handle = node.handle(*memory).expect("a handle");
@@ -144,7 +149,9 @@ impl Side {
     }
 
     fn hear(&mut self) {
-        self.node.wait(self.ours.at(0), Cmp::Eq, self.trips, Some(self.peer), SOON).expect("an answer");
+        self.node
+            .wait(self.ours.at(0), Cmp::Eq, self.trips, Some(self.peer), SOON)
+            .expect("an answer");
     }
 
     /// Returns half a round trip in nanoseconds, the mean of one round.
@@ -178,7 +185,8 @@ fn lead(mut job: Job, rounds: usize) {
     let mut sides = sides(&mut job, nodes, &partner);
     let (before, open_before) = (resident(), descriptors());
     let node = &mut sides[1].node;
-    let peers: Vec<PeerId> = silent.iter().map(|address| node.connect(address).expect("room")).collect();
+    let peers: Vec<PeerId> =
+        silent.iter().map(|address| node.connect(address).expect("room")).collect();
     let deadline = Instant::now() + SOON;
     while !peers.iter().all(|&peer| node.reach(peer).expect("known").shared_memory) {
         assert!(Instant::now() < deadline, "the crowd does not come");

@@ -71,8 +71,12 @@ struct Rails {
 impl Rails {
     fn new(offer: &Offer) -> Rails {
         let mut rails = [0, 1].map(|seed| {
-            let config =
-                FabricConfig { seed: Some(seed), max_regions: 4, deadline: None, ..FabricConfig::default() };
+            let config = FabricConfig {
+                seed: Some(seed),
+                max_regions: 4,
+                deadline: None,
+                ..FabricConfig::default()
+            };
             FabricRail::open(offer, config).unwrap()
         });
         let addresses = rails.each_ref().map(|rail| rail.address().unwrap());
@@ -142,7 +146,8 @@ impl Bare {
             let ptr = memory();
             pointers.push(ptr);
             // SAFETY: the memory is leaked, and nothing reads it.
-            regions.push(unsafe { MemoryRegion::register(&domain, ptr, LEN, access, key) }.unwrap());
+            regions
+                .push(unsafe { MemoryRegion::register(&domain, ptr, LEN, access, key) }.unwrap());
             ends.push(Endpoint::open(&domain, info, cq, av).unwrap());
         }
         let mut ends: [Endpoint; 2] = ends.try_into().unwrap();
@@ -153,7 +158,11 @@ impl Bare {
             addr: if virt { pointers[1 - at].as_ptr() as u64 } else { 0 },
             key: regions[1 - at].key(),
         });
-        let from = [0, 1].map(|at| Buffer { ptr: pointers[at].as_ptr(), len: LEN, desc: regions[at].desc() });
+        let from = [0, 1].map(|at| Buffer {
+            ptr: pointers[at].as_ptr(),
+            len: LEN,
+            desc: regions[at].desc(),
+        });
         Bare {
             ends,
             from,
@@ -171,7 +180,8 @@ impl Bare {
 
 impl Ends for Bare {
     fn write(&mut self, from: usize, len: usize) -> bool {
-        let (end, buffer, to) = (&mut self.ends[from], Buffer { len, ..self.from[from] }, self.to[from]);
+        let (end, buffer, to) =
+            (&mut self.ends[from], Buffer { len, ..self.from[from] }, self.to[from]);
         if len <= self.inject {
             // SAFETY: the source is leaked, so it stays valid.
             let result = unsafe { end.inject_write(buffer, to, Some(7)) };
@@ -183,9 +193,13 @@ impl Ends for Bare {
         // unused.
         let result = unsafe {
             match self.level {
-                Some(level) => {
-                    end.write_with(buffer, to, 7, FI_COMPLETION | FI_REMOTE_CQ_DATA | level, context)
-                }
+                Some(level) => end.write_with(
+                    buffer,
+                    to,
+                    7,
+                    FI_COMPLETION | FI_REMOTE_CQ_DATA | level,
+                    context,
+                ),
                 None => end.write(buffer, to, Some(7), context),
             }
         };
@@ -251,7 +265,8 @@ fn median(mut times: Vec<f64>) -> f64 {
 
 fn main() {
     let provider = std::env::args().nth(1).unwrap_or("shm".into());
-    let rounds: usize = std::env::args().nth(2).map_or(31, |n| n.parse().expect("a number of rounds"));
+    let rounds: usize =
+        std::env::args().nth(2).map_or(31, |n| n.parse().expect("a number of rounds"));
     // SAFETY: the linker's default library name for libfabric names a libfabric.
     let library = unsafe { Library::open(None) }.unwrap_or_else(|error| panic!("{error}"));
     let interface = if provider == "shm" { None } else { Some("lo") };
@@ -260,7 +275,8 @@ fn main() {
     let (mut rails, mut bare) = (Rails::new(&offer), Bare::new(&offer));
     let mut times: [Vec<f64>; 4] = Default::default();
     for round in 0..rounds + 2 {
-        let all = [latency(&mut rails), latency(&mut bare), bandwidth(&mut rails), bandwidth(&mut bare)];
+        let all =
+            [latency(&mut rails), latency(&mut bare), bandwidth(&mut rails), bandwidth(&mut bare)];
         // The first two rounds connect and warm up.
         if round >= 2 {
             all.into_iter().zip(&mut times).for_each(|(time, times)| times.push(time));
@@ -268,6 +284,12 @@ fn main() {
     }
     let [a, b, c, d] = times.map(median);
     println!("{offer:?}");
-    println!("8 B write, seen to arrive: rail {a:.0} ns, bare {b:.0} ns: {:+.1} %", (a / b - 1.0) * 100.0);
-    println!("1 MiB write, 64 at once:   rail {c:.0} ns, bare {d:.0} ns: {:+.1} %", (c / d - 1.0) * 100.0);
+    println!(
+        "8 B write, seen to arrive: rail {a:.0} ns, bare {b:.0} ns: {:+.1} %",
+        (a / b - 1.0) * 100.0
+    );
+    println!(
+        "1 MiB write, 64 at once:   rail {c:.0} ns, bare {d:.0} ns: {:+.1} %",
+        (c / d - 1.0) * 100.0
+    );
 }

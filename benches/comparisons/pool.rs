@@ -160,7 +160,9 @@ impl Pools for ArrayQueues {
     fn twice(own: &mut Arc<Slab>) -> bool {
         Self::take(own).is_some_and(|held| {
             // SAFETY: `take` initialized the block.
-            first_lets_go(unsafe { &(*held.slab.blocks[held.index].get()).assume_init_ref().first });
+            first_lets_go(unsafe {
+                &(*held.slab.blocks[held.index].get()).assume_init_ref().first
+            });
             true
         })
     }

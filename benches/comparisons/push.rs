@@ -15,7 +15,9 @@ const SOON: Duration = Duration::from_secs(60);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = env::args().collect();
-    let [_, place, bytes, rounds] = words.as_slice() else { return Err("HOST:PORT BYTES ROUNDS".into()) };
+    let [_, place, bytes, rounds] = words.as_slice() else {
+        return Err("HOST:PORT BYTES ROUNDS".into());
+    };
     let (bytes, rounds): (usize, usize) = (bytes.parse()?, rounds.parse()?);
     let mut job = Job::join(place, 2, SOON)?;
     let mut node = Node::builder().fabric(Fabric::Off).open()?;

@@ -80,13 +80,18 @@ fn rank() {
         let peer = *peers[to].get_or_insert_with(|| node.connect(&addresses[to]).expect("a peer"));
         if !std::mem::replace(&mut told[to], true) {
             let there = node.import(peer, &handles[to]).expect("its memory");
-            let (at, done) = (there.at(8 * (size + me) as u64), Signal::set(there.at(8 * me as u64), 1));
+            let (at, done) =
+                (there.at(8 * (size + me) as u64), Signal::set(there.at(8 * me as u64), 1));
             node.put_signal(&word(me, to).to_le_bytes(), at, done, Notice::Silent).expect("a put");
         }
     };
     let hear = |node: &mut Node, from: usize| {
         node.wait(memory.at(8 * from as u64), Cmp::Eq, 1, None, SOON).expect("a signal");
-        assert_eq!(node.load(memory.at(8 * (size + from) as u64)), Ok(word(from, me)), "of rank {from}");
+        assert_eq!(
+            node.load(memory.at(8 * (size + from) as u64)),
+            Ok(word(from, me)),
+            "of rank {from}"
+        );
     };
     let (left, right) = ((me + size - 1) % size, (me + 1) % size);
     // Connecting needs both ends, so even ranks start with their right neighbour and odd ranks with
@@ -110,11 +115,14 @@ fn rank() {
     let told: Vec<u8> = figures.iter().flat_map(|figure| figure.to_le_bytes()).collect();
     let ranks = job.allgather_with(&told, || _ = node.progress()).expect("figures");
     if me == 0 {
-        let of =
-            |rank: &Vec<u8>, at: usize| u64::from_le_bytes(rank[8 * at..8 * at + 8].try_into().expect("8"));
-        let most: Vec<u64> =
-            (0..FIGURES).map(|at| ranks.iter().map(|rank| of(rank, at)).max().unwrap_or(0)).collect();
-        let times: Vec<String> = most[..4].iter().map(|&us| format!("{:.1}", us as f64 / 1000.0)).collect();
+        let of = |rank: &Vec<u8>, at: usize| {
+            u64::from_le_bytes(rank[8 * at..8 * at + 8].try_into().expect("8"))
+        };
+        let most: Vec<u64> = (0..FIGURES)
+            .map(|at| ranks.iter().map(|rank| of(rank, at)).max().unwrap_or(0))
+            .collect();
+        let times: Vec<String> =
+            most[..4].iter().map(|&us| format!("{:.1}", us as f64 / 1000.0)).collect();
         let sizes: Vec<String> = most[4..].iter().map(u64::to_string).collect();
         println!("| {size} | {} | {} |", times.join(" | "), sizes.join(" | "));
     }

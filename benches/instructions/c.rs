@@ -74,8 +74,21 @@ extern "C" fn node_put_signal(
     node.put_signal(from, to, signal, *notice) == Ok(Issued::Done { value: 0 })
 }
 
-type InRust = extern "C" fn(&mut Node, u64, u64, usize, u64, u64, u64, u64, SignalOp, u64, &Notice) -> bool;
-type InC = unsafe extern "C" fn(*mut FpNode, u64, u64, usize, u64, u64, u64, u64, i32, u64, *mut u64) -> i32;
+type InRust =
+    extern "C" fn(&mut Node, u64, u64, usize, u64, u64, u64, u64, SignalOp, u64, &Notice) -> bool;
+type InC = unsafe extern "C" fn(
+    *mut FpNode,
+    u64,
+    u64,
+    usize,
+    u64,
+    u64,
+    u64,
+    u64,
+    i32,
+    u64,
+    *mut u64,
+) -> i32;
 
 #[library_benchmark(config = budget("node_put_signal_called"))]
 #[bench::run(in_rust())]
@@ -97,7 +110,8 @@ fn c_put_signal(side: &'static mut Side<*mut FpNode>) {
         let (len, op, token) = black_box((8, 1, ptr::null_mut()));
         // SAFETY: the node is open, the ranges lie in its regions, and the pointer for the token
         // may be null.
-        let done = unsafe { put_signal(*node, *ours, 64, len, *theirs, 128, *theirs, 0, op, 1, token) };
+        let done =
+            unsafe { put_signal(*node, *ours, 64, len, *theirs, 128, *theirs, 0, op, 1, token) };
         assert_eq!(done, 0);
     }
 }

@@ -13,7 +13,9 @@ use std::hint::black_box;
 use fishplate_benches::REPEATS;
 use fishplate_benches::setup::{memory, region};
 use fishplate_benches::tape::{Event, PACE, Tape};
-use fishplate_core::engine::{Asleep, Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, Signal, Waiter};
+use fishplate_core::engine::{
+    Asleep, Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, Signal, Waiter,
+};
 use fishplate_core::mem::{LocalId, PeerId, RailId, RemoteId};
 use fishplate_core::op::{Cmp, SignalOp};
 use fishplate_core::rail::Rail;
@@ -219,7 +221,9 @@ fn put_signal_to_completion(side: &'static mut Side<Network>) {
     let (host, never) = (SpinHost::new(1), Asleep::new());
     let mut waiter = Waiter::awake(&host, &never);
     for _ in 0..REPEATS {
-        let Issued::Pending(token) = side.put_signal(Notice::Report(0)) else { panic!("not by the queue") };
+        let Issued::Pending(token) = side.put_signal(Notice::Report(0)) else {
+            panic!("not by the queue")
+        };
         black_box(side.engine.wait(token, &mut waiter, u64::MAX).unwrap());
     }
 }

@@ -15,7 +15,9 @@ use fishplate_benches::setup::{leak, memory, region};
 use fishplate_benches::{REPEATS, noop};
 use fishplate_core::engine::{Asleep, Config, ContextId, Engine, HANDLE_MAX, Notice, Waiter};
 use fishplate_core::error::{CompleteError, PeerError};
-use fishplate_core::mem::{LocalAddr, Peer, PeerId, RailId, Region, RegionKind, RemoteAddr, Untrusted};
+use fishplate_core::mem::{
+    LocalAddr, Peer, PeerId, RailId, Region, RegionKind, RemoteAddr, Untrusted,
+};
 use fishplate_core::rail::{Local, Rail, Remote, Sink};
 use fishplate_core::sync::host::SpinHost;
 use fishplate_sys::fabric::av::AddressVector;
@@ -107,7 +109,9 @@ fn fabric_write_to_completion(own: &'static mut Own) {
     let mut count = Count(0);
     for n in 0..REPEATS {
         // SAFETY: the source is leaked.
-        black_box(unsafe { own.rail.post_write(PEER, own.local, own.remote, Some(n as u32), n) }.unwrap());
+        black_box(
+            unsafe { own.rail.post_write(PEER, own.local, own.remote, Some(n as u32), n) }.unwrap(),
+        );
         own.rail.flush();
         own.rail.poll(32, &mut count);
     }
@@ -138,7 +142,9 @@ fn bare_write_to_completion(endpoint: &'static mut Endpoint) {
 fn fabric_write_inject(own: &'static mut Own) {
     for n in 0..REPEATS {
         // SAFETY: the source is leaked.
-        black_box(unsafe { own.rail.post_write(PEER, own.local, own.remote, Some(n as u32), n) }.unwrap());
+        black_box(
+            unsafe { own.rail.post_write(PEER, own.local, own.remote, Some(n as u32), n) }.unwrap(),
+        );
     }
 }
 
@@ -158,7 +164,9 @@ fn bare_write_inject(endpoint: &'static mut Endpoint) {
 #[bench::run(own(true))]
 fn fabric_message(own: &'static mut Own) {
     for n in 0..REPEATS {
-        black_box(own.rail.post_message(PEER, &[7; 24], Untrusted::from_slice(&[1; 8]), n).unwrap());
+        black_box(
+            own.rail.post_message(PEER, &[7; 24], Untrusted::from_slice(&[1; 8]), n).unwrap(),
+        );
     }
 }
 
@@ -241,7 +249,10 @@ fn puts(whole: &'static mut Whole) {
     for _ in 0..PUTS / PACE {
         for _ in 0..PACE {
             let whole = black_box(&mut *whole);
-            whole.engine.put(ContextId(0), whole.from, whole.len, whole.to, Notice::Silent).unwrap();
+            whole
+                .engine
+                .put(ContextId(0), whole.from, whole.len, whole.to, Notice::Silent)
+                .unwrap();
         }
         whole.engine.progress();
     }

@@ -69,7 +69,8 @@ fn shm_put_signal(side: &'static mut Bare) {
     for _ in 0..REPEATS {
         let Bare { engine, ours, theirs } = black_box(&mut *side);
         let signal = Signal::add(theirs.at(0), 1);
-        let issued = engine.put_signal(ContextId(0), ours.at(64), 8, theirs.at(128), signal, Notice::Silent);
+        let issued =
+            engine.put_signal(ContextId(0), ours.at(64), 8, theirs.at(128), signal, Notice::Silent);
         assert_eq!(issued, Ok(Issued::Done { value: 0 }));
     }
 }
@@ -156,7 +157,9 @@ fn node_signal(side: &'static mut Side) {
 fn node_wait_arrived(side: &'static mut Side) {
     for _ in 0..REPEATS {
         let Side { node, ours, .. } = black_box(&mut *side);
-        black_box(node.wait(ours.at(0), Cmp::Ge, 0, None, std::time::Duration::from_secs(1)).unwrap());
+        black_box(
+            node.wait(ours.at(0), Cmp::Ge, 0, None, std::time::Duration::from_secs(1)).unwrap(),
+        );
     }
 }
 

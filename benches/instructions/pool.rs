@@ -20,8 +20,8 @@ use fishplate_core::sync::host::SpinHost;
 use fishplate_core::sync::pool::{Batch, Header, Lease, Pool, Slot};
 use fishplate_core::sync::spin::Policy;
 use iai_callgrind::{
-    Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group,
-    main,
+    Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, library_benchmark,
+    library_benchmark_group, main,
 };
 
 mod budget;
@@ -150,7 +150,8 @@ fn served() -> Served {
         Queue::new(ContextId(0), host, channels.queue(0), memory, Policy::BALANCED).unwrap();
     let tables = Box::leak(Box::new(Tables::<1, 1, 128, 4, 16>::new()));
     let engine = Engine::new(Config::DEFAULT, [Loopback::new()], tables.memory()).unwrap();
-    let worker = Worker::new(Box::leak(Box::new(engine)), Vec::leak(vec![consumer]), Policy::BALANCED);
+    let worker =
+        Worker::new(Box::leak(Box::new(engine)), Vec::leak(vec![consumer]), Policy::BALANCED);
     Served { queue, worker, host }
 }
 

@@ -72,7 +72,9 @@ fn shaped() -> (Matcher<'static>, ShapeId) {
 fn tag_expected_shaped((mut matcher, shape): (Matcher<'static>, ShapeId)) -> Matcher<'static> {
     for n in 0..REPEATS {
         let tag = black_box(Tag::from(n));
-        let Ok(Post::Waiting(_)) = matcher.post_shaped(shape, black_box(3), tag, n) else { panic!() };
+        let Ok(Post::Waiting(_)) = matcher.post_shaped(shape, black_box(3), tag, n) else {
+            panic!()
+        };
         let Ok(Arrive::Matched { .. }) = matcher.arrive(black_box(3), tag, 8, n) else { panic!() };
     }
     matcher

@@ -13,14 +13,19 @@ fn main() -> io::Result<ExitCode> {
     let mut measured = BTreeMap::new();
     for line in io::stdin().lock().lines() {
         if let Some((path, instructions)) = read(&line?) {
-            let repeats =
-                BUDGETS.iter().find(|budget| budget.name == path).map_or(1, |budget| budget.repeats);
+            let repeats = BUDGETS
+                .iter()
+                .find(|budget| budget.name == path)
+                .map_or(1, |budget| budget.repeats);
             measured.insert(path, instructions / repeats as f64);
         }
     }
 
     let mut failures = 0;
-    println!("{:<28} {:>9} {:>9} {:>9} {:>9}", "instructions", "measured", "recorded", "limit", "per value");
+    println!(
+        "{:<28} {:>9} {:>9} {:>9} {:>9}",
+        "instructions", "measured", "recorded", "limit", "per value"
+    );
     for budget in BUDGETS {
         let Some(&now) = measured.get(budget.name) else {
             println!("{:<28} NOT MEASURED", budget.name);
@@ -28,17 +33,24 @@ fn main() -> io::Result<ExitCode> {
             continue;
         };
         let limit = budget.limit.map_or("-".into(), |limit| format!("{limit:.1}"));
-        let each = if budget.per > 1 { format!("{:.2}", now / budget.per as f64) } else { String::new() };
+        let each =
+            if budget.per > 1 { format!("{:.2}", now / budget.per as f64) } else { String::new() };
         let over = budget.limit.is_some_and(|limit| now > limit);
         let verdict = if over { "  OVER" } else { "" };
-        println!("{:<28} {now:>9.1} {:>9.1} {limit:>9} {each:>9}{verdict}", budget.name, budget.measured);
+        println!(
+            "{:<28} {now:>9.1} {:>9.1} {limit:>9} {each:>9}{verdict}",
+            budget.name, budget.measured
+        );
         failures += u32::from(over);
     }
     for (ours, theirs) in NO_MORE_THAN {
         let (Some(a), Some(b)) = (measured.get(*ours), measured.get(*theirs)) else { continue };
         // Allows half an instruction for the benchmark's own loop.
         let more = *a > b + 0.5;
-        println!("{ours} {a:.1}, no more than {theirs} {b:.1}: {}", if more { "FAILS" } else { "holds" });
+        println!(
+            "{ours} {a:.1}, no more than {theirs} {b:.1}: {}",
+            if more { "FAILS" } else { "holds" }
+        );
         failures += u32::from(more);
     }
     for (ours, factor, other) in AT_MOST {

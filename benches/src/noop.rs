@@ -167,7 +167,11 @@ fn object(class: usize) -> fid {
     }
 }
 
-unsafe extern "C" fn fabric(_: *mut fi_fabric_attr, fabric: *mut *mut fid_fabric, _: *mut c_void) -> c_int {
+unsafe extern "C" fn fabric(
+    _: *mut fi_fabric_attr,
+    fabric: *mut *mut fid_fabric,
+    _: *mut c_void,
+) -> c_int {
     let ops = table!(fi_ops_fabric { domain: domain });
     // SAFETY: libfabric requires the caller to pass a valid output pointer.
     unsafe { *fabric = leak(fid_fabric { fid: object(FI_CLASS_FABRIC), ops, api_version: 0 }) };
@@ -241,7 +245,8 @@ unsafe extern "C" fn cq_open(
     // SAFETY: libfabric requires the caller to pass a valid output pointer.
     unsafe {
         let receive = (ptr::null_mut(), ptr::null_mut());
-        *cq = leak(Queue { fid, posts, head: 0, tail: 0, accepted: 0, answered: 0, receive }).cast();
+        *cq =
+            leak(Queue { fid, posts, head: 0, tail: 0, accepted: 0, answered: 0, receive }).cast();
     }
     0
 }
@@ -276,14 +281,20 @@ unsafe extern "C" fn read(cq: *mut fid_cq, into: *mut c_void, count: usize) -> i
             let said = [ANSWER[0].load(Relaxed), ANSWER[1].load(Relaxed), queue.answered];
             buffer.cast::<[u64; 3]>().write_unaligned(said);
             let (flags, buf) = (FI_MSG | FI_RECV, ptr::null_mut());
-            *entries.add(n) = fi_cq_data_entry { op_context, flags, len: size_of_val(&said), buf, data: 0 };
+            *entries.add(n) =
+                fi_cq_data_entry { op_context, flags, len: size_of_val(&said), buf, data: 0 };
             n += 1;
         }
         if n == 0 { -(FI_EAGAIN as isize) } else { n as isize }
     }
 }
 
-unsafe extern "C" fn readfrom(cq: *mut fid_cq, into: *mut c_void, count: usize, _: *mut u64) -> isize {
+unsafe extern "C" fn readfrom(
+    cq: *mut fid_cq,
+    into: *mut c_void,
+    count: usize,
+    _: *mut u64,
+) -> isize {
     // SAFETY: forwards the caller's arguments under the same contract.
     unsafe { read(cq, into, count) }
 }
@@ -380,7 +391,12 @@ unsafe extern "C" fn inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u64) 
 }
 
 /// Like [`inject`], but delivers the message to the last posted receive.
-unsafe extern "C" fn inject_echo(ep: *mut fid_ep, bytes: *const c_void, len: usize, _: u64) -> isize {
+unsafe extern "C" fn inject_echo(
+    ep: *mut fid_ep,
+    bytes: *const c_void,
+    len: usize,
+    _: u64,
+) -> isize {
     assert_eq!(len, ECHO, "only a Hello is expected");
     // SAFETY: this file created the endpoint, and its queue is bound. Message and receive buffer
     // have `ECHO` bytes.
@@ -449,7 +465,14 @@ unsafe extern "C" fn rma_writemsg(ep: *mut fid_ep, message: *const fi_msg_rma, _
     unsafe { posted(ep, (*message).context, FI_RMA | FI_WRITE) }
 }
 
-unsafe extern "C" fn rma_inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u64, _: u64, _: u64) -> isize {
+unsafe extern "C" fn rma_inject(
+    _: *mut fid_ep,
+    _: *const c_void,
+    _: usize,
+    _: u64,
+    _: u64,
+    _: u64,
+) -> isize {
     0
 }
 
@@ -469,7 +492,8 @@ unsafe extern "C" fn rma_injectdata(
 
 /// Returns the fake library.
 pub fn library() -> Library {
-    let entries = Entries { getinfo, freeinfo, dupinfo, fabric, version, strerror: words, tostr: show };
+    let entries =
+        Entries { getinfo, freeinfo, dupinfo, fabric, version, strerror: words, tostr: show };
     // SAFETY: for the calls made here, the entries behave like libfabric's.
     unsafe { Library::from_entries(entries) }
 }

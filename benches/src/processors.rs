@@ -8,7 +8,8 @@ use fishplate_sys::affinity;
 /// If an argument is not a number, or this process may not run on one of the processors. Otherwise
 /// one thread would later wait forever for the other.
 pub fn chosen() -> (usize, usize) {
-    let mut processors = std::env::args().skip(1).map(|word| word.parse().expect("a processor's number"));
+    let mut processors =
+        std::env::args().skip(1).map(|word| word.parse().expect("a processor's number"));
     let (here, there) = (processors.next().unwrap_or(0), processors.next().unwrap_or(1));
     pin(there);
     pin(here);
@@ -20,5 +21,6 @@ pub fn chosen() -> (usize, usize) {
 /// # Panics
 /// If this process may not run there.
 pub fn pin(processor: usize) {
-    affinity::pin(processor).unwrap_or_else(|error| panic!("cannot run on processor {processor}: {error}"));
+    affinity::pin(processor)
+        .unwrap_or_else(|error| panic!("cannot run on processor {processor}: {error}"));
 }

@@ -118,7 +118,12 @@ unsafe impl Rail for Tape {
         false
     }
 
-    fn import(&mut self, _peer: Peer, _key: RailKey, _len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        _peer: Peer,
+        _key: RailKey,
+        _len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         Ok(None)
     }
 
@@ -137,7 +142,13 @@ unsafe impl Rail for Tape {
         self.record(cx, || Event::Landed(data.expect("the engine numbers every write")))
     }
 
-    unsafe fn post_read(&mut self, _: Peer, _: Local, _: Remote, _cx: u64) -> Result<Posted, PostError> {
+    unsafe fn post_read(
+        &mut self,
+        _: Peer,
+        _: Local,
+        _: Remote,
+        _cx: u64,
+    ) -> Result<Posted, PostError> {
         Err(PostError::Unsupported)
     }
 

@@ -352,7 +352,12 @@ unsafe impl Rail for FileRail {
     }
 
     /// Nothing is mapped. The key contains the region's length; the owner checks each access.
-    fn import(&mut self, _: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        _: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         match (key.key & 0xff, key.key >> 8 & 0xffff_ffff) {
             (place, _) if place >= REGIONS as u64 => Err(AttachError::BadHandle),
             (_, registered) if len > registered => Err(AttachError::BadRange),
@@ -399,7 +404,12 @@ unsafe impl Rail for FileRail {
             return Err(PostError::TooLong { len: local.len, max: RMA });
         }
         let (key, offset, arg) = (remote.key.key, remote.offset, local.len as u64);
-        self.post((peer, cx), Frame { kind: READ, post: 0, key, offset, arg, len: 0 }, &[], Some(local))
+        self.post(
+            (peer, cx),
+            Frame { kind: READ, post: 0, key, offset, arg, len: 0 },
+            &[],
+            Some(local),
+        )
     }
 
     fn post_message(
@@ -416,7 +426,8 @@ unsafe impl Rail for FileRail {
         let mut payload = head.to_vec();
         payload.resize(len, 0);
         body.copy_out(&mut payload[head.len()..]);
-        let frame = Frame { kind: MESSAGE_FRAME, post: 0, key: 0, offset: 0, arg: 0, len: len as u64 };
+        let frame =
+            Frame { kind: MESSAGE_FRAME, post: 0, key: 0, offset: 0, arg: 0, len: len as u64 };
         self.post((peer, cx), frame, &payload, None)
     }
 
@@ -442,9 +453,11 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let dir = std::env::temp_dir().join(format!("fishplate-file-rail-{}", std::process::id()));
     fs::create_dir_all(&dir)?;
     let (there, back) = (dir.join("there"), dir.join("back"));
-    let (mut here, mut far) = (Tables::<1, 1, 128, 4, 16>::new(), Tables::<1, 1, 128, 4, 16>::new());
+    let (mut here, mut far) =
+        (Tables::<1, 1, 128, 4, 16>::new(), Tables::<1, 1, 128, 4, 16>::new());
     let mut a = Engine::new(Config::DEFAULT, [FileRail::default()], here.memory())?;
-    let mut b = Engine::new(Config { seed: 1, ..Config::DEFAULT }, [FileRail::default()], far.memory())?;
+    let mut b =
+        Engine::new(Config { seed: 1, ..Config::DEFAULT }, [FileRail::default()], far.memory())?;
 
     let (to_b, to_a) = (a.reserve_peer()?, b.reserve_peer()?);
     a.rail_mut(RailId(0)).unwrap().attach(to_b.peer(), &there, &back)?;
@@ -454,8 +467,9 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     let (mut source, mut target) = ([7u64; 4], [0u64; 4]);
     // SAFETY: both arrays outlive the engines' use of them, and are read only afterwards.
-    let region =
-        |words: &mut [u64; 4]| unsafe { Region::new(NonNull::from(words).cast(), 32, RegionKind::Private) };
+    let region = |words: &mut [u64; 4]| unsafe {
+        Region::new(NonNull::from(words).cast(), 32, RegionKind::Private)
+    };
     let from = a.register(region(&mut source))?;
     let into = b.register(region(&mut target))?;
     let mut handle = [0; HANDLE_MAX];

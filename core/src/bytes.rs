@@ -168,7 +168,11 @@ mod tests {
     #[test]
     fn fields_come_back_from_either_kind_of_memory() {
         fn fill(out: &mut impl Put) {
-            out.put_u8(1).put_u16(0x0203).put_u32(0x0405_0607).put_u64(0x0809_0a0b_0c0d_0e0f).put(b"end");
+            out.put_u8(1)
+                .put_u16(0x0203)
+                .put_u32(0x0405_0607)
+                .put_u64(0x0809_0a0b_0c0d_0e0f)
+                .put(b"end");
         }
         let golden = [1, 3, 2, 7, 6, 5, 4, 15, 14, 13, 12, 11, 10, 9, 8, b'e', b'n', b'd'];
         let mut grown = Vec::new();

@@ -80,7 +80,12 @@ impl<'m, H: Host> Context<'m, H> {
     }
 
     /// Submits [`Engine::get`](crate::engine::Engine::get).
-    pub fn get(&mut self, into: LocalAddr, len: usize, from: RemoteAddr) -> Result<Ticket, OpError> {
+    pub fn get(
+        &mut self,
+        into: LocalAddr,
+        len: usize,
+        from: RemoteAddr,
+    ) -> Result<Ticket, OpError> {
         self.ask(Command::Get { into, len, from })
     }
 
@@ -153,7 +158,8 @@ impl<'m, H: Host> Context<'m, H> {
         ignore: Tag,
         deadline_ns: u64,
     ) -> Result<Option<Envelope>, WaitError> {
-        let ticket = self.ask_until(Command::Probe { source, tag, ignore, claim: false }, deadline_ns)?;
+        let ticket =
+            self.ask_until(Command::Probe { source, tag, ignore, claim: false }, deadline_ns)?;
         match self.answer(ticket, deadline_ns)? {
             Reply::Found(found) => Ok(found),
             other => Err(unexpected(other)),
@@ -173,7 +179,8 @@ impl<'m, H: Host> Context<'m, H> {
         ignore: Tag,
         deadline_ns: u64,
     ) -> Result<Option<Claimed>, WaitError> {
-        let ticket = self.ask_until(Command::Probe { source, tag, ignore, claim: true }, deadline_ns)?;
+        let ticket =
+            self.ask_until(Command::Probe { source, tag, ignore, claim: true }, deadline_ns)?;
         match self.answer(ticket, deadline_ns)? {
             Reply::Claimed(found) => Ok(found),
             other => Err(unexpected(other)),
@@ -183,7 +190,11 @@ impl<'m, H: Host> Context<'m, H> {
     /// Submits [`Engine::mrecv`](crate::engine::Engine::mrecv). The only reply is
     /// [`Reply::Received`].
     #[doc(alias = "psm2_mq_imrecv")]
-    pub fn mrecv(&mut self, message: Claimed, into: Option<(LocalAddr, usize)>) -> Result<Ticket, OpError> {
+    pub fn mrecv(
+        &mut self,
+        message: Claimed,
+        into: Option<(LocalAddr, usize)>,
+    ) -> Result<Ticket, OpError> {
         self.ask(Command::ClaimedRecv { message, into })
     }
 

@@ -310,8 +310,12 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             "window: a power of two up to 2^19",
         )?;
         check(config.batch >= 1, "batch: at least 1")?;
-        check(config.stripe_chunk >= 1 && config.stripe_chunk <= 1 << 31, "stripe_chunk: 1 byte to 2 GiB")?;
-        let EngineMemory { peers, pairings, streams, parked, bitmap, locals, remotes, pending } = memory;
+        check(
+            config.stripe_chunk >= 1 && config.stripe_chunk <= 1 << 31,
+            "stripe_chunk: 1 byte to 2 GiB",
+        )?;
+        let EngineMemory { peers, pairings, streams, parked, bitmap, locals, remotes, pending } =
+            memory;
         let (each, window) = (peers.len() * config.contexts as usize, config.window as usize);
         check(!peers.is_empty() && peers.len() <= u16::MAX as usize, "memory.peers: 1 to 65535")?;
         lent("memory.pairings, as many as peers", pairings.len(), peers.len())?;
@@ -325,7 +329,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         for ((rail, max), inject) in rails.iter().zip(&mut max_rma).zip(&mut inject) {
             let caps = rail.caps();
             check(caps.data_bytes >= 4, "rail: 4 bytes of completion data are needed")?;
-            check(caps.max_message >= 64 && caps.max_rma >= 1, "rail: messages of 64 bytes are needed")?;
+            check(
+                caps.max_message >= 64 && caps.max_rma >= 1,
+                "rail: messages of 64 bytes are needed",
+            )?;
             *max = (caps.max_rma as u64).min(1 << 31);
             *inject = (caps.inject as u64).min(*max);
         }
@@ -334,12 +341,16 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         // Write only to entries that an earlier engine has used, so that untouched memory stays
         // untouched.
         let streams = &mut streams[..each];
-        streams.iter_mut().filter(|stream| !stream.is_empty()).for_each(|stream| *stream = Stream::EMPTY);
+        streams
+            .iter_mut()
+            .filter(|stream| !stream.is_empty())
+            .for_each(|stream| *stream = Stream::EMPTY);
         // Untouched streams name peer 0, so set up the streams of slot 0. Then no untouched stream
         // names its own peer.
         pairings[0] = Pairing::ALIKE;
         for context in 0..config.contexts as usize {
-            streams[context * peers.len()] = Stream::new(context as u8, 0, Seq(config.first_sequence));
+            streams[context * peers.len()] =
+                Stream::new(context as u8, 0, Seq(config.first_sequence));
         }
         bitmap.iter_mut().filter(|word| **word != 0).for_each(|word| *word = 0);
         locals.fill(LocalSlot::EMPTY);
@@ -372,7 +383,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 loads: Loads::new(R::CLOCK),
                 max_rma,
                 inject,
-                single_max: max_rma[..count].iter().copied().fold(whole.min(wire::STREAM_POST_MAX), u64::min),
+                single_max: max_rma[..count]
+                    .iter()
+                    .copied()
+                    .fold(whole.min(wire::STREAM_POST_MAX), u64::min),
                 eager: config.eager,
                 shortest: u32::MAX,
                 stats: Stats::default(),

@@ -152,7 +152,9 @@ impl fmt::Display for Fault {
             Fault::Rail(rail, CompleteError::Failed(code) | CompleteError::Unknown(code)) => {
                 write!(f, "rail {} reported an error (provider's code {code})", rail.0)
             }
-            Fault::Rail(rail, CompleteError::PeerDown) => write!(f, "the peer is down on rail {}", rail.0),
+            Fault::Rail(rail, CompleteError::PeerDown) => {
+                write!(f, "the peer is down on rail {}", rail.0)
+            }
             Fault::Post(rail, error) => write!(f, "rail {} refused the post: {error}", rail.0),
             Fault::Peer(error) => write!(f, "the peer failed: {error}"),
             Fault::Receiver => f.write_str("the receiver could not take the message"),

@@ -6,7 +6,11 @@
 //! arguments at that address.
 
 /// Places a probe of the provider `fishplate`, with up to two arguments of 64 bits.
-#[cfg(all(feature = "probes", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(all(
+    feature = "probes",
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
 macro_rules! probe {
     ($name:literal, $first:expr, $second:expr) => {{
         let (first, second) = ($first as u64, $second as u64);

@@ -149,7 +149,10 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     /// # Errors
     /// [`Code::ParamErr`] if the engine does not match, or has no such context.
     #[inline]
-    pub fn new(engine: &'e mut Engine<'m, R, RAILS>, state: &'e mut MqState<'m>) -> Result<Self, Code> {
+    pub fn new(
+        engine: &'e mut Engine<'m, R, RAILS>,
+        state: &'e mut MqState<'m>,
+    ) -> Result<Self, Code> {
         if !engine.has_matching() || state.context.0 as u16 >= engine.config().contexts {
             return Err(Code::ParamErr);
         }
@@ -248,8 +251,10 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
                     self.state.requests.sent(end);
                 }
             } else if let Some(end) = self.engine.next_recv() {
-                let source = end.envelope.filter(|_| end.outcome.has_message()).map(|sent| sent.source);
-                self.state.stats.rx_shm_num += u64::from(source.is_some_and(|source| self.is_near(source)));
+                let source =
+                    end.envelope.filter(|_| end.outcome.has_message()).map(|sent| sent.source);
+                self.state.stats.rx_shm_num +=
+                    u64::from(source.is_some_and(|source| self.is_near(source)));
                 self.state.requests.received(end);
             }
         }

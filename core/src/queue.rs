@@ -271,8 +271,8 @@ impl<'m, H: Host> Queue<'m, H> {
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, receive: &Event<'m>) -> Result<Event<'m>, CreateError<CommandError>> {
         let slot = receive.0.index().filter(|_| self.pool.owns(&receive.0));
-        let lease =
-            self.lease(|| slot.map(|slot| Command::Cancel { slot }).ok_or(CommandError::OtherQueue))?;
+        let lease = self
+            .lease(|| slot.map(|slot| Command::Cancel { slot }).ok_or(CommandError::OtherQueue))?;
         let [ours, theirs] = lease.share_twice();
         self.post(theirs, true);
         self.flush();
@@ -312,7 +312,9 @@ impl<'m, H: Host> Queue<'m, H> {
             }
             match event.is_done() {
                 true => Turn::Ready,
-                false if own || event.listen(queue.channel.recv) == Listening::Standing => Turn::Nothing,
+                false if own || event.listen(queue.channel.recv) == Listening::Standing => {
+                    Turn::Nothing
+                }
                 false => Turn::Unnotified,
             }
         })?;

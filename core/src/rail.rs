@@ -240,12 +240,22 @@ pub unsafe trait Rail {
     /// Prepares access to `len` bytes that `peer` has registered. Returns their address in this
     /// process if the rail maps memory. Device memory is never mapped. Slow path: may block for a
     /// bounded time.
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError>;
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError>;
 
     /// Like [`import`](Rail::import), but fails instead of waiting for the peer. The engine uses it
     /// for regions that a peer names in a message. Override this if `import` waits. A wrapper
     /// forwards the call.
-    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn try_import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         self.import(peer, key, len)
     }
 
@@ -438,7 +448,11 @@ pub unsafe trait Rail {
     /// # Safety
     /// Each local range is readable.
     #[inline(always)]
-    unsafe fn copy_to(&mut self, _peer: Peer, _pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(
+        &mut self,
+        _peer: Peer,
+        _pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         None
     }
 

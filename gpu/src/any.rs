@@ -6,7 +6,9 @@ use std::ptr::NonNull;
 
 #[cfg(any(feature = "cuda", feature = "hip"))]
 use super::cuda::CudaDevice;
-use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, HostDevice, Mark, Uuid};
+use super::{
+    Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, HostDevice, Mark, Uuid,
+};
 
 /// A device of one of the supported kinds.
 #[derive(Debug)]
@@ -108,7 +110,12 @@ unsafe impl Device for AnyDevice {
     }
 
     #[inline]
-    unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
+    unsafe fn write_word(
+        &mut self,
+        stream: u8,
+        word: DevicePtr,
+        value: u64,
+    ) -> Result<(), DeviceError> {
         // SAFETY: the caller upholds the contract of `Device::write_word`, as the inner device
         // requires.
         each!(self, device => unsafe { device.write_word(stream, word, value) })

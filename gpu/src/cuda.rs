@@ -47,7 +47,9 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys;
 
-use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Mark, Uuid};
+use super::{
+    Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Mark, Uuid,
+};
 use driver::Driver;
 use memory::{Held, Pinned};
 use stream::Marks;
@@ -269,14 +271,21 @@ unsafe impl Device for CudaDevice {
     }
 
     #[inline]
-    unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
+    unsafe fn write_word(
+        &mut self,
+        stream: u8,
+        word: DevicePtr,
+        value: u64,
+    ) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let stream = self.stream(stream)?;
         // With this flag, all earlier writes become visible before the word.
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
         // SAFETY: the caller guarantees that the word is valid. The stream lives until this value
         // is dropped.
-        driver::check(unsafe { (self.driver.cuStreamWriteValue64_v2)(stream, word.0, value, flags) })
+        driver::check(unsafe {
+            (self.driver.cuStreamWriteValue64_v2)(stream, word.0, value, flags)
+        })
     }
 
     #[inline]

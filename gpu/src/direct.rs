@@ -52,7 +52,11 @@ impl<D: Device> GpuDirect<D> {
     ///
     /// # Safety
     /// `from.len()` bytes at `to` are device memory.
-    pub unsafe fn write_device(&mut self, to: DevicePtr, from: Untrusted<'_>) -> Result<(), PostError> {
+    pub unsafe fn write_device(
+        &mut self,
+        to: DevicePtr,
+        from: Untrusted<'_>,
+    ) -> Result<(), PostError> {
         match self.device.host_view(to, from.len() as u64) {
             // SAFETY: `host_view` returned an address at which the processor may write `from.len()`
             // bytes.
@@ -74,7 +78,11 @@ impl<D: Device> GpuDirect<D> {
     ///
     /// # Safety
     /// `into.len()` bytes at `from` are device memory.
-    pub unsafe fn read_device(&mut self, from: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
+    pub unsafe fn read_device(
+        &mut self,
+        from: DevicePtr,
+        into: &mut [u8],
+    ) -> Result<(), PostError> {
         match self.device.host_view(from, into.len() as u64) {
             // SAFETY: `host_view` returned an address at which the processor may read `into.len()`
             // bytes.

@@ -107,7 +107,12 @@ impl Sender {
     /// # Safety
     /// Words and cursor are aligned, and stay mapped while the sender is used. There is no other
     /// sender for these words in this process.
-    pub(crate) unsafe fn new(words: *const Line, count: u32, cursor: *const AtomicU64, start: u64) -> Self {
+    pub(crate) unsafe fn new(
+        words: *const Line,
+        count: u32,
+        cursor: *const AtomicU64,
+        start: u64,
+    ) -> Self {
         Sender { words, count: count.into(), next: start, freed: start, cursor }
     }
 
@@ -171,7 +176,12 @@ impl Receiver {
     /// # Safety
     /// Words and cursor are aligned, and stay mapped while the receiver is used. There is no other
     /// receiver for these words.
-    pub(crate) unsafe fn new(words: *const Line, count: u32, cursor: *const AtomicU64, start: u64) -> Self {
+    pub(crate) unsafe fn new(
+        words: *const Line,
+        count: u32,
+        cursor: *const AtomicU64,
+        start: u64,
+    ) -> Self {
         let early = vec![0; count.div_ceil(64) as usize].into_boxed_slice();
         Receiver { words, count: count.into(), base: start, told: start, cursor, early, probe: 1 }
     }

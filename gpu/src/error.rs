@@ -70,7 +70,9 @@ impl fmt::Display for ExportError {
             ),
             ExportError::Device(error) => error.fmt(f),
             ExportError::Full(max) => write!(f, "all {max} exports are in use; revoke one"),
-            ExportError::Revoking(alloc) => write!(f, "allocation {} is being revoked", alloc.key()),
+            ExportError::Revoking(alloc) => {
+                write!(f, "allocation {} is being revoked", alloc.key())
+            }
             ExportError::Unknown(alloc) => write!(f, "allocation {} is not exported", alloc.key()),
         }
     }

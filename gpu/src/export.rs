@@ -149,10 +149,14 @@ impl Exports {
     ) -> Result<Registration, ExportError> {
         let run = Run::of(device, ptr, len)?;
         let alloc = self.entry_of(device, run, ptr, len)?;
-        let Some(entry) = self.entries.get_mut(&alloc) else { return Err(ExportError::Unknown(alloc)) };
+        let Some(entry) = self.entries.get_mut(&alloc) else {
+            return Err(ExportError::Unknown(alloc));
+        };
         let offset = ptr.0 - entry.run.whole().base.0;
-        let slice =
-            entry.slices.entry((offset, len)).or_insert_with(|| Slice { version: next_version(), uses: 0 });
+        let slice = entry
+            .slices
+            .entry((offset, len))
+            .or_insert_with(|| Slice { version: next_version(), uses: 0 });
         slice.uses += 1;
         self.stats.registrations += 1;
         Ok(Registration { alloc, offset, len, version: slice.version })
@@ -222,7 +226,8 @@ impl Exports {
     fn across(&self, run: &Run) -> Vec<AllocId> {
         let whole = run.whole();
         let all = self.near(whole.base.0, whole.size);
-        all.filter(|alloc| self.entries.get(alloc).is_some_and(|entry| entry.run.overlaps(run))).collect()
+        all.filter(|alloc| self.entries.get(alloc).is_some_and(|entry| entry.run.overlaps(run)))
+            .collect()
     }
 
     /// Returns the entries that may overlap a range, in descending order of address.
@@ -265,7 +270,8 @@ impl Exports {
     pub fn deregister(&mut self, registration: &Registration) -> bool {
         let Some(entry) = self.entries.get_mut(&registration.alloc) else { return false };
         let range = (registration.offset, registration.len);
-        let Some(slice) = entry.slices.get_mut(&range).filter(|slice| slice.version == registration.version)
+        let Some(slice) =
+            entry.slices.get_mut(&range).filter(|slice| slice.version == registration.version)
         else {
             return false;
         };
@@ -290,7 +296,8 @@ impl Exports {
 
     /// Returns whether a range is registered, and neither superseded nor being revoked.
     pub fn holds(&self, registration: &Registration) -> bool {
-        let entry = self.entries.get(&registration.alloc).filter(|entry| entry.state == State::Live);
+        let entry =
+            self.entries.get(&registration.alloc).filter(|entry| entry.state == State::Live);
         entry
             .and_then(|entry| entry.slices.get(&(registration.offset, registration.len)))
             .is_some_and(|slice| slice.version == registration.version)
@@ -298,8 +305,10 @@ impl Exports {
 
     /// Returns up to `most` live allocations without registrations, oldest first.
     pub(crate) fn idle(&self, most: usize) -> Vec<AllocId> {
-        let idle =
-            self.entries.iter().filter(|(_, entry)| entry.state == State::Live && entry.slices.is_empty());
+        let idle = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.state == State::Live && entry.slices.is_empty());
         idle.map(|(&alloc, _)| alloc).take(most).collect()
     }
 

@@ -44,11 +44,15 @@ fn read_packet(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let null = || File::open("/dev/null").ok().map(|file| Foreign::from(OwnedFd::from(file)));
     let mut fds = std::iter::from_fn(null).take(3);
     let packet = match wire::read(kind, body, &mut fds, home).ok()? {
-        Said::Export(offer) => wire::export(offer.alloc, offer.size, &offer.uuid, offer.handle.as_ref()),
+        Said::Export(offer) => {
+            wire::export(offer.alloc, offer.size, &offer.uuid, offer.handle.as_ref())
+        }
         Said::Request(alloc) => wire::request(alloc),
         Said::Refuse(ask) => wire::refuse(ask),
         Said::Publish(buffer, binding) => {
-            assert!(binding.offset.checked_add(binding.len).is_some_and(|end| end <= isize::MAX as u64));
+            assert!(
+                binding.offset.checked_add(binding.len).is_some_and(|end| end <= isize::MAX as u64)
+            );
             wire::publish(buffer, &binding)
         }
         Said::Query { buffer, wanted, on } => wire::query(buffer, wanted, on),

@@ -19,7 +19,9 @@ use fishplate_shm::extension::{self, Access, Mapping, PAGE};
 
 use super::done::tell;
 use super::export::is_used_at_home;
-use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid};
+use super::{
+    Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid,
+};
 
 /// Identifies the processor memory of this machine. Handles from other machines never arrive here.
 pub(crate) const UUID: Uuid = *b"processor memory";
@@ -165,10 +167,18 @@ unsafe impl Device for HostDevice {
 
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
         let own = self.allocations.range(..=ptr).next_back();
-        if let Some((base, made)) = own.filter(|(base, made)| ptr.0 - base.0 < made.mapping.len() as u64) {
+        if let Some((base, made)) =
+            own.filter(|(base, made)| ptr.0 - base.0 < made.mapping.len() as u64)
+        {
             let size = made.mapping.len() as u64;
             let share = Share::Descriptor;
-            return Ok(Allocation { base: *base, size, buffer: made.buffer, share, reservation: None });
+            return Ok(Allocation {
+                base: *base,
+                size,
+                buffer: made.buffer,
+                share,
+                reservation: None,
+            });
         }
         let opened = self.opened.range(..=ptr).next_back();
         let opened = opened.filter(|(base, opened)| ptr.0 - base.0 < opened.mapping.len() as u64);
@@ -178,7 +188,8 @@ unsafe impl Device for HostDevice {
     }
 
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError> {
-        let made = self.allocations.get(&allocation.base).filter(|made| made.buffer == allocation.buffer);
+        let made =
+            self.allocations.get(&allocation.base).filter(|made| made.buffer == allocation.buffer);
         let fd = made.ok_or(DeviceError::NotDeviceMemory)?.fd.try_clone();
         let code = |error: std::io::Error| SegmentError::System(error.raw_os_error().unwrap_or(0));
         Ok(Handle::Descriptor(fd.map_err(code)?))
@@ -221,16 +232,29 @@ unsafe impl Device for HostDevice {
 
     fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
         let known = [
-            self.allocations.range(..=ptr).next_back().map(|(base, made)| (base, made.mapping.len())),
-            self.opened.range(..=ptr).next_back().map(|(base, opened)| (base, opened.mapping.len())),
+            self.allocations
+                .range(..=ptr)
+                .next_back()
+                .map(|(base, made)| (base, made.mapping.len())),
+            self.opened
+                .range(..=ptr)
+                .next_back()
+                .map(|(base, opened)| (base, opened.mapping.len())),
             self.pinned.range(..=ptr).next_back().map(|(base, len)| (base, *len)),
         ];
-        let inside = known.into_iter().any(|range| rest(range, ptr).is_some_and(|rest| len <= rest));
+        let inside =
+            known.into_iter().any(|range| rest(range, ptr).is_some_and(|rest| len <= rest));
         NonNull::new(ptr.0 as *mut u8).filter(|_| inside)
     }
 
     #[inline]
-    unsafe fn copy(&mut self, _: u8, to: DevicePtr, from: DevicePtr, len: u64) -> Result<(), DeviceError> {
+    unsafe fn copy(
+        &mut self,
+        _: u8,
+        to: DevicePtr,
+        from: DevicePtr,
+        len: u64,
+    ) -> Result<(), DeviceError> {
         // SAFETY: device addresses are host addresses, and the caller guarantees that both ranges
         // are mapped.
         unsafe { copy_bytes(from.0 as *const u8, to.0 as *mut u8, len as usize) };

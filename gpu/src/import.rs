@@ -193,8 +193,10 @@ impl Imports {
 
     /// Returns whether a transfer can begin.
     pub fn is_open(&self, id: ImportId) -> bool {
-        let slot = self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation);
-        slot.and_then(|slot| slot.mapping.as_ref()).is_some_and(|mapping| mapping.state == State::Open)
+        let slot =
+            self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation);
+        slot.and_then(|slot| slot.mapping.as_ref())
+            .is_some_and(|mapping| mapping.state == State::Open)
     }
 
     #[inline(always)]
@@ -296,7 +298,11 @@ impl Imports {
             revoke: None,
         });
         self.by_key.insert(key, index);
-        Ok(Imported { id: ImportId { index, generation: slot.generation }, ptr: base.at(offset), len })
+        Ok(Imported {
+            id: ImportId { index, generation: slot.generation },
+            ptr: base.at(offset),
+            len,
+        })
     }
 
     /// Releases an import. The mapping stays cached until its room is needed.
@@ -324,7 +330,10 @@ impl Imports {
     fn make_room<D: Device>(&mut self, device: &mut D, size: u64) -> Result<(), Fault> {
         let fits = |imports: &Self| {
             imports.open < imports.limits.mappings
-                && imports.bytes.checked_add(size).is_some_and(|bytes| bytes <= imports.limits.bytes)
+                && imports
+                    .bytes
+                    .checked_add(size)
+                    .is_some_and(|bytes| bytes <= imports.limits.bytes)
         };
         if size > self.limits.bytes {
             return Err(Fault::Full);
@@ -332,12 +341,14 @@ impl Imports {
         // A transfer may outlive its import, so some mappings without imports cannot be evicted.
         let mut after = 0;
         while !fits(self) {
-            let next = self.idle.range(after..).map(|(&since, &index)| (since, index)).find(|&(_, index)| {
-                self.slots[index as usize]
-                    .mapping
-                    .as_ref()
-                    .is_some_and(|mapping| mapping.flights == 0 && mapping.opened)
-            });
+            let next = self.idle.range(after..).map(|(&since, &index)| (since, index)).find(
+                |&(_, index)| {
+                    self.slots[index as usize]
+                        .mapping
+                        .as_ref()
+                        .is_some_and(|mapping| mapping.flights == 0 && mapping.opened)
+                },
+            );
             let Some((since, index)) = next else { return Err(Fault::Full) };
             after = since;
             self.retire(index, None);
@@ -410,7 +421,8 @@ impl Imports {
             if mapping.opened {
                 // SAFETY: no transfer of this mapping is in flight, and none can begin in this
                 // state.
-                self.stats.close_errors += u64::from(unsafe { device.close(mapping.base) }.is_err());
+                self.stats.close_errors +=
+                    u64::from(unsafe { device.close(mapping.base) }.is_err());
                 self.stats.closes += 1;
                 self.open -= 1;
                 self.bytes -= mapping.size;

@@ -104,10 +104,12 @@ pub use error::{AllocId, ExportError};
 pub use export::{ExportStats, Exports, MAX_EXPORTS, Registration};
 pub use host::HostDevice;
 pub use import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports};
-pub use publish::{Binding, DirectToken, MAX_BUFFERS, Publications, PublishError, VERSIONS_KEPT, Wanted};
+pub use publish::{
+    Binding, DirectToken, MAX_BUFFERS, Publications, PublishError, VERSIONS_KEPT, Wanted,
+};
 pub use rail::{
-    GpuAgreement, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuSetup, GpuStats, GpuWaitObject, Refused,
-    is_device,
+    GpuAgreement, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuSetup, GpuStats, GpuWaitObject,
+    Refused, is_device,
 };
 pub use revoke::RevokeError;
 pub use share::{Links, Published, Sharing, TellError, prepare};
@@ -399,7 +401,12 @@ pub unsafe trait Device: Send {
     /// # Safety
     /// The word is allocated, opened or pinned, and stays so until a later [`mark`](Device::mark)
     /// of the stream is reached. Its address is a multiple of 8.
-    unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError>;
+    unsafe fn write_word(
+        &mut self,
+        stream: u8,
+        word: DevicePtr,
+        value: u64,
+    ) -> Result<(), DeviceError>;
 
     /// Marks the end of the work queued on a stream. Fails with [`DeviceError::Exhausted`] if all
     /// marks are outstanding. Retry after another mark is reached. *Queue.*

@@ -141,8 +141,12 @@ unsafe impl Send for Agreed {}
 
 impl Agreed {
     /// The agreement of ends that share only the lanes.
-    pub(crate) const NOTHING: Agreed =
-        Agreed { layout: Layout { words: 0, slots: 0, chunk: 0 }, segments: None, done: false, relay: false };
+    pub(crate) const NOTHING: Agreed = Agreed {
+        layout: Layout { words: 0, slots: 0, chunk: 0 },
+        segments: None,
+        done: false,
+        relay: false,
+    };
 }
 
 const DONE: u32 = 1;
@@ -160,8 +164,14 @@ struct Offer {
 impl Offer {
     fn encode(&self) -> [u8; 32] {
         let mut out = [0; 32];
-        let words =
-            [VERSION, self.flags, self.layout.words, self.layout.slots, self.layout.chunk, self.number];
+        let words = [
+            VERSION,
+            self.flags,
+            self.layout.words,
+            self.layout.slots,
+            self.layout.chunk,
+            self.number,
+        ];
         for (word, at) in words.into_iter().zip(out.chunks_exact_mut(4)) {
             at.copy_from_slice(&word.to_ne_bytes());
         }
@@ -171,7 +181,9 @@ impl Offer {
 
     fn decode(bytes: &[u8]) -> Result<Self, HandshakeError> {
         let bytes: &[u8; 32] = bytes.try_into().map_err(|_| HandshakeError::BadPacket)?;
-        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let word = |at: usize| {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         if word(0) != VERSION {
             return Err(HandshakeError::Version { theirs: word(0) as u16, ours: VERSION as u16 });
         }
@@ -185,7 +197,10 @@ impl Offer {
 pub(crate) fn sample_offer(seed: u64, into: &mut [u8]) -> usize {
     let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
     let layout = Layout { words: a as u32, slots: b as u32, chunk: c as u32 };
-    put(into, &Offer { flags: (a >> 32) as u32, layout, number: (b >> 32) as u32, epoch: c }.encode())
+    put(
+        into,
+        &Offer { flags: (a >> 32) as u32, layout, number: (b >> 32) as u32, epoch: c }.encode(),
+    )
 }
 
 /// Decodes an offer and encodes it again, for [`fuzzing`](crate::fuzzing).
@@ -288,7 +303,11 @@ impl Agreement {
     }
 
     /// Completes the agreement. Waits for the peer until the deadline.
-    pub(crate) fn finish(mut self, link: &mut Link, deadline: Instant) -> Result<Agreed, HandshakeError> {
+    pub(crate) fn finish(
+        mut self,
+        link: &mut Link,
+        deadline: Instant,
+    ) -> Result<Agreed, HandshakeError> {
         loop {
             if let Some(agreed) = self.step(link)? {
                 return Ok(agreed);
@@ -305,6 +324,7 @@ pub(crate) fn agree_cut_short(
     layout: Layout,
     deadline: Instant,
 ) -> Result<Agreed, HandshakeError> {
-    let agreement = Agreement::begin(link, layout, (true, true), |len| Segment::create(len - PAGE))?;
+    let agreement =
+        Agreement::begin(link, layout, (true, true), |len| Segment::create(len - PAGE))?;
     agreement.finish(link, deadline)
 }

@@ -94,7 +94,9 @@ pub enum PublishError {
 impl fmt::Display for PublishError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PublishError::Full(max) => write!(f, "all {max} publications are in use; unpublish one"),
+            PublishError::Full(max) => {
+                write!(f, "all {max} publications are in use; unpublish one")
+            }
             PublishError::Version { last } => {
                 write!(f, "the version must be greater than the last one, {last}")
             }
@@ -181,8 +183,8 @@ impl Publications {
         }
         let last = self.buffers.get(&buffer).map_or(0, |versions| versions.last);
         // Relaxed: the versions of a buffer only need to increase.
-        let version =
-            version.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed).max(last.saturating_add(1)));
+        let version = version
+            .unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed).max(last.saturating_add(1)));
         if version <= last {
             return Err(PublishError::Version { last });
         }

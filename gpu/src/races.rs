@@ -86,7 +86,12 @@ fn ticket(sender: &mut Sender) -> u64 {
 }
 
 /// Polls for `count` writes. Returns their tickets and outcomes in the order of the reports.
-fn take(channel: &Channel, receiver: &mut Receiver, count: usize, start: u64) -> Vec<(u64, Status)> {
+fn take(
+    channel: &Channel,
+    receiver: &mut Receiver,
+    count: usize,
+    start: u64,
+) -> Vec<(u64, Status)> {
     let mut told = Vec::new();
     while told.len() < count {
         let ended = |status, data| {
@@ -214,7 +219,8 @@ fn a_piece_carries_its_bytes_and_its_slot_is_refilled_after_the_answer() {
         let origin = Arc::clone(&slots);
         let fills = thread::spawn(move || {
             // SAFETY: the slots outlive both ends, and this is the only `Outgoing`.
-            let mut out = unsafe { Outgoing::new(origin.descriptors.as_ptr(), origin.acks.as_ptr(), WORDS) };
+            let mut out =
+                unsafe { Outgoing::new(origin.descriptors.as_ptr(), origin.acks.as_ptr(), WORDS) };
             for _ in 0..3 {
                 let (number, slot) = out.turn();
                 while number >= WORDS.into() && out.answer(number - u64::from(WORDS)).is_none() {
@@ -227,7 +233,8 @@ fn a_piece_carries_its_bytes_and_its_slot_is_refilled_after_the_answer() {
             }
         });
         // SAFETY: the slots outlive both ends, and this is the only `Incoming`.
-        let mut input = unsafe { Incoming::new(slots.descriptors.as_ptr(), slots.acks.as_ptr(), WORDS) };
+        let mut input =
+            unsafe { Incoming::new(slots.descriptors.as_ptr(), slots.acks.as_ptr(), WORDS) };
         for expected in 0..3 {
             let (number, slot, found) = loop {
                 match input.next() {

@@ -36,7 +36,9 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::done::{Receiver, Sender};
 use super::pair::PairSegment;
-use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing};
+use super::{
+    Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing,
+};
 use bounce::Relay;
 use copies::Copies;
 use memory::{Imported, Registered};
@@ -305,7 +307,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let device = self.sharing.driver();
             // SAFETY: both segments stay mapped until the peer is detached. Detaching unpins them,
             // or leaves them mapped for good.
-            let mut pin = |record: PairSegment| unsafe { device.pin(record.ptr(), record.len()) }.ok();
+            let mut pin =
+                |record: PairSegment| unsafe { device.pin(record.ptr(), record.len()) }.ok();
             let (mine_at, theirs_at) = (pin(mine), pin(theirs));
             // SAFETY: both segments stay mapped while the ends are used. Our segment holds the
             // words that we store, and our cursor. The peer's segment holds its words, and its
@@ -316,7 +319,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             });
             // SAFETY: both segments stay mapped while the relay is used, and this is the only relay
             // on them.
-            let relay = agreed.relay.then(|| unsafe { Relay::new(&mine, &theirs, layout, &self.config) });
+            let relay =
+                agreed.relay.then(|| unsafe { Relay::new(&mine, &theirs, layout, &self.config) });
             Shared { segment, mine, theirs, number, mine_at, theirs_at, done, relay }
         });
         if shared.is_some() {
@@ -339,8 +343,16 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     fn enter(&mut self, peer: Peer, shared: Option<Shared>, own: bool, device: bool) {
         self.life = self.life.wrapping_add(1);
         let life = self.life;
-        let fresh =
-            GpuPeer { life, own, device, down: false, imports: Vec::new(), hint: 0, shared, pieces: 0 };
+        let fresh = GpuPeer {
+            life,
+            own,
+            device,
+            down: false,
+            imports: Vec::new(),
+            hint: 0,
+            shared,
+            pieces: 0,
+        };
         self.peers[usize::from(peer.0)] = Some(Box::new(fresh));
         self.expect();
     }
@@ -361,10 +373,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Updates `hears`, `silent` and the pace of naps after a peer was attached or detached.
     fn expect(&mut self) {
         self.hears = self.peers.iter().flatten().any(|peer| peer.device && !peer.own);
-        let told =
-            self.peers.iter().flatten().filter(|peer| {
-                !peer.down && peer.shared.as_ref().is_some_and(|shared| shared.done.is_some())
-            });
+        let told = self.peers.iter().flatten().filter(|peer| {
+            !peer.down && peer.shared.as_ref().is_some_and(|shared| shared.done.is_some())
+        });
         self.silent = told.count() as u32;
         let busy = !self.ops.is_empty() || self.streams.out() > 0;
         self.pace.expect(self.silent + u32::from(busy));

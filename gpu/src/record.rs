@@ -98,7 +98,9 @@ impl Extension for LinkRecord {
                 }
                 self.offers.insert(offer.alloc, offer);
             }
-            Said::Request(alloc) if self.requested.len() < MAX_EXPORTS => drop(self.requested.insert(alloc)),
+            Said::Request(alloc) if self.requested.len() < MAX_EXPORTS => {
+                self.requested.insert(alloc);
+            }
             Said::Refuse(ask) => {
                 // The rejection may cross with the cancellation of the request.
                 if let Some(i) = self.asked.iter().position(|(asked, _)| *asked == ask) {

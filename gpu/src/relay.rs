@@ -95,7 +95,9 @@ impl Piece {
                 [WRITE | flags | len, key.key, key.base, self.offset, data.unwrap_or(0).into(), 0]
             }
             What::Read { key, want, id } => [READ | len, key.key, key.base, self.offset, id, want],
-            What::Reply { id, last } => [REPLY | if last { LAST } else { 0 } | len, 0, 0, self.offset, id, 0],
+            What::Reply { id, last } => {
+                [REPLY | if last { LAST } else { 0 } | len, 0, 0, self.offset, id, 0]
+            }
         }
     }
 
@@ -125,7 +127,8 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
         1 => What::Read { key, want: a, id: b },
         _ => What::Reply { id: b, last: a & 8 != 0 },
     };
-    let words = Piece { what, offset: c, len: (a >> 32) as u32, failed: a & 32 != 0 && a % 3 != 1 }.encode();
+    let words = Piece { what, offset: c, len: (a >> 32) as u32, failed: a & 32 != 0 && a % 3 != 1 }
+        .encode();
     put(into, words.map(u64::to_le_bytes).as_flattened())
 }
 
@@ -175,7 +178,11 @@ impl Outgoing {
     /// # Safety
     /// Descriptors and acknowledgements are aligned, and stay mapped while this end is used. No
     /// other end in this process fills these slots.
-    pub(crate) unsafe fn new(descriptors: *const Descriptor, acks: *const Line, slots: u32) -> Self {
+    pub(crate) unsafe fn new(
+        descriptors: *const Descriptor,
+        acks: *const Line,
+        slots: u32,
+    ) -> Self {
         Outgoing { descriptors, acks, slots, next: 0 }
     }
 
@@ -193,7 +200,8 @@ impl Outgoing {
     pub(crate) fn fill(&self, number: u64, piece: &Piece) {
         // SAFETY: the masked index is less than `slots`, and `new` requires that the descriptors
         // are mapped.
-        let descriptor = unsafe { &*self.descriptors.add((number & u64::from(self.slots - 1)) as usize) };
+        let descriptor =
+            unsafe { &*self.descriptors.add((number & u64::from(self.slots - 1)) as usize) };
         for (word, value) in descriptor.words.iter().zip(piece.encode()) {
             // Relaxed: the stamp below publishes the words, by edge `relay.filled`.
             word.store(value, Ordering::Relaxed);
@@ -222,7 +230,11 @@ impl Incoming {
     /// # Safety
     /// Descriptors and acknowledgements are aligned, and stay mapped while this end is used. No
     /// other end in this process empties these slots.
-    pub(crate) unsafe fn new(descriptors: *const Descriptor, acks: *const Line, slots: u32) -> Self {
+    pub(crate) unsafe fn new(
+        descriptors: *const Descriptor,
+        acks: *const Line,
+        slots: u32,
+    ) -> Self {
         Incoming { descriptors, acks, slots, expected: 0 }
     }
 
@@ -250,8 +262,10 @@ impl Incoming {
         // acknowledgements are mapped.
         let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
         // Release, edge `relay.emptied`: our reads of the slot come before the answer.
-        ack.word
-            .store(number.wrapping_add(1) << CODE | u64::from(code), edge!("relay.emptied.store", Release));
+        ack.word.store(
+            number.wrapping_add(1) << CODE | u64::from(code),
+            edge!("relay.emptied.store", Release),
+        );
     }
 }
 

@@ -87,7 +87,8 @@ impl Revocations {
 
     /// Records a peer's acknowledgement. Returns whether a pending revocation expected it.
     pub(crate) fn acked(&mut self, from: Nonce, sequence: u64, alloc: AllocId) -> bool {
-        let Some(pending) = self.pending.get_mut(&alloc).filter(|pending| pending.sequence == sequence)
+        let Some(pending) =
+            self.pending.get_mut(&alloc).filter(|pending| pending.sequence == sequence)
         else {
             return false;
         };
@@ -105,7 +106,10 @@ impl Revocations {
 
     /// Returns the peers that have not acknowledged yet.
     pub(crate) fn awaited(&self, alloc: AllocId) -> impl Iterator<Item = Peer> {
-        self.pending.get(&alloc).into_iter().flat_map(|pending| pending.awaited.iter().map(|(peer, _)| *peer))
+        self.pending
+            .get(&alloc)
+            .into_iter()
+            .flat_map(|pending| pending.awaited.iter().map(|(peer, _)| *peer))
     }
 
     /// Removes and returns the revocations that all live peers have acknowledged.

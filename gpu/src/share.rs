@@ -250,7 +250,11 @@ impl<D: Device> Sharing<D> {
             // The socket of an ended link stays readable, and would end every sleep at once.
             let up = line.ended().is_none();
             let events = libc::POLLIN | if line.has_notices() { libc::POLLOUT } else { 0 };
-            let entry = |fd: RawFd, events| libc::pollfd { fd: if up { fd } else { -1 }, events, revents: 0 };
+            let entry = |fd: RawFd, events| libc::pollfd {
+                fd: if up { fd } else { -1 },
+                events,
+                revents: 0,
+            };
             self.polls.push(entry(line.fd().as_raw_fd(), events));
             self.polls.push(entry(line.pidfd().map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN));
         }

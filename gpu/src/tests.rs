@@ -53,11 +53,22 @@ impl<D: Device> End<D> {
         self.sharing.publish(&mut self.links[..], peer, buffer, None, at).unwrap()
     }
 
-    fn query(&mut self, peer: Peer, buffer: u64, wanted: Wanted) -> Result<Option<DirectToken>, ImportError> {
+    fn query(
+        &mut self,
+        peer: Peer,
+        buffer: u64,
+        wanted: Wanted,
+    ) -> Result<Option<DirectToken>, ImportError> {
         self.sharing.query(&mut self.links[..], peer, buffer, wanted)
     }
 
-    fn import(&mut self, peer: Peer, alloc: AllocId, offset: u64, len: u64) -> Result<Imported, ImportError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        alloc: AllocId,
+        offset: u64,
+        len: u64,
+    ) -> Result<Imported, ImportError> {
         self.sharing.import(&mut self.links[..], peer, alloc, offset, len, at_once())
     }
 
@@ -161,7 +172,8 @@ fn opened(process: &FakeProcess) -> (u64, u64) {
 fn junk() -> OwnedFd {
     // SAFETY: the name is a C string literal. `memfd_create` returned this new descriptor, so
     // nothing else owns it.
-    let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"junk".as_ptr(), libc::MFD_CLOEXEC)) };
+    let fd =
+        unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"junk".as_ptr(), libc::MFD_CLOEXEC)) };
     // SAFETY: the call takes only numbers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 1 << 16) }, 0);
     fd

@@ -53,7 +53,8 @@ enum MessageKind {
 }
 
 /// The packet kinds of device memory.
-pub(crate) const KINDS: RangeInclusive<u16> = MessageKind::Export as u16..=MessageKind::RevokeAck as u16;
+pub(crate) const KINDS: RangeInclusive<u16> =
+    MessageKind::Export as u16..=MessageKind::RevokeAck as u16;
 
 impl MessageKind {
     fn from_wire(value: u16) -> Option<Self> {
@@ -145,7 +146,8 @@ fn segments(
     fds: &mut dyn Iterator<Item = Foreign>,
     size: u64,
 ) -> Result<Vec<(Foreign, u64)>, HandshakeError> {
-    let count = usize::try_from(word(body)?).ok().filter(|count| (2..=MAX_SEGMENTS).contains(count));
+    let count =
+        usize::try_from(word(body)?).ok().filter(|count| (2..=MAX_SEGMENTS).contains(count));
     let mut segments = Vec::new();
     let mut end = 0;
     for _ in 0..count.ok_or(HandshakeError::BadPacket)? {
@@ -170,9 +172,9 @@ pub(crate) fn read(
             let uuid = body.take()?;
             let handle = match word(&mut body)? {
                 LEGACY => Some(Handle::Legacy(body.take::<LEGACY_HANDLE>()?)),
-                DESCRIPTOR => {
-                    Some(Handle::Descriptor(fds.next().ok_or(HandshakeError::BadPacket)?.into_any()))
-                }
+                DESCRIPTOR => Some(Handle::Descriptor(
+                    fds.next().ok_or(HandshakeError::BadPacket)?.into_any(),
+                )),
                 SEGMENTS => {
                     let segments = segments(&mut body, fds, size)?;
                     Some(Handle::Segments(
@@ -214,8 +216,12 @@ pub(crate) fn read(
             Said::Query { buffer, wanted, on }
         }
         MessageKind::Unpublish => Said::Unpublish(word(&mut body)?),
-        MessageKind::Revoke => Said::Revoke { sequence: word(&mut body)?, alloc: alloc(&mut body)? },
-        MessageKind::RevokeAck => Said::RevokeAck { sequence: word(&mut body)?, alloc: alloc(&mut body)? },
+        MessageKind::Revoke => {
+            Said::Revoke { sequence: word(&mut body)?, alloc: alloc(&mut body)? }
+        }
+        MessageKind::RevokeAck => {
+            Said::RevokeAck { sequence: word(&mut body)?, alloc: alloc(&mut body)? }
+        }
     };
     body.end()?;
     Ok(said)

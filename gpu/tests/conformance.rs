@@ -122,7 +122,13 @@ fixture!(
 fixture!(Relayed, GpuConfig { force_relay: true, ..small() }, None, Some(LATE), Some(UNSEEN));
 fixture!(
     RelayedAlone,
-    GpuConfig { force_relay: true, done_channel: false, relay_slots: 1, pin_regions: false, ..small() },
+    GpuConfig {
+        force_relay: true,
+        done_channel: false,
+        relay_slots: 1,
+        pin_regions: false,
+        ..small()
+    },
     None,
     Some(LATE),
     Some(UNSEEN)

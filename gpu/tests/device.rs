@@ -182,12 +182,17 @@ macro_rules! driver {
                 if told.descriptors {
                     kinds.push((CudaMemory::VirtualUnshared, Unshared::NoHandleType));
                 }
-                kinds.into_iter().map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).collect()
+                kinds
+                    .into_iter()
+                    .map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why))
+                    .collect()
             }
 
             fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
                 let able = API.devices().unwrap()[0].descriptors;
-                able.then(|| device.alloc_as(CudaMemory::Segments(super::suite::SEGMENT), size).unwrap())
+                able.then(|| {
+                    device.alloc_as(CudaMemory::Segments(super::suite::SEGMENT), size).unwrap()
+                })
             }
 
             /// Memory exported by handles of 64 bytes.
@@ -249,15 +254,25 @@ macro_rules! driver {
                         let driver = format!("{} driver", stringify!($api).to_uppercase());
                         assert!(why.to_string().contains(&driver), "{why}");
                         let error = CudaDevice::open(API, 0, CudaConfig::default()).unwrap_err();
-                        assert!(matches!(error, DeviceError::NoDriver | DeviceError::Driver(_)), "{error}");
+                        assert!(
+                            matches!(error, DeviceError::NoDriver | DeviceError::Driver(_)),
+                            "{error}"
+                        );
                     }
                     (Ok(version), Ok(devices)) => {
                         let (name, number) = version.split_once(' ').unwrap();
                         assert_eq!(name, stringify!($api).to_uppercase());
-                        assert!(number.parse::<f32>().is_ok_and(|number| number >= 6.0), "{version}");
+                        assert!(
+                            number.parse::<f32>().is_ok_and(|number| number >= 6.0),
+                            "{version}"
+                        );
                         for (at, device) in devices.iter().enumerate() {
                             assert_eq!(device.ordinal, at as u32);
-                            assert!(!device.name.is_empty() && device.memory > 0 && device.uuid != [0; 16]);
+                            assert!(
+                                !device.name.is_empty()
+                                    && device.memory > 0
+                                    && device.uuid != [0; 16]
+                            );
                             assert!(device.reaches.contains(&device.ordinal), "{device:?}");
                         }
                     }
@@ -267,7 +282,8 @@ macro_rules! driver {
 
             #[test]
             fn memory_of_another_device_is_refused() {
-                let (Ok(mut first), Ok(mut second)) = (Legacy::open(0).unwrap(), Legacy::open(1).unwrap())
+                let (Ok(mut first), Ok(mut second)) =
+                    (Legacy::open(0).unwrap(), Legacy::open(1).unwrap())
                 else {
                     println!("skipped: there are no two devices");
                     return;
@@ -324,11 +340,15 @@ fn hip_memory_lies_on_its_device_and_a_thread_keeps_its_current_one() {
         let library = libc::dlopen(c"libamdhip64.so".as_ptr(), libc::RTLD_NOW);
         let find = |name: &std::ffi::CStr| libc::dlsym(library, name.as_ptr());
         (
-            std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut i32) -> u32>(find(c"hipGetDevice")),
-            std::mem::transmute::<*mut libc::c_void, extern "C" fn(i32) -> u32>(find(c"hipSetDevice")),
-            std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut i32, u32, u64) -> u32>(find(
-                c"hipPointerGetAttribute",
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut i32) -> u32>(find(
+                c"hipGetDevice",
             )),
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(i32) -> u32>(find(
+                c"hipSetDevice",
+            )),
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut i32, u32, u64) -> u32>(
+                find(c"hipPointerGetAttribute"),
+            ),
         )
     };
     for now in [1, 0] {
@@ -359,8 +379,12 @@ fn hip_calls_that_fail_leave_no_error() {
         let library = libc::dlopen(c"libamdhip64.so".as_ptr(), libc::RTLD_NOW);
         let find = |name: &std::ffi::CStr| libc::dlsym(library, name.as_ptr());
         (
-            std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> u32>(find(c"hipGetLastError")),
-            std::mem::transmute::<*mut libc::c_void, extern "C" fn(i32) -> u32>(find(c"hipSetDevice")),
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> u32>(find(
+                c"hipGetLastError",
+            )),
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(i32) -> u32>(find(
+                c"hipSetDevice",
+            )),
             std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut i32) -> u32>(find(
                 c"hipDriverGetVersion",
             )),

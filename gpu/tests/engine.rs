@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, Signal, Waiter};
+use fishplate_core::engine::{
+    Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, Signal, Waiter,
+};
 use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
 use fishplate_core::op::{Amo, AmoOp, Cmp, Outcome, SignalOp};
@@ -68,7 +70,10 @@ impl Part {
     }
 }
 
-fn end(mut rail: TestGpuRail, attach: impl FnOnce(GpuSetup<'_, HostDevice, LinuxHost>, PeerId)) -> End {
+fn end(
+    mut rail: TestGpuRail,
+    attach: impl FnOnce(GpuSetup<'_, HostDevice, LinuxHost>, PeerId),
+) -> End {
     let device = rail.alloc(SIZE as u64).unwrap();
     let mut engine = engine(rail, CONFIG, MATCHING);
     let peer = engine.reserve_peer().unwrap();
@@ -83,7 +88,8 @@ fn end(mut rail: TestGpuRail, attach: impl FnOnce(GpuSetup<'_, HostDevice, Linux
         let local = engine.register(unsafe { Region::new(at, SIZE, kind) }).unwrap();
         Part { at, local, remote: None }
     };
-    let (host, device) = (part(host, RegionKind::Private), part(device, RegionKind::Device { ordinal: 0 }));
+    let (host, device) =
+        (part(host, RegionKind::Private), part(device, RegionKind::Device { ordinal: 0 }));
     End { engine, peer, host, device }
 }
 
@@ -113,7 +119,8 @@ fn pair(config: &GpuConfig) -> [End; 2] {
 
 /// Returns a configuration for each path of device memory.
 fn ways() -> [(&'static str, GpuConfig); 4] {
-    let config = GpuConfig { chunk: 4096, relay_chunk: 4096, done_words: 16, ..GpuConfig::default() };
+    let config =
+        GpuConfig { chunk: 4096, relay_chunk: 4096, done_words: 16, ..GpuConfig::default() };
     [
         ("stores and copies", config.clone()),
         ("copies", GpuConfig { mapped_store: 0, ..config.clone() }),
@@ -170,7 +177,8 @@ fn row_21_a_signal_comes_after_its_data_in_any_memory() {
                 );
                 source.set(64, &sent);
                 target.set(64, &vec![0; len]);
-                let signal = Signal { at: ends[1].host.remote.unwrap().at(0), op: SignalOp::Add, value: 1 };
+                let signal =
+                    Signal { at: ends[1].host.remote.unwrap().at(0), op: SignalOp::Add, value: 1 };
                 ends[0]
                     .engine
                     .put_signal(
@@ -182,7 +190,9 @@ fn row_21_a_signal_comes_after_its_data_in_any_memory() {
                         Notice::Silent,
                     )
                     .unwrap();
-                let word = |ends: &[End; 2]| u64::from_ne_bytes(ends[1].host.get(0, 8).try_into().unwrap());
+                let word = |ends: &[End; 2]| {
+                    u64::from_ne_bytes(ends[1].host.get(0, 8).try_into().unwrap())
+                };
                 // Checks the word after every pass, to detect a signal that arrives before its
                 // data.
                 until(&mut ends, &what, |ends| word(ends) >= count);
@@ -214,8 +224,10 @@ fn row_21_gets_puts_and_counting_signals_in_any_memory() {
                 from.set(8, &sent);
                 into.set(8, &vec![0; len]);
                 let remote = from.remote.unwrap().at(8);
-                let issued =
-                    ends[0].engine.get(CX, into.local.at(8), len, remote, Notice::Report(1)).unwrap();
+                let issued = ends[0]
+                    .engine
+                    .get(CX, into.local.at(8), len, remote, Notice::Report(1))
+                    .unwrap();
                 done(&mut ends, issued, &what);
                 assert!(into.get(8, len) == sent, "{what}");
             }
@@ -236,16 +248,20 @@ fn counts(way: &str, ends: &mut [End; 2], words: bool) {
     let (word, counter) = (remote.at(AT as u64), remote.at(AT as u64 + 8));
     let (source, target) = (ends[0].device.local.at(0), ends[1].device.remote.unwrap().at(0));
     for _ in 0..100 {
-        until(ends, "a put", |ends| match ends[0].engine.put(CX, source, 9000, target, Notice::Silent) {
-            Ok(_) => true,
-            Err(error) => {
-                assert_eq!(error, OpError::Again);
-                false
+        until(ends, "a put", |ends| {
+            match ends[0].engine.put(CX, source, 9000, target, Notice::Silent) {
+                Ok(_) => true,
+                Err(error) => {
+                    assert_eq!(error, OpError::Again);
+                    false
+                }
             }
         });
         let signal = Signal { at: word, op: SignalOp::Add, value: 1 };
         until(ends, "a signal", |ends| ends[0].engine.signal(CX, signal, Notice::Silent).is_ok());
-        until(ends, "an atomic", |ends| ends[0].engine.amo(CX, counter, amo, Notice::Silent).is_ok());
+        until(ends, "an atomic", |ends| {
+            ends[0].engine.amo(CX, counter, amo, Notice::Silent).is_ok()
+        });
     }
     let value = |at| u64::from_ne_bytes(part.get(at, 8).try_into().unwrap());
     until(ends, "all atomics", |_| value(AT + 8) == 500);
@@ -261,7 +277,8 @@ fn row_21_tagged_messages_in_any_memory() {
             for (from, to) in [(true, true), (true, false), (false, true)] {
                 for (room, first) in [(len, true), (len, false), (len / 2, true)] {
                     n += 1;
-                    let what = format!("{way}: {len} into {room}, device {from} to {to}, first {first}");
+                    let what =
+                        format!("{way}: {len} into {room}, device {from} to {to}, first {first}");
                     let (source, target) = (
                         if from { ends[0].device } else { ends[0].host },
                         if to { ends[1].device } else { ends[1].host },
@@ -276,7 +293,8 @@ fn row_21_tagged_messages_in_any_memory() {
                     let early = first.then(|| recv(&mut ends[1]));
                     let End { engine, peer, .. } = &mut ends[0];
                     let payload = Payload::Region(source.local.at(8), len);
-                    let issued = engine.send(CX, *peer, Tag::from(n), payload, Notice::Report(n)).unwrap();
+                    let issued =
+                        engine.send(CX, *peer, Tag::from(n), payload, Notice::Report(n)).unwrap();
                     turns(&mut ends, 3);
                     let request = early.unwrap_or_else(|| recv(&mut ends[1]));
                     let mut status = None;
@@ -286,10 +304,17 @@ fn row_21_tagged_messages_in_any_memory() {
                     });
                     let (status, want) = (status.unwrap(), len.min(room));
                     let outcome = if want < len { Received::Truncated } else { Received::Ok };
-                    assert_eq!((status.outcome, status.delivered), (outcome, want as u64), "{what}");
+                    assert_eq!(
+                        (status.outcome, status.delivered),
+                        (outcome, want as u64),
+                        "{what}"
+                    );
                     let got = target.get(0, len + 64);
                     assert!(got[8..8 + want] == sent[..want], "{what}");
-                    assert!(got[..8].iter().chain(&got[8 + want..]).all(|&b| b == 0xa5), "{what}: outside");
+                    assert!(
+                        got[..8].iter().chain(&got[8 + want..]).all(|&b| b == 0xa5),
+                        "{what}: outside"
+                    );
                     done(&mut ends, issued, &what);
                 }
             }

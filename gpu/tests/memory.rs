@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use fishplate_core::mem::Peer;
 use fishplate_gpu::{
-    AllocId, Device, DevicePtr, Fault, HostDevice, ImportError, ImportLimits, Imported, Registration,
-    Sharing, Wanted,
+    AllocId, Device, DevicePtr, Fault, HostDevice, ImportError, ImportLimits, Imported,
+    Registration, Sharing, Wanted,
 };
 use fishplate_shm::{Link, Listener, ShmConfig, connect};
 
@@ -21,7 +21,8 @@ const SIZE: u64 = (1 << 20) + 5 * 4096;
 
 /// Returns words that depend on index and seed.
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
-    let word = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(seed) << 32).to_ne_bytes();
+    let word =
+        |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(seed) << 32).to_ne_bytes();
     (0..len as u64 / 8).flat_map(word).collect()
 }
 
@@ -37,7 +38,10 @@ struct End {
 
 impl End {
     fn over(link: Link) -> Self {
-        End { sharing: Sharing::new(HostDevice::new(), ImportLimits::default()), links: [Some(link)] }
+        End {
+            sharing: Sharing::new(HostDevice::new(), ImportLimits::default()),
+            links: [Some(link)],
+        }
     }
 
     fn connect(address: &OsStr) -> Self {
@@ -52,7 +56,8 @@ impl End {
         let data = pattern(seed, SIZE as usize);
         // SAFETY: the range was just allocated, and no other code knows the address.
         unsafe { at.copy_from_nonoverlapping(NonNull::from(&data[..]).cast(), SIZE as usize) };
-        let registered = self.sharing.register(&mut self.links[..], base.at(offset), SIZE - offset).unwrap();
+        let registered =
+            self.sharing.register(&mut self.links[..], base.at(offset), SIZE - offset).unwrap();
         (base, registered)
     }
 
@@ -62,7 +67,9 @@ impl End {
 
     fn prefetch(&mut self, buffer: u64) -> Result<Imported, ImportError> {
         let links = &mut self.links[..];
-        self.sharing.prefetch(links, PEER, buffer, Wanted::Latest, soon()).map(|(_, imported)| imported)
+        self.sharing
+            .prefetch(links, PEER, buffer, Wanted::Latest, soon())
+            .map(|(_, imported)| imported)
     }
 
     /// Copies the peer's memory into memory of this process, like a transfer, and returns the
@@ -161,7 +168,8 @@ fn two_ends_share_memory() {
         assert!(end.read(&imported).unwrap() == pattern(3, SIZE as usize)[1000..]);
         // If the range exceeds the allocation, the error names the peer and the allocation.
         let alloc = alloc_of(&mut end);
-        let error = end.sharing.import(&mut end.links[..], PEER, alloc, SIZE - 8, 9, soon()).unwrap_err();
+        let error =
+            end.sharing.import(&mut end.links[..], PEER, alloc, SIZE - 8, 9, soon()).unwrap_err();
         let why = Fault::OutOfBounds { offset: SIZE - 8, len: 9, size: SIZE };
         assert_eq!(error, ImportError { peer: PEER, alloc: Some(alloc), why });
         let never = AllocId::from_key(1 << 40).unwrap();
@@ -180,7 +188,8 @@ fn a_buffer_published_before_the_first_pass_is_found() {
     let _alone = alone();
     let (_child, mut end) = meet("export 3");
     let link = end.links[0].as_mut().unwrap();
-    let mut arrives = libc::pollfd { fd: link.line().fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut arrives =
+        libc::pollfd { fd: link.line().fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: `arrives` is one local structure.
     assert_eq!(unsafe { libc::poll(&mut arrives, 1, 20_000) }, 1);
     assert_eq!(end.prefetch(1).unwrap().len, SIZE - 1000);
@@ -241,8 +250,8 @@ fn b20_killed_processes_leave_nothing() {
         all.filter(|name| name.to_string_lossy().contains("fishplate")).count()
     };
     let named = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("/dev/shm");
-    let seed: u64 =
-        std::env::var("FISHPLATE_SEED").map_or(std::process::id().into(), |seed| seed.parse().unwrap());
+    let seed: u64 = std::env::var("FISHPLATE_SEED")
+        .map_or(std::process::id().into(), |seed| seed.parse().unwrap());
     println!("seed {seed}");
     let mut random = seed | 1;
     let mut below = move |n: u64| {
@@ -265,7 +274,8 @@ fn b20_killed_processes_leave_nothing() {
             end.publish(1, None, &at);
             for _ in 0..steps {
                 end.sharing.turn(&mut end.links[..]);
-                end.sharing.sleep(&mut end.links[..], Instant::now() + Duration::from_millis(below(5)));
+                end.sharing
+                    .sleep(&mut end.links[..], Instant::now() + Duration::from_millis(below(5)));
             }
             kill(child);
             end.sharing.revoke_and_wait(&mut end.links[..], at.alloc, soon()).unwrap();
@@ -278,7 +288,9 @@ fn b20_killed_processes_leave_nothing() {
             for _ in 0..steps {
                 let Ok(imported) = end.prefetch(1) else { continue };
                 match end.read(&imported) {
-                    Ok(bytes) => assert!(bytes == pattern(5, SIZE as usize)[1000 * usize::from(part == 0)..]),
+                    Ok(bytes) => {
+                        assert!(bytes == pattern(5, SIZE as usize)[1000 * usize::from(part == 0)..])
+                    }
                     Err(fault) => assert_eq!(fault, Fault::Revoked),
                 }
                 if below(2) == 0 {
@@ -319,7 +331,8 @@ fn b2_waiting_for_a_silent_peer_takes_little_processor_time() {
     };
     let before = used();
     let deadline = Instant::now() + Duration::from_secs(2);
-    let error = end.sharing.wait(&mut end.links[..], PEER, 77, Wanted::Latest, deadline).unwrap_err();
+    let error =
+        end.sharing.wait(&mut end.links[..], PEER, 77, Wanted::Latest, deadline).unwrap_err();
     assert_eq!(error, ImportError { peer: Peer(0), alloc: None, why: Fault::Deadline });
     assert!(Instant::now() >= deadline);
     let took = used() - before;

@@ -14,7 +14,9 @@ use fishplate_shm::{Link, Listener, ShmConfig, connect};
 use fishplate_sys::LinuxHost;
 
 mod support;
-use support::{PEER, Seen, TestGpuRail, alone, gpu_rail, held, name, nothing_left, role, soon, spawn};
+use support::{
+    PEER, Seen, TestGpuRail, alone, gpu_rail, held, name, nothing_left, role, soon, spawn,
+};
 
 const LEN: usize = 300_000;
 
@@ -196,7 +198,9 @@ fn row_20_two_processes_write_and_read_each_other_s_device_memory() {
             let stats = rail.stats();
             match way {
                 "stores" => assert_eq!((stats.stored, stats.direct, stats.relayed), (120, 0, 0)),
-                "copies" | "records" => assert_eq!((stats.stored, stats.direct, stats.relayed), (0, 120, 0)),
+                "copies" | "records" => {
+                    assert_eq!((stats.stored, stats.direct, stats.relayed), (0, 120, 0))
+                }
                 _ => assert_eq!((stats.stored, stats.direct, stats.relayed), (0, 0, 120)),
             }
             insist(&mut rail, &mut seen, |rail| {

@@ -124,11 +124,13 @@ pub(crate) fn is_permitted(pid: i32) -> bool {
 /// Returns whether this process may copy at all, and whether `/proc` belongs to its PID namespace.
 fn is_possible() -> bool {
     // SAFETY: the calls have no arguments and cannot fail.
-    let (pid, is_itself) =
-        unsafe { (libc::getpid(), libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid()) };
+    let (pid, is_itself) = unsafe {
+        (libc::getpid(), libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid())
+    };
     // In a new PID namespace, `/proc` may still show another one.
-    let sees_itself =
-        || fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == pid.to_string().as_str());
+    let sees_itself = || {
+        fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == pid.to_string().as_str())
+    };
     // A filter of system calls may forbid the copy.
     let (from, mut to) = (0u8, 1u8);
     let range = Range { local: NonNull::from(&mut to), remote: (&raw const from) as u64, len: 1 };
@@ -150,7 +152,8 @@ mod tests {
             (7, &[(24, 1)]),
             (8, &[]),
         ] {
-            let range = |(at, len): (usize, usize)| libc::iovec { iov_base: at as *mut _, iov_len: len };
+            let range =
+                |(at, len): (usize, usize)| libc::iovec { iov_base: at as *mut _, iov_len: len };
             let mut ranges = [(0, 3), (9, 0), (20, 5)].map(range);
             let found: Vec<_> =
                 skip(&mut ranges, done).iter().map(|it| (it.iov_base.addr(), it.iov_len)).collect();

@@ -86,8 +86,14 @@ impl ShmConfig {
             (self.max_peers > 0, "max_peers"),
             (self.max_regions > 0, "max_regions"),
             (cells.is_power_of_two() && (64..=65536).contains(&cells), "lane_cells"),
-            (self.max_message >= 256 && self.max_message <= lane::max_message(cells), "max_message"),
-            (self.common_len.is_multiple_of(4096) && self.common_len <= isize::MAX as usize, "common_len"),
+            (
+                self.max_message >= 256 && self.max_message <= lane::max_message(cells),
+                "max_message",
+            ),
+            (
+                self.common_len.is_multiple_of(4096) && self.common_len <= isize::MAX as usize,
+                "common_len",
+            ),
         ];
         match sound.iter().find(|(sound, _)| !sound) {
             Some((_, what)) => Err(AttachError::Config(what)),

@@ -122,7 +122,11 @@ impl Control {
 
     /// Sends a blob and waits for the peer's blob. Returns only after our blob has been sent too,
     /// so the caller may drop the link at once.
-    pub(crate) fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
+    pub(crate) fn exchange(
+        &mut self,
+        blob: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<u8>, HandshakeError> {
         self.send_blob(blob)?;
         loop {
             self.pump();
@@ -178,8 +182,7 @@ impl Control {
     /// removes the announcement instead, so that a peer that does not read cannot keep the memory
     /// alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
-        let is_it =
-            |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
+        let is_it = |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
         if let Some(untold) = self.notices.iter().position(is_it) {
             self.notices.remove(untold);
             return;
@@ -282,7 +285,9 @@ impl Control {
     fn sort(&mut self, packet: &[u8], mut fds: Batch) -> Result<(), HandshakeError> {
         let (kind, mut body) = Reader::open(packet)?;
         match kind {
-            PacketKind::Blob if self.blobs.len() < MAX_BLOBS => self.blobs.push_back(body.rest().to_vec()),
+            PacketKind::Blob if self.blobs.len() < MAX_BLOBS => {
+                self.blobs.push_back(body.rest().to_vec())
+            }
             PacketKind::Announce => {
                 let number = u32::from_ne_bytes(body.take()?);
                 let len = u64::from_ne_bytes(body.take()?);
@@ -293,10 +298,13 @@ impl Control {
                     // The peer announces the same memory again: a process never reuses a segment
                     // number.
                     known.withdrawn = false;
-                } else if self.segments.iter().filter(|known| !known.withdrawn).count() == self.max_segments {
+                } else if self.segments.iter().filter(|known| !known.withdrawn).count()
+                    == self.max_segments
+                {
                     return Err(HandshakeError::BadPacket);
                 } else {
-                    let new = Announced { number, fd, len, mapping: None, users: 0, withdrawn: false };
+                    let new =
+                        Announced { number, fd, len, mapping: None, users: 0, withdrawn: false };
                     self.segments.push(new);
                 }
             }
@@ -417,7 +425,9 @@ impl Notice {
         match self {
             Notice::Announce(segment) => {
                 let mut packet = Writer::new(PacketKind::Announce);
-                packet.put(segment.number().to_ne_bytes()).put((segment.len() as u64).to_ne_bytes());
+                packet
+                    .put(segment.number().to_ne_bytes())
+                    .put((segment.len() as u64).to_ne_bytes());
                 (packet.finish().into(), vec![segment.fd()])
             }
             Notice::Withdraw(number) => {

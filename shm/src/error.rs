@@ -171,18 +171,24 @@ impl Display for HandshakeError {
         match self {
             HandshakeError::Deadline => f.write_str("the other end did not answer in time"),
             HandshakeError::HungUp => f.write_str("the other end closed the connection"),
-            HandshakeError::BadPacket => {
-                f.write_str("the other end sent an invalid or unexpected packet; check that it is fishplate")
-            }
+            HandshakeError::BadPacket => f.write_str(
+                "the other end sent an invalid or unexpected packet; check that it is fishplate",
+            ),
             HandshakeError::Version { theirs, ours } => {
-                write!(f, "different versions: {theirs} at the other end, {ours} here; run the same build")
+                write!(
+                    f,
+                    "different versions: {theirs} at the other end, {ours} here; run the same build"
+                )
             }
             HandshakeError::Mismatch { what, theirs, ours } => {
-                write!(f, "different {what}: {theirs} at the other end, {ours} here; use the same value")
+                write!(
+                    f,
+                    "different {what}: {theirs} at the other end, {ours} here; use the same value"
+                )
             }
-            HandshakeError::Nonce => {
-                f.write_str("the other end's answer is for another process or an earlier run; connect again")
-            }
+            HandshakeError::Nonce => f.write_str(
+                "the other end's answer is for another process or an earlier run; connect again",
+            ),
             HandshakeError::User(user) => {
                 write!(
                     f,
@@ -194,15 +200,21 @@ impl Display for HandshakeError {
                 f,
                 "process {hello} began the handshake, but process {ready} completed it; do not fork in between"
             ),
-            HandshakeError::Segment(error) => write!(f, "invalid memory from the other end: {error}"),
-            HandshakeError::InUse => f.write_str("the address to listen on is in use; choose another one"),
+            HandshakeError::Segment(error) => {
+                write!(f, "invalid memory from the other end: {error}")
+            }
+            HandshakeError::InUse => {
+                f.write_str("the address to listen on is in use; choose another one")
+            }
             HandshakeError::Address => {
                 f.write_str("invalid socket address: the path or name is empty or too long")
             }
             HandshakeError::TooLong { len, max } => {
                 write!(f, "packet too long: {len} bytes given; send at most {max}")
             }
-            HandshakeError::UnknownPeer => f.write_str("no peer with this number is attached over a socket"),
+            HandshakeError::UnknownPeer => {
+                f.write_str("no peer with this number is attached over a socket")
+            }
             HandshakeError::System(code) => write!(f, "{}", io::Error::from_raw_os_error(*code)),
         }
     }

@@ -102,8 +102,9 @@ impl Listener {
     pub fn accept(&self, profile: &Profile, deadline: Instant) -> Result<Link, HandshakeError> {
         let mut meetings = self.lock_meetings().take();
         meetings.retain(|shake| shake.serves(profile));
-        let met = meetings
-            .next(self.fd(), deadline, |socket| Shake::new(Socket::new(socket), Role::First, profile));
+        let met = meetings.next(self.fd(), deadline, |socket| {
+            Shake::new(Socket::new(socket), Role::First, profile)
+        });
         self.lock_meetings().absorb(meetings);
         met?.ok_or(HandshakeError::Deadline)
     }
@@ -116,7 +117,11 @@ impl Listener {
     ///   if the backlog is full. Dial again later.
     /// - [`HandshakeError::User`]: the listener's user is not admitted.
     /// - [`HandshakeError::Address`]: the address is invalid.
-    pub fn dial(&self, address: impl AsRef<OsStr>, profile: &Profile) -> Result<(), HandshakeError> {
+    pub fn dial(
+        &self,
+        address: impl AsRef<OsStr>,
+        profile: &Profile,
+    ) -> Result<(), HandshakeError> {
         let socket = Address::parse(address.as_ref())?.connect()?;
         let shake = Shake::new(socket, Role::Second, profile)?;
         self.lock_meetings().dial(address.as_ref(), shake);
@@ -154,7 +159,9 @@ pub fn connect(
     loop {
         let socket = connect_socket(address.as_ref(), deadline)?;
         match meet(Shake::new(socket, Role::Second, profile)?, deadline) {
-            Err(HandshakeError::HungUp) if Instant::now() + pause < deadline => std::thread::sleep(pause),
+            Err(HandshakeError::HungUp) if Instant::now() + pause < deadline => {
+                std::thread::sleep(pause)
+            }
             met => return met,
         }
         pause = LONGEST_PAUSE.min(2 * pause);

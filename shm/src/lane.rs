@@ -107,7 +107,12 @@ impl LaneMemory {
     }
 
     /// Checks the segment of our incoming lane, and maps it read-only.
-    pub(crate) fn attach(fd: Foreign, cells: u32, maker: Nonce, guest: Nonce) -> Result<Self, SegmentError> {
+    pub(crate) fn attach(
+        fd: Foreign,
+        cells: u32,
+        maker: Nonce,
+        guest: Nonce,
+    ) -> Result<Self, SegmentError> {
         let ring = cells as usize * CELL;
         let fd = fd.into_memory((CELLS + ring) as u64)?;
         let mapping = Mapping::twice(fd.as_fd(), CELLS, ring, Access::Read)?;
@@ -171,7 +176,11 @@ impl Pair {
 /// # Safety
 /// The caller uses both ends only while the segments exist. `outgoing` is mapped writable and has
 /// no other producer here, and `incoming` has no other consumer.
-pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u64) -> (Producer, Consumer) {
+pub(crate) unsafe fn ends(
+    outgoing: &LaneMemory,
+    incoming: &LaneMemory,
+    start: u64,
+) -> (Producer, Consumer) {
     let cursors = [incoming, outgoing].map(|memory| &raw const memory.header().freed.0);
     // SAFETY: `create` or `attach` mapped `cells` cells in two adjacent mappings, and a header with
     // a cursor. The caller guarantees their lifetime, and that these are the only ends.

@@ -156,7 +156,8 @@ impl<H: HalfOpen> Meetings<H> {
     /// Cancels the dialled handshake with the listener at `address`. [`failed`](Self::failed) does
     /// not report it.
     pub fn hang_up(&mut self, address: &OsStr) {
-        self.open.retain(|entry| !matches!(&entry.who, Who::Dialled(dialled) if dialled == address));
+        self.open
+            .retain(|entry| !matches!(&entry.who, Who::Dialled(dialled) if dialled == address));
     }
 
     /// Returns the dialled handshakes that failed since the last call, each with its address and
@@ -262,7 +263,8 @@ impl<H: HalfOpen> Meetings<H> {
     /// connections may not be accepted, waits at most a [`PAUSE`]. Returns which open handshakes
     /// are ready.
     fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
-        let entry = |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+        let entry =
+            |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
         let mut polls: Vec<_> =
             self.open.iter().map(|e| entry(e.handshake.socket(), e.handshake.events())).collect();
         let until = if H::may_accept() {
@@ -324,7 +326,8 @@ pub fn meet<H: HalfOpen>(mut handshake: H, deadline: Instant) -> Result<H::Met, 
 pub(crate) fn accept_now(listener: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: accept4(2) allows null pointers, which mean that the peer's address is not wanted.
-    let fd = unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) };
+    let fd =
+        unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) };
     if fd < 0 {
         return Err(errno());
     }

@@ -150,8 +150,8 @@ impl<'a> Reader<'a> {
         if theirs != VERSION {
             return Err(HandshakeError::Version { theirs, ours: VERSION });
         }
-        let kind =
-            PacketKind::from_wire(u16::from_ne_bytes(head.take()?)).ok_or(HandshakeError::BadPacket)?;
+        let kind = PacketKind::from_wire(u16::from_ne_bytes(head.take()?))
+            .ok_or(HandshakeError::BadPacket)?;
         if u32::from_ne_bytes(head.take()?) as usize != packet.len() {
             return Err(HandshakeError::BadPacket);
         }

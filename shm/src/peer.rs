@@ -245,7 +245,13 @@ impl Attached {
     /// Reports the next record's message, which begins after a gap. Returns the number of cells of
     /// the record, or `None` after it failed the peer.
     #[inline(always)]
-    fn message<S: Sink>(&mut self, peer: Peer, len: usize, gap: usize, sink: &mut S) -> Option<u64> {
+    fn message<S: Sink>(
+        &mut self,
+        peer: Peer,
+        len: usize,
+        gap: usize,
+        sink: &mut S,
+    ) -> Option<u64> {
         if len > self.max_message || gap > GAP_MAX {
             let violation = if gap > GAP_MAX { Violation::Kind } else { Violation::Length };
             self.fail(PeerError::Protocol(violation));
@@ -394,14 +400,17 @@ impl Attached {
 
     /// Drops this process's own imports of a key that it has deregistered.
     pub(crate) fn forget(&mut self, key: u64) {
-        for place in self.imports.iter_mut().filter(|place| place.is_some_and(|import| import.key == key)) {
+        for place in
+            self.imports.iter_mut().filter(|place| place.is_some_and(|import| import.key == key))
+        {
             *place = None;
         }
     }
 
     /// Releases one import.
     pub(crate) fn release(&mut self, key: u64) {
-        let Some(place) = self.imports.iter_mut().find(|place| place.is_some_and(|import| import.key == key))
+        let Some(place) =
+            self.imports.iter_mut().find(|place| place.is_some_and(|import| import.key == key))
         else {
             return;
         };
@@ -430,8 +439,14 @@ impl Import {
 
 impl Remote {
     /// Resolves a region that the peer claims to be in the common segment of this pair.
-    pub(crate) fn in_common(&self, pair: u32, base: u64, len: u64) -> Result<NonNull<u8>, AttachError> {
-        let mapping = self.common.as_ref().filter(|_| pair == self.pair_id).ok_or(AttachError::BadHandle)?;
+    pub(crate) fn in_common(
+        &self,
+        pair: u32,
+        base: u64,
+        len: u64,
+    ) -> Result<NonNull<u8>, AttachError> {
+        let mapping =
+            self.common.as_ref().filter(|_| pair == self.pair_id).ok_or(AttachError::BadHandle)?;
         if !within(base, len, mapping.len() as u64) {
             return Err(AttachError::BadRange);
         }

@@ -173,7 +173,12 @@ impl<H: Host> ShmRail<H> {
 
     /// Attaches a peer like [`attach`](Self::attach), with both lanes at position `start`. The
     /// other end must use the same position.
-    pub(crate) fn attach_at(&mut self, peer: Peer, link: Link, start: u64) -> Result<(), AttachError> {
+    pub(crate) fn attach_at(
+        &mut self,
+        peer: Peer,
+        link: Link,
+        start: u64,
+    ) -> Result<(), AttachError> {
         if !Arc::ptr_eq(&link.config, &self.config) {
             return Err(AttachError::Config("a link made with another rail's profile"));
         }
@@ -299,15 +304,21 @@ impl<H: Host> ShmRail<H> {
     ) -> Result<Option<NonNull<u8>>, AttachError> {
         let regions = &self.regions;
         let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut);
-        attached.ok_or(AttachError::UnknownPeer)?.import(key, len, |remote, kind| match (remote, kind) {
-            (None, _) => match regions.find(key.key, peer) {
-                Some((ptr, size)) if len <= size => Ok(Some(ptr)),
-                Some(_) => Err(AttachError::BadRange),
-                None => Err(AttachError::UnknownRegion),
-            },
-            (Some(_), KeyKind::Private) => Ok(None),
-            (Some(remote), KeyKind::Shared(number)) => Ok(Some(map(&mut remote.control, number)?)),
-            (Some(remote), KeyKind::Common(pair)) => Ok(Some(remote.in_common(pair, key.base, len)?)),
+        attached.ok_or(AttachError::UnknownPeer)?.import(key, len, |remote, kind| {
+            match (remote, kind) {
+                (None, _) => match regions.find(key.key, peer) {
+                    Some((ptr, size)) if len <= size => Ok(Some(ptr)),
+                    Some(_) => Err(AttachError::BadRange),
+                    None => Err(AttachError::UnknownRegion),
+                },
+                (Some(_), KeyKind::Private) => Ok(None),
+                (Some(remote), KeyKind::Shared(number)) => {
+                    Ok(Some(map(&mut remote.control, number)?))
+                }
+                (Some(remote), KeyKind::Common(pair)) => {
+                    Ok(Some(remote.in_common(pair, key.base, len)?))
+                }
+            }
         })
     }
 
@@ -423,7 +434,8 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
 
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
         // Imports of the region by this process itself can be dropped at once.
-        for attached in self.peers.iter_mut().flatten().filter(|attached| attached.remote.is_none()) {
+        for attached in self.peers.iter_mut().flatten().filter(|attached| attached.remote.is_none())
+        {
             attached.forget(key.key);
         }
         let Some(Owner::Segment(segment)) = self.regions.remove(key.key) else { return Ok(()) };
@@ -442,12 +454,24 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         self.peers.iter().flatten().any(|attached| attached.staged.touches(memory))
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         let deadline = Instant::now() + self.config.timeout.min(FOREVER);
-        self.import_by(peer, key, len, |control, number| control.import(number, key.base, len, deadline))
+        self.import_by(peer, key, len, |control, number| {
+            control.import(number, key.base, len, deadline)
+        })
     }
 
-    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn try_import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         self.import_by(peer, key, len, |control, number| control.try_import(number, key.base, len))
     }
 
@@ -458,7 +482,8 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     fn detach(&mut self, peer: Peer) {
-        let Some(mut attached) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::take) else {
+        let Some(mut attached) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::take)
+        else {
             return;
         };
         while let Some(cx) = attached.staged.abandon() {
@@ -537,7 +562,9 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             let message = record.add(PAYLOAD + gap);
             lane::copy_words(head.as_ptr(), message, head.len());
             copy_message(body.as_ptr(), message.add(head.len()), body.len());
-            attached.out.publish(cells, record::header(MESSAGE | (gap as u32) << GAP_SHIFT, len as u32));
+            attached
+                .out
+                .publish(cells, record::header(MESSAGE | (gap as u32) << GAP_SHIFT, len as u32));
         }
         tell(&mut self.due, &self.host, attached, peer);
         Ok(Posted::Done)
@@ -588,13 +615,21 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         }
     }
 
-    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: the caller upholds the contract of `Rail::copy_to`, which `copy` requires for
         // `Put`.
         unsafe { self.copy(peer, Way::Put, pieces) }
     }
 
-    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: the caller upholds the contract of `Rail::copy_from`, which `copy` requires for
         // `Get`.
         unsafe { self.copy(peer, Way::Get, pieces) }
@@ -627,10 +662,12 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         let first = if self.checked < self.active.len() { self.checked } else { 0 };
         self.checked = self.active.len().min(first + CHECKED);
         for peer in &self.active[first..self.checked] {
-            let remote =
-                self.peers[usize::from(peer.0)].as_ref().and_then(|attached| attached.remote.as_ref());
+            let remote = self.peers[usize::from(peer.0)]
+                .as_ref()
+                .and_then(|attached| attached.remote.as_ref());
             let socket = remote.map_or(-1, |remote| remote.control.fd().as_raw_fd());
-            let pidfd = remote.and_then(|remote| remote.pidfd.as_ref()).map_or(-1, AsRawFd::as_raw_fd);
+            let pidfd =
+                remote.and_then(|remote| remote.pidfd.as_ref()).map_or(-1, AsRawFd::as_raw_fd);
             // `poll(2)` skips negative descriptors.
             self.polls.push(libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 });
             self.polls.push(libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 });
@@ -638,7 +675,8 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         // SAFETY: the pointer and the count describe the vector. If the call fails, `revents` stays
         // 0.
         unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, 0) };
-        for (peer, polls) in self.active[first..self.checked].iter().zip(self.polls.chunks_exact(2)) {
+        for (peer, polls) in self.active[first..self.checked].iter().zip(self.polls.chunks_exact(2))
+        {
             let peer = *peer;
             let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
             let Some(remote) = &mut attached.remote else { continue };

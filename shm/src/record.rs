@@ -72,14 +72,18 @@ pub(crate) unsafe fn load(record: *const u8) -> Words {
     let mut words = [0; 6];
     // SAFETY: the fields lie inside the cell, which the caller guarantees to be readable. The peer
     // may change them meanwhile, so this is a raw copy.
-    unsafe { ptr::copy_nonoverlapping(record.add(PAYLOAD), words.as_mut_ptr().cast(), size_of::<Words>()) };
+    unsafe {
+        ptr::copy_nonoverlapping(record.add(PAYLOAD), words.as_mut_ptr().cast(), size_of::<Words>())
+    };
     words
 }
 
 /// Stores the payload fields of a record.
 pub(crate) unsafe fn store(record: *mut u8, words: Words) {
     // SAFETY: the fields lie inside the cell, which the caller has reserved.
-    unsafe { ptr::copy_nonoverlapping(words.as_ptr().cast(), record.add(PAYLOAD), size_of::<Words>()) };
+    unsafe {
+        ptr::copy_nonoverlapping(words.as_ptr().cast(), record.add(PAYLOAD), size_of::<Words>())
+    };
 }
 
 const _: () = assert!(PAYLOAD + size_of::<Words>() == CELL);

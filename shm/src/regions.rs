@@ -102,7 +102,12 @@ impl Regions {
     }
 
     /// Inserts a region and returns its key.
-    pub(crate) fn insert(&mut self, ptr: NonNull<u8>, len: u64, owner: Owner) -> Result<u64, AttachError> {
+    pub(crate) fn insert(
+        &mut self,
+        ptr: NonNull<u8>,
+        len: u64,
+        owner: Owner,
+    ) -> Result<u64, AttachError> {
         let n = self.slots.len();
         let free = (0..n).map(|i| (self.next + i) % n).find(|&i| self.slots[i].region.is_none());
         let slot = free.ok_or(AttachError::Full("ShmConfig::max_regions"))?;
@@ -127,7 +132,9 @@ impl Regions {
         let meant = match (&region.owner, kind) {
             (Owner::User, KeyKind::Private) => true,
             (Owner::Segment(segment), KeyKind::Shared(number)) => segment.number() == number,
-            (Owner::Peer(owner, pair), KeyKind::Common(number)) => *owner == peer && *pair == number,
+            (Owner::Peer(owner, pair), KeyKind::Common(number)) => {
+                *owner == peer && *pair == number
+            }
             _ => false,
         };
         meant.then_some((region.ptr, region.len))
@@ -136,7 +143,8 @@ impl Regions {
     /// Removes the region of a key, and returns the owner of its memory.
     pub(crate) fn remove(&mut self, key: u64) -> Option<Owner> {
         let Key { generation, slot, .. } = Key::decode(key)?;
-        let entry = self.slots.get_mut(usize::from(slot)).filter(|entry| entry.generation == generation)?;
+        let entry =
+            self.slots.get_mut(usize::from(slot)).filter(|entry| entry.generation == generation)?;
         Some(entry.region.take()?.owner)
     }
 

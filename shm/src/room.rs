@@ -93,8 +93,13 @@ fn groups(root: &Path) -> Vec<PathBuf> {
 fn left_in(group: &Path) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let second = |limit| Some((limit, number("memory.current")?, "inactive_file "));
-    let first =
-        || Some((number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, "total_inactive_file "));
+    let first = || {
+        Some((
+            number("memory.limit_in_bytes")?,
+            number("memory.usage_in_bytes")?,
+            "total_inactive_file ",
+        ))
+    };
     let (limit, used, dropped) = match number("memory.max") {
         Some(limit) => second(limit)?,
         None => first()?,

@@ -52,7 +52,12 @@ struct Cold {
 impl Roster {
     /// Creates a roster with room for `peers` peers.
     pub(crate) fn new(peers: usize) -> Self {
-        Roster { hot: Vec::with_capacity(peers), cold: Vec::with_capacity(peers), next: 0, looks: 0 }
+        Roster {
+            hot: Vec::with_capacity(peers),
+            cold: Vec::with_capacity(peers),
+            next: 0,
+            looks: 0,
+        }
     }
 
     /// Adds a new peer as [hot](Attached::hot).

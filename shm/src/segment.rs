@@ -67,7 +67,9 @@ impl Mapping {
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         // SAFETY: without MAP_FIXED the kernel chooses a free range, so this replaces no memory of
         // ours.
-        let at = unsafe { libc::mmap(ptr::null_mut(), len, access.protection(), flags, fd.as_raw_fd(), 0) };
+        let at = unsafe {
+            libc::mmap(ptr::null_mut(), len, access.protection(), flags, fd.as_raw_fd(), 0)
+        };
         Self::own(at, len)
     }
 
@@ -80,7 +82,14 @@ impl Mapping {
         // SAFETY: without MAP_FIXED the kernel chooses a free range, so this replaces no memory of
         // ours.
         let at = unsafe {
-            libc::mmap(ptr::null_mut(), len, access.protection(), libc::MAP_SHARED, fd.as_raw_fd(), 0)
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                access.protection(),
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
         };
         Self::own(at, len)
     }
@@ -105,7 +114,14 @@ impl Mapping {
             // uses yet.
             let part = unsafe {
                 let at = whole.ptr.as_ptr().add(place).cast();
-                libc::mmap(at, len, access.protection(), flags, fd.as_raw_fd(), offset as libc::off_t)
+                libc::mmap(
+                    at,
+                    len,
+                    access.protection(),
+                    flags,
+                    fd.as_raw_fd(),
+                    offset as libc::off_t,
+                )
             };
             if part == libc::MAP_FAILED {
                 return Err(SegmentError::System(errno()));
@@ -152,8 +168,9 @@ pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     room::check_file(len)?;
     room::check_room(len)?;
     // SAFETY: the name is a C string literal, and the flags are numbers.
-    let fd =
-        unsafe { libc::memfd_create(c"fishplate".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    let fd = unsafe {
+        libc::memfd_create(c"fishplate".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    };
     if fd < 0 {
         return Err(SegmentError::System(errno()));
     }

@@ -36,7 +36,12 @@ pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0i32; 2];
     // SAFETY: the call fills the array of two numbers.
     let rc = unsafe {
-        libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr())
+        libc::socketpair(
+            libc::AF_UNIX,
+            libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
+            0,
+            fds.as_mut_ptr(),
+        )
     };
     if rc != 0 {
         return Err(system());
@@ -153,9 +158,15 @@ impl Socket {
         self.send_now(bytes, fds, None)
     }
 
-    fn send_now(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], sender: Option<&libc::ucred>) -> Result<()> {
+    fn send_now(
+        &self,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+        sender: Option<&libc::ucred>,
+    ) -> Result<()> {
         let mut control = Control::new();
-        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut part =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         message.msg_iov = &mut part;
@@ -164,7 +175,8 @@ impl Socket {
         let mut used = 0;
         if let Some(sender) = sender {
             // SAFETY: `ucred` consists of three numbers. `CONTROL` has room for one sender.
-            used += unsafe { control.put(used, libc::SCM_CREDENTIALS, std::slice::from_ref(sender)) };
+            used +=
+                unsafe { control.put(used, libc::SCM_CREDENTIALS, std::slice::from_ref(sender)) };
         }
         if !fds.is_empty() {
             // SAFETY: a `BorrowedFd` is represented as its number. `put` checks that the message
@@ -179,14 +191,20 @@ impl Socket {
             // SAFETY: `message` points only to values that outlive the call. MSG_NOSIGNAL prevents
             // SIGPIPE.
             let n = unsafe {
-                libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+                libc::sendmsg(
+                    self.fd.as_raw_fd(),
+                    &message,
+                    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+                )
             };
             if n >= 0 {
                 return Ok(());
             }
             match errno() {
                 libc::EINTR => {}
-                libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN => return Err(HandshakeError::HungUp),
+                libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN => {
+                    return Err(HandshakeError::HungUp);
+                }
                 // Too many descriptors are in flight. Retry after the peer has received some.
                 libc::ETOOMANYREFS => return Err(HandshakeError::System(libc::EAGAIN)),
                 code => return Err(HandshakeError::System(code)),
@@ -197,8 +215,9 @@ impl Socket {
     /// Sends one packet with our credentials. Fails with `EAGAIN` if there is no room.
     pub(crate) fn try_send_named(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         // SAFETY: the calls have no arguments and cannot fail.
-        let sender =
-            unsafe { libc::ucred { pid: libc::getpid(), uid: libc::geteuid(), gid: libc::getegid() } };
+        let sender = unsafe {
+            libc::ucred { pid: libc::getpid(), uid: libc::geteuid(), gid: libc::getegid() }
+        };
         self.send_now(bytes, fds, Some(&sender))
     }
 
@@ -425,7 +444,9 @@ impl Control {
                         let owned = |i| OwnedFd::from_raw_fd(number(i)).into();
                         fds.extend((0..len / size_of::<i32>()).map(owned));
                     }
-                    (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if len >= size_of::<libc::ucred>() => {
+                    (libc::SOL_SOCKET, libc::SCM_CREDENTIALS)
+                        if len >= size_of::<libc::ucred>() =>
+                    {
                         let cred = data.cast::<libc::ucred>().read_unaligned();
                         (sender.pid, sender.uid) = (cred.pid, cred.uid);
                     }
@@ -468,7 +489,10 @@ impl Address {
         let named = bytes.first() == Some(&b'@');
         // A path is terminated by a zero byte. An abstract name begins with a zero byte and is
         // terminated by the length of the address.
-        if bytes.len() < 1 + usize::from(named) || bytes.len() >= raw.sun_path.len() || bytes.contains(&0) {
+        if bytes.len() < 1 + usize::from(named)
+            || bytes.len() >= raw.sun_path.len()
+            || bytes.contains(&0)
+        {
             return Err(HandshakeError::Address);
         }
         for (to, from) in raw.sun_path.iter_mut().zip(bytes) {
@@ -530,7 +554,9 @@ pub(crate) fn connect_socket(address: &OsStr, deadline: Instant) -> Result<Socke
     let address = Address::parse(address)?;
     loop {
         let code = match address.connect() {
-            Err(HandshakeError::System(code @ (libc::EAGAIN | libc::ENOENT | libc::ECONNREFUSED))) => code,
+            Err(HandshakeError::System(
+                code @ (libc::EAGAIN | libc::ENOENT | libc::ECONNREFUSED),
+            )) => code,
             connected => return connected,
         };
         if Instant::now() + RETRY >= deadline {

@@ -163,7 +163,8 @@ impl Staged {
             let mut flags = u64::from(id);
             flags |= if last { LAST } else { 0 };
             flags |= if op.data.is_some() { DATA } else { 0 };
-            let words = [op.key, op.offset + op.done as u64, flags, op.data.unwrap_or(0).into(), 0, 0];
+            let words =
+                [op.key, op.offset + op.done as u64, flags, op.data.unwrap_or(0).into(), 0, 0];
             // SAFETY: `reserve` returned room for `cells` cells: one for the words, and the others
             // for at least `len` bytes. They are published once, here. The poster keeps the source
             // readable until the operation completes, which it has not.
@@ -192,8 +193,9 @@ impl Staged {
         regions: &Regions,
     ) -> Result<bool, Refused> {
         for _ in 0..REPLIES {
-            let owed =
-                (0..STAGED).map(|i| (self.turn + i) % STAGED).find_map(|id| Some((id, self.owed[id]?)));
+            let owed = (0..STAGED)
+                .map(|i| (self.turn + i) % STAGED)
+                .find_map(|id| Some((id, self.owed[id]?)));
             let Some((id, owed)) = owed else { return Ok(false) };
             match self.serve_one(out, id, owed, peer, regions) {
                 Ok(rest) => self.owed[id] = rest,
@@ -282,13 +284,19 @@ impl Staged {
                 let cells = self.chunk_cells(len, input)?;
                 let data = u32::try_from(data).map_err(|_| Violation::Kind)?;
                 match regions.find(key, peer) {
-                    Some((_, size)) if !within(offset, len as u64, size) => return Err(Violation::Bounds),
+                    Some((_, size)) if !within(offset, len as u64, size) => {
+                        return Err(Violation::Bounds);
+                    }
                     // SAFETY: `within` has checked that the bytes lie inside the region, which is
                     // registered, and so mapped and writable. `chunk_cells` has checked that the
                     // chunk lies inside the lane.
                     Some((base, _)) => unsafe {
                         let from = input.record().add(crate::lane::CELL);
-                        std::ptr::copy_nonoverlapping(from, base.as_ptr().add(offset as usize), len);
+                        std::ptr::copy_nonoverlapping(
+                            from,
+                            base.as_ptr().add(offset as usize),
+                            len,
+                        );
                     },
                     None => self.arriving = libc::EFAULT,
                 }
@@ -309,7 +317,9 @@ impl Staged {
                     return Err(Violation::Kind);
                 }
                 let owed = match regions.find(key, peer) {
-                    Some((_, size)) if !within(offset, len as u64, size) => return Err(Violation::Bounds),
+                    Some((_, size)) if !within(offset, len as u64, size) => {
+                        return Err(Violation::Bounds);
+                    }
                     Some(_) => Owed::Read { key, offset, len, sent: 0 },
                     None => Owed::Status(libc::EFAULT),
                 };
@@ -355,7 +365,8 @@ impl Staged {
                 }
                 let (cx, ended) = (op.cx, op.payload_len());
                 self.posted[id] = None;
-                let result = if value == 0 { Ok(()) } else { Err(CompleteError::Failed(value as i32)) };
+                let result =
+                    if value == 0 { Ok(()) } else { Err(CompleteError::Failed(value as i32)) };
                 sink.done(cx, result);
                 Ok((1, ended))
             }

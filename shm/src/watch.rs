@@ -31,6 +31,13 @@ impl Drop for Watch {
     fn drop(&mut self) {
         // SAFETY: the call takes only numbers here, and no structure. An error means that the
         // descriptor is not in the set any more.
-        unsafe { libc::epoll_ctl(self.set.as_raw_fd(), libc::EPOLL_CTL_DEL, self.fd, std::ptr::null_mut()) };
+        unsafe {
+            libc::epoll_ctl(
+                self.set.as_raw_fd(),
+                libc::EPOLL_CTL_DEL,
+                self.fd,
+                std::ptr::null_mut(),
+            )
+        };
     }
 }

@@ -39,7 +39,10 @@ fn unmatched(engine: &mut Engine<'static, TestRail, 1>) -> u64 {
     let mut count = 0;
     while let Some(end) = engine.next_completion() {
         if end.outcome != Outcome::Done {
-            assert_eq!((end.tag, end.outcome), (2, Outcome::Failed(Fault::Peer(PeerError::Closed))));
+            assert_eq!(
+                (end.tag, end.outcome),
+                (2, Outcome::Failed(Fault::Peer(PeerError::Closed)))
+            );
             count += 1;
         }
     }
@@ -70,29 +73,44 @@ fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fat
     let region = unsafe {
         match mapped {
             true => segment.region(0, SIZE).unwrap(),
-            false => {
-                fishplate_core::mem::Region::new(std::ptr::NonNull::from(&mut words[0]).cast(), SIZE, private)
-            }
+            false => fishplate_core::mem::Region::new(
+                std::ptr::NonNull::from(&mut words[0]).cast(),
+                SIZE,
+                private,
+            ),
         }
     };
     let at = region.ptr();
     let mine = engine.register(region).unwrap();
     let mut handle = [0; 512];
     let len = engine.export(mine, &mut handle).unwrap();
-    let theirs = engine.rail_mut(RailId(0)).unwrap().exchange(peer.peer(), &handle[..len], soon()).unwrap();
+    let theirs =
+        engine.rail_mut(RailId(0)).unwrap().exchange(peer.peer(), &handle[..len], soon()).unwrap();
     let remote = engine.import(peer, &theirs).unwrap();
     let signal = Signal { at: remote.at(0), op: SignalOp::Add, value: 1 };
     for n in 0..16 {
         let from = [None, Some(peer)][n % 2];
-        engine.recv(from, Tag::ZERO, Tag::ALL, Some((mine.at(4096 + 512 * n as u64), 512)), 0).unwrap();
+        engine
+            .recv(from, Tag::ZERO, Tag::ALL, Some((mine.at(4096 + 512 * n as u64), 512)), 0)
+            .unwrap();
     }
     let (mut sent, mut received) = (0, 0);
     for n in 0..rounds {
         let issued = match (n + seed) % 4 {
             0 => engine.signal(CX, signal, Notice::Silent),
-            1 => engine.put_signal(CX, mine.at(1024), 1000, remote.at(2048), signal, Notice::Silent),
-            2 => engine.put_signal(CX, mine.at(1024), 64, remote.at(2048), signal, Notice::Report(1)),
-            _ => engine.send(CX, peer, Tag::from(n), Payload::Bytes(&n.to_le_bytes()), Notice::Report(2)),
+            1 => {
+                engine.put_signal(CX, mine.at(1024), 1000, remote.at(2048), signal, Notice::Silent)
+            }
+            2 => {
+                engine.put_signal(CX, mine.at(1024), 64, remote.at(2048), signal, Notice::Report(1))
+            }
+            _ => engine.send(
+                CX,
+                peer,
+                Tag::from(n),
+                Payload::Bytes(&n.to_le_bytes()),
+                Notice::Report(2),
+            ),
         };
         match issued {
             Ok(_) => sent += 1,
@@ -120,7 +138,8 @@ fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fat
     }
     // Receives the messages that no receive has matched yet.
     while let Ok(Some(_)) = engine.probe(Some(peer), Tag::ZERO, Tag::ALL) {
-        let late = engine.recv(Some(peer), Tag::ZERO, Tag::ALL, Some((mine.at(4096), 512)), 0).unwrap();
+        let late =
+            engine.recv(Some(peer), Tag::ZERO, Tag::ALL, Some((mine.at(4096), 512)), 0).unwrap();
         received += u64::from(engine.test_recv(late).unwrap().unwrap().outcome == Received::Ok);
     }
     // SAFETY: the word lies in registered memory, and both processes have stopped writing to it.
@@ -165,8 +184,10 @@ fn processes_that_shut_down_and_exit_lose_nothing_and_are_not_reported_dead() {
     let _alone = alone();
     for seed in 0..24u64 {
         let (staged, mapped) = (seed & 1, seed >> 1 & 1);
-        let (ours, theirs) = ([0, 40, 700][seed as usize % 3], [300, 0, 1500, 20][(seed / 3) as usize % 4]);
-        let results = std::env::temp_dir().join(format!("fishplate-goodbye-{}-{seed}", std::process::id()));
+        let (ours, theirs) =
+            ([0, 40, 700][seed as usize % 3], [300, 0, 1500, 20][(seed / 3) as usize % 4]);
+        let results =
+            std::env::temp_dir().join(format!("fishplate-goodbye-{}-{seed}", std::process::id()));
         // SAFETY: this process runs a single test, and no thread reads the environment meanwhile.
         unsafe { std::env::set_var("FISHPLATE_RESULTS", &results) };
         let rail = rail(sizes(staged == 1));

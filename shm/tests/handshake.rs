@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use fishplate_core::error::PeerError;
 use fishplate_core::rail::Rail;
 use fishplate_shm::{
-    HandshakeError, Link, Listener, Role, Segment, SegmentError, ShmConfig, Users, connect, socket_pair,
+    HandshakeError, Link, Listener, Role, Segment, SegmentError, ShmConfig, Users, connect,
+    socket_pair,
 };
 
 mod support;
@@ -51,7 +52,8 @@ fn packet(kind: u16, body: &[u8]) -> Vec<u8> {
 impl Raw {
     fn send(&self, bytes: &[u8], fds: &[i32]) {
         let mut control = [0u64; 64];
-        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut part =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &mut part;
@@ -66,7 +68,11 @@ impl Raw {
                 (*head).cmsg_level = libc::SOL_SOCKET;
                 (*head).cmsg_type = libc::SCM_RIGHTS;
                 (*head).cmsg_len = libc::CMSG_LEN(len) as usize;
-                std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), libc::CMSG_DATA(head), len as usize);
+                std::ptr::copy_nonoverlapping(
+                    fds.as_ptr().cast(),
+                    libc::CMSG_DATA(head),
+                    len as usize,
+                );
             }
             // Ignores errors, because the other side may have hung up.
             libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL);
@@ -77,7 +83,8 @@ impl Raw {
     fn recv(&self) -> Vec<u8> {
         let mut bytes = vec![0; 70_000];
         // SAFETY: the pointer and the length describe `bytes`.
-        let n = unsafe { libc::recv(self.fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        let n =
+            unsafe { libc::recv(self.fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         bytes.truncate(n.max(0) as usize);
         bytes
     }
@@ -131,7 +138,10 @@ fn memory(len: usize, content: &[u8], seals: i32) -> OwnedFd {
     unsafe {
         let fd = libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert_eq!(libc::fallocate(fd, 0, 0, len as i64), 0);
-        assert_eq!(libc::pwrite(fd, content.as_ptr().cast(), content.len(), 0), content.len() as isize);
+        assert_eq!(
+            libc::pwrite(fd, content.as_ptr().cast(), content.len(), 0),
+            content.len() as isize
+        );
         assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
         OwnedFd::from_raw_fd(fd)
     }
@@ -277,7 +287,9 @@ fn another_version_is_named() {
 #[test]
 fn different_sizes_are_named() {
     let _alone = alone();
-    for (at, what, ours) in [(20, "cell size", 64), (24, "lane cells", 64), (28, "max message", 1024)] {
+    for (at, what, ours) in
+        [(20, "cell size", 64), (24, "lane cells", 64), (28, "max message", 1024)]
+    {
         refused(HandshakeError::Mismatch { what, theirs: ours + 1, ours }, move |raw| {
             let mut hello = raw.hello();
             hello[at] += 1;
@@ -331,7 +343,14 @@ fn b10_b20_wrong_descriptors_are_refused_and_closed() {
     refused(bad, |raw| {
         raw.greet();
         let wait_object = event_page();
-        raw.offer(&[&raw.lane(|_| ()), &wait_object, &wait_object, &wait_object, &wait_object, &wait_object]);
+        raw.offer(&[
+            &raw.lane(|_| ()),
+            &wait_object,
+            &wait_object,
+            &wait_object,
+            &wait_object,
+            &wait_object,
+        ]);
     });
     refused(bad, |raw| {
         let hello = raw.hello();
@@ -376,7 +395,10 @@ fn a_user_who_is_not_listed_is_refused() {
         let other = thread::spawn(move || Link::over(y, Role::First, &profile, soon()).map(drop));
         let link = Link::over(x, Role::Second, &picky.profile(), soon()).map(drop);
         assert_eq!(link, if admitted { Ok(()) } else { Err(HandshakeError::User(me)) });
-        assert_eq!(other.join().unwrap(), if admitted { Ok(()) } else { Err(HandshakeError::HungUp) });
+        assert_eq!(
+            other.join().unwrap(),
+            if admitted { Ok(()) } else { Err(HandshakeError::HungUp) }
+        );
     }
 }
 
@@ -495,15 +517,18 @@ struct Exhausted {
 impl Exhausted {
     fn new() -> Self {
         let open = std::fs::read_dir("/proc/self/fd").unwrap();
-        let highest =
-            open.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).max().unwrap();
+        let highest = open
+            .map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap())
+            .max()
+            .unwrap();
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: the call fills a local structure.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
         Self::limit(libc::rlimit { rlim_cur: highest, ..limit });
         let any = std::io::stdin();
         let filled =
-            std::iter::from_fn(|| std::os::fd::AsFd::as_fd(&any).try_clone_to_owned().ok()).collect();
+            std::iter::from_fn(|| std::os::fd::AsFd::as_fd(&any).try_clone_to_owned().ok())
+                .collect();
         Exhausted { limit, _filled: filled }
     }
 

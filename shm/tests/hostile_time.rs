@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{Asleep, Config, ContextId, Engine, HANDLE_MAX, Notice, Signal, Waiter};
+use fishplate_core::engine::{
+    Asleep, Config, ContextId, Engine, HANDLE_MAX, Notice, Signal, Waiter,
+};
 use fishplate_core::error::PeerError;
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
 use fishplate_core::op::{Amo, AmoOp, SignalOp};
@@ -320,7 +322,8 @@ impl Victim {
         let add = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
         let _ = meter.call("put", || engine.put(CX, from, 64, at, Notice::Silent));
         let _ = meter.call("long put", || engine.put(CX, from, 8192, at, Notice::Silent));
-        let _ = meter.call("put_signal", || engine.put_signal(CX, from, 1024, at, signal, Notice::Silent));
+        let _ = meter
+            .call("put_signal", || engine.put_signal(CX, from, 1024, at, signal, Notice::Silent));
         let _ = meter.call("get", || engine.get(CX, region.at(READ), 8192, at, Notice::Silent));
         let _ = meter.call("amo", || engine.amo(CX, at, add, Notice::Silent));
         let _ = meter.call("fetch", || engine.fetch(CX, at, add, 1));
@@ -337,7 +340,8 @@ impl Victim {
         let peer = self.engine.reserve_peer().unwrap();
         self.engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), link).unwrap();
         self.engine.connect_peer(peer, 1).unwrap();
-        let lent = [(KEY, AT), (shared_key(0, SEGMENT), 0)].map(|(key, base)| self.import(peer, key, base));
+        let lent = [(KEY, AT), (shared_key(0, SEGMENT), 0)]
+            .map(|(key, base)| self.import(peer, key, base));
         self.meter = Meter::new();
         let deadline = soon();
         let (mut has_played, mut rounds) = (false, self.rounds);
@@ -362,7 +366,10 @@ impl Victim {
                 break why;
             }
             let done = self.rounds - rounds;
-            assert!(Instant::now() < deadline, "{name}: played {has_played}, {why:?}, {done} rounds");
+            assert!(
+                Instant::now() < deadline,
+                "{name}: played {has_played}, {why:?}, {done} rounds"
+            );
         };
         let Victim { engine, meter, .. } = self;
         meter.call("remove_peer", || engine.remove_peer(peer)).unwrap();
@@ -390,7 +397,8 @@ fn play(config: ShmConfig, skipped: usize) {
     let wanted = std::env::var("FISHPLATE_TRICK").unwrap_or_default();
     let mut hostile = Forks::begin();
     let mut too_long = Vec::new();
-    let chosen = tricks::all().enumerate().skip(skipped).filter(|(_, trick)| trick.0.contains(&wanted));
+    let chosen =
+        tricks::all().enumerate().skip(skipped).filter(|(_, trick)| trick.0.contains(&wanted));
     for (at, (name, end, _)) in chosen {
         let before = held();
         let longest = repeat(|| {
@@ -399,7 +407,9 @@ fn play(config: ShmConfig, skipped: usize) {
             let as_said = match end {
                 End::Blamed => matches!(why, Some(PeerError::Protocol(_))),
                 // A copy to or from a dead process fails before its death is noticed.
-                End::Gone => matches!(why, Some(PeerError::Died | PeerError::Closed | PeerError::Rail(_))),
+                End::Gone => {
+                    matches!(why, Some(PeerError::Died | PeerError::Closed | PeerError::Rail(_)))
+                }
                 End::Harmless => why.is_none(),
                 End::Either => matches!(why, None | Some(PeerError::Protocol(_))),
                 End::Unreachable => matches!(why, None | Some(PeerError::Rail(_))),

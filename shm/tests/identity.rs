@@ -93,7 +93,10 @@ fn an_honest_forked_peer_is_reached_if_the_kernel_identifies_it() {
     if (major, minor) >= (6, 5) {
         assert!(link.reaches_private());
     } else {
-        assert!(!link.reaches_private(), "the number of a forked process is not proven before Linux 6.5");
+        assert!(
+            !link.reaches_private(),
+            "the number of a forked process is not proven before Linux 6.5"
+        );
     }
 }
 
@@ -114,7 +117,9 @@ fn a_handshake_finished_by_another_process_is_refused() {
     });
     let rail = rail(ShmConfig::default());
     match Link::over(socket, Role::First, &rail.profile(), soon()) {
-        Err(HandshakeError::Process { hello, ready }) => assert!(hello == child.0 && ready != hello),
+        Err(HandshakeError::Process { hello, ready }) => {
+            assert!(hello == child.0 && ready != hello)
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -205,6 +210,7 @@ fn another_user_on_a_socket_of_ours_is_refused() {
 /// Returns the major and minor version of the kernel.
 fn kernel() -> [u32; 2] {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok());
+    let mut numbers =
+        text.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok());
     [(); 2].map(|()| numbers.next().unwrap_or(0))
 }

@@ -75,7 +75,8 @@ impl HalfOpen for Word {
 }
 
 fn listener(name: &str) -> (UnixListener, SocketAddr) {
-    let address = SocketAddr::from_abstract_name(format!("meeting-{name}-{}", std::process::id())).unwrap();
+    let address =
+        SocketAddr::from_abstract_name(format!("meeting-{name}-{}", std::process::id())).unwrap();
     let listener = UnixListener::bind_addr(&address).unwrap();
     listener.set_nonblocking(true).unwrap();
     (listener, address)
@@ -148,7 +149,8 @@ fn at_the_limit_the_oldest_handshake_with_the_least_progress_ends() {
 fn the_last_failures_are_kept_by_name() {
     let (listener, address) = listener("refused");
     let mut meetings = Meetings::<Word>::new(Duration::from_secs(60));
-    let _held: Vec<_> = (b'a'..b'a' + 5).chain(b'p'..b'p' + 8).map(|byte| says(&address, &[byte])).collect();
+    let _held: Vec<_> =
+        (b'a'..b'a' + 5).chain(b'p'..b'p' + 8).map(|byte| says(&address, &[byte])).collect();
     for _ in 0..4 {
         assert!(meetings.next(listener.as_fd(), Instant::now(), Word::new).unwrap().is_none());
     }

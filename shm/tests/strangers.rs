@@ -27,11 +27,17 @@ struct Strangers<'s, 'e> {
 
 impl<'s> Strangers<'s, '_> {
     /// Starts `count` clients that connect once. Returns their results when all have run `each`.
-    fn many<T: Send + 's>(&self, count: usize, each: impl Fn(Raw) -> T + Send + Copy + 's) -> Vec<T> {
+    fn many<T: Send + 's>(
+        &self,
+        count: usize,
+        each: impl Fn(Raw) -> T + Send + Copy + 's,
+    ) -> Vec<T> {
         let (done, all) = mpsc::channel();
         for _ in 0..count {
             let (name, done) = (self.name, done.clone());
-            self.scope.spawn(move || done.send(each(Raw::new(knock(name, 0).unwrap(), &config()))).unwrap());
+            self.scope.spawn(move || {
+                done.send(each(Raw::new(knock(name, 0).unwrap(), &config()))).unwrap()
+            });
         }
         drop(done);
         all.into_iter().collect()
@@ -52,7 +58,10 @@ impl<'s> Strangers<'s, '_> {
 /// waited for none of the other clients. Returns why the other clients were refused. Other load may
 /// delay some of the five attempts, but waiting for a client would delay all.
 #[track_caller]
-fn meets_beside<T>(config: ShmConfig, strangers: impl Fn(&Strangers<'_, '_>) -> T) -> Vec<HandshakeError> {
+fn meets_beside<T>(
+    config: ShmConfig,
+    strangers: impl Fn(&Strangers<'_, '_>) -> T,
+) -> Vec<HandshakeError> {
     let mut late = vec![];
     while late.len() < 5 {
         match meets_once(config.clone(), &strangers) {
@@ -266,6 +275,8 @@ fn a_handshake_continues_in_the_next_call() {
     assert_eq!(other, Err(HandshakeError::Deadline));
     // SAFETY: the buffer is a local byte. The call fails with `EAGAIN` on an open connection, and
     // returns 0 on a closed one.
-    let n = unsafe { libc::recv(raw.socket.as_raw_fd(), [0u8].as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) };
+    let n = unsafe {
+        libc::recv(raw.socket.as_raw_fd(), [0u8].as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT)
+    };
     assert_eq!(n, 0, "hung up");
 }

@@ -49,7 +49,11 @@ fn segment() -> Region {
     unsafe { segment.region(0, SIZE) }.unwrap()
 }
 
-fn end(rail: TestRail, region: Region, attach: impl FnOnce(ShmSetup<'_, LinuxHost>, PeerId)) -> End {
+fn end(
+    rail: TestRail,
+    region: Region,
+    attach: impl FnOnce(ShmSetup<'_, LinuxHost>, PeerId),
+) -> End {
     let mut engine = engine(rail, CONFIG, MATCHING);
     let peer = engine.reserve_peer().unwrap();
     attach(engine.rail_mut(RailId(0)).unwrap(), peer);
@@ -75,7 +79,9 @@ fn pair_of(near: &ShmConfig, far: &ShmConfig, region: fn() -> Region) -> Vec<End
 }
 
 fn own() -> Vec<End> {
-    vec![end(rail(ShmConfig::default()), private(), |mut rail, peer| rail.attach_self(peer.peer()).unwrap())]
+    vec![end(rail(ShmConfig::default()), private(), |mut rail, peer| {
+        rail.attach_self(peer.peer()).unwrap()
+    })]
 }
 
 fn turns(ends: &mut [End], count: u32) {
@@ -98,36 +104,58 @@ fn exchange(mut ends: Vec<End>, what: &str) {
             for room in [len / 2, len, len + 1] {
                 for sync in [false, true] {
                     n += 1;
-                    let what = format!("{what}: {len} into {room}, posted first {posted_first}, sync {sync}");
+                    let what = format!(
+                        "{what}: {len} into {room}, posted first {posted_first}, sync {sync}"
+                    );
                     let (from, to) = (n % 2 % ends.len(), (n + 1) % 2 % ends.len());
                     let sent = bytes(n, len);
                     // SAFETY: both ranges lie inside the regions, and no transfer is in flight.
                     unsafe {
                         std::ptr::copy(sent.as_ptr(), ends[from].at.as_ptr(), len);
-                        std::ptr::write_bytes(ends[to].at.as_ptr().add(half as usize), 0xa5, len + 64);
+                        std::ptr::write_bytes(
+                            ends[to].at.as_ptr().add(half as usize),
+                            0xa5,
+                            len + 64,
+                        );
                     }
                     let post = |end: &mut End| {
                         let into = Some((end.region.at(half), room));
-                        end.engine.recv(Some(end.peer), Tag::from(n as u64), Tag::ZERO, into, 5).unwrap()
+                        end.engine
+                            .recv(Some(end.peer), Tag::from(n as u64), Tag::ZERO, into, 5)
+                            .unwrap()
                     };
                     let early = posted_first.then(|| post(&mut ends[to]));
                     let End { engine, peer, region, .. } = &mut ends[from];
                     let payload = Payload::Region(region.at(0), len);
                     let send = if sync { Engine::send_sync } else { Engine::send };
-                    let issued =
-                        send(engine, CX, *peer, Tag::from(n as u64), payload, Notice::Report(n as u64))
-                            .unwrap();
+                    let issued = send(
+                        engine,
+                        CX,
+                        *peer,
+                        Tag::from(n as u64),
+                        payload,
+                        Notice::Report(n as u64),
+                    )
+                    .unwrap();
                     turns(&mut ends, 3);
                     let request = early.unwrap_or_else(|| post(&mut ends[to]));
                     let status = finish(&mut ends, to, request, &what);
                     let want = len.min(room);
                     let outcome = if want < len { Received::Truncated } else { Received::Ok };
-                    assert_eq!((status.outcome, status.delivered), (outcome, want as u64), "{what}");
+                    assert_eq!(
+                        (status.outcome, status.delivered),
+                        (outcome, want as u64),
+                        "{what}"
+                    );
                     assert_eq!(status.envelope.unwrap().len, len as u64, "{what}");
                     let mut got = vec![0u8; len + 64];
                     // SAFETY: the range lies inside the region, and the receive is complete.
                     unsafe {
-                        std::ptr::copy(ends[to].at.as_ptr().add(half as usize), got.as_mut_ptr(), len + 64);
+                        std::ptr::copy(
+                            ends[to].at.as_ptr().add(half as usize),
+                            got.as_mut_ptr(),
+                            len + 64,
+                        );
                     }
                     assert_eq!(got[..want], sent[..want], "{what}");
                     assert!(got[want..].iter().all(|&byte| byte == 0xa5), "{what}: wrote outside");
@@ -183,7 +211,9 @@ fn long_payloads_are_read_from_any_memory() {
             let into = Some((region.at(0), len));
             let request = engine.recv(Some(*peer), Tag::ZERO, Tag::ALL, into, 0).unwrap();
             let End { engine, peer, region, .. } = &mut ends[0];
-            engine.send(CX, *peer, Tag::ZERO, Payload::Region(region.at(0), len), Notice::Silent).unwrap();
+            engine
+                .send(CX, *peer, Tag::ZERO, Payload::Region(region.at(0), len), Notice::Silent)
+                .unwrap();
             finish(&mut ends, 1, request, "a long message");
             let stats = ends[1].engine.matching_stats();
             assert_eq!((stats.read, stats.pulled), want, "{len} bytes");
@@ -231,13 +261,16 @@ fn long_payloads_that_are_not_registered_are_copied_by_the_kernel_if_it_permits_
         println!("SKIPPED: the kernel refuses process_vm_readv here");
         return;
     }
-    for (len, room) in [(4097, 5000), (100_000, 100_000), (3 << 20, 4 << 20), (3_000_001, 2_000_001)] {
+    for (len, room) in
+        [(4097, 5000), (100_000, 100_000), (3 << 20, 4 << 20), (3_000_001, 2_000_001)]
+    {
         let (status, pulled) = send_span(&mut ends, len, room);
         let outcome = if room < len { Received::Truncated } else { Received::Ok };
         assert_eq!((status.outcome, pulled), (outcome, false), "{len} into {room}");
     }
     let refusing = ShmConfig { force_staging: true, ..ShmConfig::default() };
-    for (near, far) in [(refusing.clone(), ShmConfig::default()), (ShmConfig::default(), refusing)] {
+    for (near, far) in [(refusing.clone(), ShmConfig::default()), (ShmConfig::default(), refusing)]
+    {
         let mut ends = pair_of(&near, &far, private);
         for (len, room) in [(100_000, 100_000), (3 << 20, 1 << 20)] {
             assert!(send_span(&mut ends, len, room).1, "{len} bytes came although one end refuses");
@@ -282,7 +315,12 @@ fn by_default_the_eager_limit_is_8_kib() {
 
 #[test]
 fn messages_through_a_small_lane_arrive_whole_or_truncated() {
-    let config = ShmConfig { force_staging: true, lane_cells: 64, max_message: 1024, ..ShmConfig::default() };
+    let config = ShmConfig {
+        force_staging: true,
+        lane_cells: 64,
+        max_message: 1024,
+        ..ShmConfig::default()
+    };
     exchange(pair(&config, private), "staged");
 }
 
@@ -331,7 +369,9 @@ fn the_end_of_a_process_fails_operations_to_it() {
     let directed = engine.recv(Some(*peer), Tag::ZERO, Tag::ALL, into, 0).unwrap();
     let anybody = engine.recv(None, Tag::ZERO, Tag::ALL, into, 0).unwrap();
     let payload = Payload::Region(region.at(64), 100_000);
-    let Issued::Pending(send) = engine.send(CX, *peer, Tag::ZERO, payload, Notice::Report(0)).unwrap() else {
+    let Issued::Pending(send) =
+        engine.send(CX, *peer, Tag::ZERO, payload, Notice::Report(0)).unwrap()
+    else {
         panic!("too long to be done at once");
     };
     drop(ends.pop());

@@ -42,7 +42,12 @@ fn key_from(bytes: &[u8]) -> RailKey {
 const LEN: usize = 200_000;
 
 fn sizes(staged: bool) -> ShmConfig {
-    ShmConfig { force_staging: staged, common_len: 1 << 16, lane_cells: 256, ..ShmConfig::default() }
+    ShmConfig {
+        force_staging: staged,
+        common_len: 1 << 16,
+        lane_cells: 256,
+        ..ShmConfig::default()
+    }
 }
 
 /// Exports a segment, private memory and common memory. Then returns every message reversed, until
@@ -67,7 +72,9 @@ fn serve(address: &std::ffi::OsStr, staged: bool) {
     let mut seen = Seen::default();
     let (mut echoed, mut landed) = (0, 0);
     loop {
-        until(&mut rail, &mut seen, |seen| seen.messages.len() > echoed || seen.landed.len() > landed);
+        until(&mut rail, &mut seen, |seen| {
+            seen.messages.len() > echoed || seen.landed.len() > landed
+        });
         while landed < seen.landed.len() {
             // The completion word encodes the region and the seed, which determine the expected
             // bytes.
@@ -76,7 +83,11 @@ fn serve(address: &std::ffi::OsStr, staged: bool) {
             let region = &regions[(word >> 8) as usize];
             let mut found = vec![0; region.len()];
             // SAFETY: the whole region is mapped, and the peer writes nothing until we answer.
-            unsafe { region.ptr().copy_to_nonoverlapping(NonNull::from(&mut found[..]).cast(), found.len()) };
+            unsafe {
+                region
+                    .ptr()
+                    .copy_to_nonoverlapping(NonNull::from(&mut found[..]).cast(), found.len())
+            };
             let good = found == pattern(word as u8, region.len());
             insist(&mut rail, &mut seen, |rail| {
                 rail.post_message(PEER, &[u8::from(good)], Untrusted::from_slice(&[]), 0)
@@ -137,8 +148,9 @@ fn data_arrives(staged: bool) {
                 let ends = seen.done.len();
                 let into = Local { ptr: NonNull::from(&mut back[..]).cast(), len, desc: 0 };
                 // SAFETY: `back` lives until the post completes, and nothing reads it before.
-                let posted =
-                    insist(&mut rail, &mut seen, |rail| unsafe { rail.post_read(PEER, into, remote, 2) });
+                let posted = insist(&mut rail, &mut seen, |rail| unsafe {
+                    rail.post_read(PEER, into, remote, 2)
+                });
                 rail.flush();
                 let pending = usize::from(posted == Posted::Pending);
                 until(&mut rail, &mut seen, |seen| seen.done.len() == ends + pending);
@@ -207,7 +219,8 @@ fn a_sleeper_is_woken_by_the_other_process_before_its_deadline() {
     let mut slept = 0;
     for n in 1..=30 {
         let began = Instant::now();
-        rail.post_message(PEER, &this_thread().to_ne_bytes(), Untrusted::from_slice(&[]), 0).unwrap();
+        rail.post_message(PEER, &this_thread().to_ne_bytes(), Untrusted::from_slice(&[]), 0)
+            .unwrap();
         rail.flush();
         while seen.messages.len() < n {
             let woken = wait_object.park(&host, 60_000_000_000, || rail.poll(32, &mut seen) > 0);
@@ -247,8 +260,12 @@ fn busy(address: &std::ffi::OsStr) {
         let remote = Remote { key: theirs, offset: n * 64 % (1 << 15) };
         // SAFETY: `data` outlives the rail.
         let _ = unsafe { rail.post_write(PEER, local(&data), remote, Some(n as u32), n) };
-        let _ =
-            rail.post_message(PEER, &n.to_ne_bytes(), Untrusted::from_slice(&data[..n as usize % 900]), n);
+        let _ = rail.post_message(
+            PEER,
+            &n.to_ne_bytes(),
+            Untrusted::from_slice(&data[..n as usize % 900]),
+            n,
+        );
         rail.poll(32, &mut seen);
         seen = Seen::default();
         if n.is_multiple_of(1024) && Instant::now() > end {
@@ -269,7 +286,9 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
     rail.attach(PEER, link).unwrap();
     let mut private = vec![0u8; 1 << 16];
     // SAFETY: the region is deregistered before `private` is dropped.
-    let region = unsafe { Region::new(NonNull::from(&mut private[..]).cast(), 1 << 16, RegionKind::Private) };
+    let region = unsafe {
+        Region::new(NonNull::from(&mut private[..]).cast(), 1 << 16, RegionKind::Private)
+    };
     let (key, _) = rail.register(&region).unwrap();
     let keys = rail.exchange(PEER, &key_bytes(key), soon()).unwrap();
     let (staged, mapped) = (key_from(&keys), key_from(&keys[16..]));
@@ -293,10 +312,19 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
         let remote = Remote { key: staged, offset: 0 };
         // SAFETY: `data` and `back` outlive all posts, because the test waits for the completions.
         let posts = unsafe {
-            let into =
-                Local { ptr: NonNull::from(&mut back[..]).cast(), len: 1 + n as usize % 20_000, desc: 0 };
+            let into = Local {
+                ptr: NonNull::from(&mut back[..]).cast(),
+                len: 1 + n as usize % 20_000,
+                desc: 0,
+            };
             [
-                rail.post_write(PEER, local(&data[..n as usize * 37 % 20_000]), remote, Some(1), 2 * n),
+                rail.post_write(
+                    PEER,
+                    local(&data[..n as usize * 37 % 20_000]),
+                    remote,
+                    Some(1),
+                    2 * n,
+                ),
                 rail.post_read(PEER, into, remote, 2 * n + 1),
             ]
         };
@@ -330,7 +358,8 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
 #[test]
 fn b17_b20_a_killed_peer_leaves_nothing_behind() {
     let _alone = alone();
-    let rounds = std::env::var("FISHPLATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(50u64);
+    let rounds =
+        std::env::var("FISHPLATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(50u64);
     let mut rail = rail(ShmConfig { force_staging: true, ..small() });
     let address = name();
     let listener = Listener::bind(&address).unwrap();
@@ -338,7 +367,8 @@ fn b17_b20_a_killed_peer_leaves_nothing_behind() {
     let mut cut = 0;
     for round in 0..rounds {
         let child = spawn("busy", &address);
-        cut += survive(child, &listener, &mut rail, round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
+        cut +=
+            survive(child, &listener, &mut rail, round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
         nothing_left(before, &format!("round {round}"));
     }
     assert!(cut > 0, "no post was ever in flight: the test proves nothing");

@@ -23,5 +23,10 @@ fn progress_does_not_wait_for_an_unannounced_segment() {
         victim.rail_mut(RailId(0)).unwrap().attach(peer.peer(), ours).unwrap();
         far.attach(PEER, theirs).unwrap();
     };
-    requests(near, far, attach, &[shared_key(0, 0xdead), shared_key(1, 0xbeef), shared_key(2, u32::MAX)]);
+    requests(
+        near,
+        far,
+        attach,
+        &[shared_key(0, 0xdead), shared_key(1, 0xbeef), shared_key(2, u32::MAX)],
+    );
 }

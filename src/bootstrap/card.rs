@@ -94,8 +94,8 @@ impl Card {
         same("contexts", self.contexts.into(), theirs.contexts.into())?;
         same("first sequence number", self.first_sequence, theirs.first_sequence)?;
         same("region size", self.user, theirs.user)?;
-        let pairing =
-            Pairing::new(&self.ends(), &theirs.ends(), self.id, theirs.id).map_err(BootstrapError::Rails)?;
+        let pairing = Pairing::new(&self.ends(), &theirs.ends(), self.id, theirs.id)
+            .map_err(BootstrapError::Rails)?;
         for (ours, &there) in pairing.theirs.iter().enumerate() {
             if self.rails[ours].provider != theirs.rails[usize::from(there)].provider {
                 return Err(BootstrapError::Providers { ours: ours as u8, theirs: there });
@@ -121,8 +121,11 @@ impl Card {
         out.put_u64(self.first_sequence).put_u64(self.user).put_u8(self.rails.len() as u8);
         for rail in &self.rails {
             out.put_u32(rail.mbit);
-            let texts =
-                [("provider", &rail.provider), ("interface", &rail.interface), ("fabric", &rail.fabric)];
+            let texts = [
+                ("provider", &rail.provider),
+                ("interface", &rail.interface),
+                ("fabric", &rail.fabric),
+            ];
             for (what, text) in texts {
                 let len = u8::try_from(text.len()).map_err(|_| BootstrapError::BadCard(what))?;
                 out.put_u8(len).put(text.as_bytes());
@@ -157,7 +160,8 @@ impl Card {
         for _ in 0..count {
             let mbit = fields.u32().map_err(short("speed"))?;
             let mut text = |what| text(&mut fields).ok_or(bad(what));
-            let (provider, interface, fabric) = (text("provider")?, text("interface")?, text("fabric")?);
+            let (provider, interface, fabric) =
+                (text("provider")?, text("interface")?, text("fabric")?);
             let len = usize::from(fields.u16().map_err(short("address"))?);
             if len == 0 || len > ADDRESS_MAX {
                 return Err(bad("address"));
@@ -217,14 +221,23 @@ mod tests {
         for rails in [1, 2, 16] {
             assert_eq!(Card::decode(&card(rails).encode().unwrap()), Ok(card(rails)));
         }
-        assert_ne!(Card::new(&Config::DEFAULT, 0, vec![]).id, Card::new(&Config::DEFAULT, 0, vec![]).id);
+        assert_ne!(
+            Card::new(&Config::DEFAULT, 0, vec![]).id,
+            Card::new(&Config::DEFAULT, 0, vec![]).id
+        );
     }
 
     #[test]
     fn a_card_is_encoded_as_documented() {
-        let card =
-            Card { id: 0x0807_0605_0403_0201, transport: 3, first_sequence: 5, user: u64::MAX, ..card(1) };
-        let mut golden = vec![1, 2, 3, 4, 5, 6, 7, 8, 3, 128, 0, 0, 0, 1, 0, 5, 0, 0, 0, 0, 0, 0, 0];
+        let card = Card {
+            id: 0x0807_0605_0403_0201,
+            transport: 3,
+            first_sequence: 5,
+            user: u64::MAX,
+            ..card(1)
+        };
+        let mut golden =
+            vec![1, 2, 3, 4, 5, 6, 7, 8, 3, 128, 0, 0, 0, 1, 0, 5, 0, 0, 0, 0, 0, 0, 0];
         golden.extend([0xff; 8]);
         golden.extend([1, 0xe8, 3, 0, 0]);
         golden.extend(*b"\x03tcp\x04eth0\x0a10.0.0.0/8\x10\x00");
@@ -236,7 +249,10 @@ mod tests {
     fn invalid_cards_are_refused_by_field() {
         let bytes = card(3).encode().unwrap();
         for cut in 0..bytes.len() {
-            assert!(matches!(Card::decode(&bytes[..cut]), Err(BootstrapError::BadCard(_))), "cut to {cut}");
+            assert!(
+                matches!(Card::decode(&bytes[..cut]), Err(BootstrapError::BadCard(_))),
+                "cut to {cut}"
+            );
         }
         let bad = |at: usize, value: u8| {
             let mut bytes = bytes.clone();

@@ -56,7 +56,8 @@ impl Listener {
         let mut file = None;
         let socket = match Place::of(at) {
             Place::Network(at) => {
-                let addresses: Vec<_> = at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
+                let addresses: Vec<_> =
+                    at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
                 let socket = TcpListener::bind(&addresses[..]).map_err(code)?;
                 socket.set_nonblocking(true).map_err(code)?;
                 OwnedFd::from(socket)
@@ -64,7 +65,9 @@ impl Listener {
             place => {
                 let address = place.local()?;
                 let socket = match UnixListener::bind_addr(&address) {
-                    Err(error) if error.kind() == ErrorKind::AddrInUse && is_abandoned(&address) => {
+                    Err(error)
+                        if error.kind() == ErrorKind::AddrInUse && is_abandoned(&address) =>
+                    {
                         address.as_pathname().map_or(Ok(()), std::fs::remove_file).map_err(code)?;
                         UnixListener::bind_addr(&address)
                     }
@@ -72,7 +75,8 @@ impl Listener {
                 };
                 let socket = socket.map_err(code)?;
                 socket.set_nonblocking(true).map_err(code)?;
-                file = address.as_pathname().and_then(|path| Some((path.to_owned(), file_id(path)?)));
+                file =
+                    address.as_pathname().and_then(|path| Some((path.to_owned(), file_id(path)?)));
                 OwnedFd::from(socket)
             }
         };
@@ -95,11 +99,16 @@ impl Listener {
     ///
     /// # Errors
     /// [`BootstrapError::Deadline`] if no process joined in time, or [`BootstrapError::System`].
-    pub fn accept(&mut self, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
+    pub fn accept(
+        &mut self,
+        ours: &Card,
+        deadline: Instant,
+    ) -> Result<(Wire, Card), BootstrapError> {
         let card = Shown::new(ours)?;
         self.meetings.retain(|greeting| greeting.ours.card == card.card);
-        let met =
-            self.meetings.next(self.socket.as_fd(), deadline, |socket| Greeting::new(socket, &card, true))?;
+        let met = self
+            .meetings
+            .next(self.socket.as_fd(), deadline, |socket| Greeting::new(socket, &card, true))?;
         met.ok_or(BootstrapError::Deadline)
     }
 
@@ -127,10 +136,12 @@ fn file_id(path: &Path) -> Option<FileId> {
 
 /// Returns whether the path is a socket at which no process listens.
 fn is_abandoned(address: &SocketAddr) -> bool {
-    let is_socket =
-        |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let is_socket = |path: &Path| {
+        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
+    };
     address.as_pathname().is_some_and(is_socket)
-        && UnixStream::connect_addr(address).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        && UnixStream::connect_addr(address)
+            .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// The address of a listener.
@@ -174,7 +185,8 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
     let card = Shown::new(ours)?;
     let (local, addresses) = match Place::of(at) {
         Place::Network(at) => {
-            let addresses: Vec<_> = at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
+            let addresses: Vec<_> =
+                at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
             (None, addresses)
         }
         place => (Some(place.local()?), vec![]),
@@ -184,12 +196,14 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
     }
     let mut last;
     loop {
-        let sockets = local.iter().map(|address| UnixStream::connect_addr(address).map(OwnedFd::from));
+        let sockets =
+            local.iter().map(|address| UnixStream::connect_addr(address).map(OwnedFd::from));
         let streams = addresses.iter().enumerate().map(|(at, address)| {
             let left = deadline.saturating_duration_since(Instant::now());
             // If this address does not answer, leave time for the others.
             let share = left / (addresses.len() - at) as u32;
-            TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))).map(OwnedFd::from)
+            TcpStream::connect_timeout(address, share.max(Duration::from_millis(1)))
+                .map(OwnedFd::from)
         });
         for connected in sockets.chain(streams) {
             match connected {
@@ -197,7 +211,9 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
                     Err(BootstrapError::HungUp) => last = BootstrapError::HungUp,
                     met => return met,
                 },
-                Err(error) if error.kind() == ErrorKind::TimedOut => last = BootstrapError::Deadline,
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    last = BootstrapError::Deadline
+                }
                 Err(error) => last = code(error),
             }
             if Instant::now() >= deadline {
@@ -213,7 +229,11 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
 /// # Errors
 /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`]; or the reason why the cards do not
 /// match.
-pub fn over(socket: OwnedFd, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
+pub fn over(
+    socket: OwnedFd,
+    ours: &Card,
+    deadline: Instant,
+) -> Result<(Wire, Card), BootstrapError> {
     meet(Greeting::new(socket, &Shown::new(ours)?, false)?, deadline)
 }
 

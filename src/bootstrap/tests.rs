@@ -24,7 +24,15 @@ fn card(id: u64) -> Card {
         address: vec![1, 2],
         mbit: 0,
     };
-    Card { id, transport: 0, window: 16, contexts: 1, first_sequence: 0, user: 0, rails: vec![rail] }
+    Card {
+        id,
+        transport: 0,
+        window: 16,
+        contexts: 1,
+        first_sequence: 0,
+        user: 0,
+        rails: vec![rail],
+    }
 }
 
 fn listener() -> (Listener, String) {
@@ -63,7 +71,10 @@ fn both_sides_send_long_messages_at_once() {
         });
     }
     let long = vec![0; MESSAGE_MAX + 1];
-    assert!(matches!(here.exchange(&long, soon(), || Some(0)), Err(BootstrapError::TooLong { .. })));
+    assert!(matches!(
+        here.exchange(&long, soon(), || Some(0)),
+        Err(BootstrapError::TooLong { .. })
+    ));
 }
 
 #[test]
@@ -74,7 +85,11 @@ fn an_absent_peer_is_reported_at_the_deadline() {
     let refused = connect(&at, &card(1), at_once()).unwrap_err();
     assert_eq!(refused, BootstrapError::System(111), "ECONNREFUSED");
     for wrong in ["nonsense", "127.0.0.1", "127.0.0.1:99999", ""] {
-        assert_eq!(connect(wrong, &card(1), at_once()).unwrap_err(), BootstrapError::Address, "{wrong}");
+        assert_eq!(
+            connect(wrong, &card(1), at_once()).unwrap_err(),
+            BootstrapError::Address,
+            "{wrong}"
+        );
         assert!(matches!(Listener::bind(wrong), Err(BootstrapError::Address)), "{wrong}");
     }
 }
@@ -229,7 +244,9 @@ fn meets_beside(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> Vec
     panic!("{late:?}");
 }
 
-fn meets_once(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> (Vec<BootstrapError>, Duration) {
+fn meets_once(
+    strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>,
+) -> (Vec<BootstrapError>, Duration) {
     let (mut listener, at) = listener();
     let stop = AtomicBool::new(false);
     let address: SocketAddr = at.parse().unwrap();
@@ -321,13 +338,17 @@ fn a_client_with_an_invalid_card_is_refused_and_the_next_is_accepted() {
             let to = at.parse().unwrap();
             let stranger = scope.spawn(move || greets(to, spoil));
             let why = loop {
-                assert_eq!(listener.accept(&card(1), at_once()).unwrap_err(), BootstrapError::Deadline);
+                assert_eq!(
+                    listener.accept(&card(1), at_once()).unwrap_err(),
+                    BootstrapError::Deadline
+                );
                 if let Some((_, why)) = listener.refused().pop() {
                     break why;
                 }
             };
             drop(stranger.join().unwrap());
-            let other = scope.spawn(move || connect(&at, &card(2), soon()).map(|(_, card)| card.id));
+            let other =
+                scope.spawn(move || connect(&at, &card(2), soon()).map(|(_, card)| card.id));
             assert_eq!(listener.accept(&card(1), soon()).unwrap().1.id, 2);
             assert_eq!(other.join().unwrap(), Ok(1));
             why
@@ -388,7 +409,8 @@ fn a_full_backlog_delays_and_does_not_refuse() {
     let (mut listener, at) = listener();
     let address: SocketAddr = at.parse().unwrap();
     let quick = Duration::from_millis(20);
-    let held: Vec<_> = (0..400).map_while(|_| TcpStream::connect_timeout(&address, quick).ok()).collect();
+    let held: Vec<_> =
+        (0..400).map_while(|_| TcpStream::connect_timeout(&address, quick).ok()).collect();
     thread::scope(|scope| {
         let other = scope.spawn(move || connect(&at, &card(2), soon()).map(|(_, card)| card.id));
         assert_eq!(listener.accept(&card(1), soon()).unwrap().1.id, 2);
@@ -429,7 +451,8 @@ fn a_client_whose_connection_is_closed_tries_again() {
 fn a_socket_pair_works_too() {
     let (here, there) = UnixStream::pair().unwrap();
     thread::scope(|scope| {
-        let other = scope.spawn(move || over(there.into(), &card(2), soon()).map(|(_, card)| card.id));
+        let other =
+            scope.spawn(move || over(there.into(), &card(2), soon()).map(|(_, card)| card.id));
         let (wire, theirs) = over(here.into(), &card(1), soon()).unwrap();
         assert_eq!((theirs.id, other.join().unwrap()), (2, Ok(1)));
         assert_eq!(wire.peer(), format!("pid {}", std::process::id()));

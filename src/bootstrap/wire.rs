@@ -94,7 +94,8 @@ impl Wire {
     /// Returns the peer's HOST:PORT. If the socket is local to this host, names the process that
     /// created the other end.
     pub fn peer(&self) -> String {
-        let address = self.socket.try_clone().and_then(|socket| TcpStream::from(socket).peer_addr());
+        let address =
+            self.socket.try_clone().and_then(|socket| TcpStream::from(socket).peer_addr());
         match (address, self.pid()) {
             (Ok(address), _) => address.to_string(),
             (_, Some(pid)) => format!("pid {pid}"),
@@ -275,9 +276,9 @@ fn attempt(moved: isize) -> Result<usize, BootstrapError> {
             let error = io::Error::last_os_error();
             match error.kind() {
                 ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(0),
-                ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
-                    Err(BootstrapError::HungUp)
-                }
+                ErrorKind::ConnectionReset
+                | ErrorKind::BrokenPipe
+                | ErrorKind::ConnectionAborted => Err(BootstrapError::HungUp),
                 _ => Err(code(error)),
             }
         }

@@ -42,7 +42,9 @@ impl Way {
             Way::Address(host, port, entry) => {
                 let found = (host.as_str(), port).to_socket_addrs();
                 let refusal = |error| {
-                    invalid(format!("the job's host {host:?} has no address: {error}; check its name"))
+                    invalid(format!(
+                        "the job's host {host:?} has no address: {error}; check its name"
+                    ))
                 };
                 meet::at_address(&found.map_err(refusal)?.collect::<Vec<SocketAddr>>(), &entry)
             }
@@ -99,7 +101,9 @@ pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io
             Err(why) => unloaded = Some(why),
         }
     }
-    if let (Some(host), Some(port), Some((rank, size))) = (get("MASTER_ADDR"), get("MASTER_PORT"), placed) {
+    if let (Some(host), Some(port), Some((rank, size))) =
+        (get("MASTER_ADDR"), get("MASTER_PORT"), placed)
+    {
         let port: Option<u16> = port.parse().ok().and_then(|port: u16| port.checked_add(1));
         let port = port.ok_or_else(|| invalid("MASTER_PORT is unusable: use 1 to 65534"))?;
         return Ok(Way::Address(host, port, Entry::new(rank, size, cookie(&get)?, timeout)?));
@@ -125,7 +129,11 @@ fn cookie(get: &impl Fn(&str) -> Option<String>) -> io::Result<Cookie> {
 }
 
 /// Parses `HOST:PORT`. Without a host, uses torchrun's `MASTER_ADDR`.
-fn at_address(address: &str, get: &impl Fn(&str) -> Option<String>, entry: Entry) -> io::Result<Way> {
+fn at_address(
+    address: &str,
+    get: &impl Fn(&str) -> Option<String>,
+    entry: Entry,
+) -> io::Result<Way> {
     let wanted = "tcp://HOST:PORT, or tcp://:PORT with MASTER_ADDR";
     let refusal = || unusable("FISHPLATE_RENDEZVOUS", address, wanted);
     let (host, port) = address.rsplit_once(':').ok_or_else(refusal)?;
@@ -139,7 +147,9 @@ fn at_address(address: &str, get: &impl Fn(&str) -> Option<String>, entry: Entry
 
 /// Returns the rank, if set, and the size, from the first launcher that sets the size.
 #[allow(clippy::type_complexity)]
-fn place_in_job(get: &impl Fn(&str) -> Option<String>) -> io::Result<Option<(Option<usize>, usize)>> {
+fn place_in_job(
+    get: &impl Fn(&str) -> Option<String>,
+) -> io::Result<Option<(Option<usize>, usize)>> {
     let number = |name: &str| match get(name) {
         Some(value) => value.parse().map(Some).map_err(|_| unusable(name, &value, "a number")),
         None => Ok(None),

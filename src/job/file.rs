@@ -56,8 +56,8 @@ impl Claim {
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
         let ours = file.metadata()?;
         // The previous owner may have removed the file between our open and our lock.
-        let same =
-            fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
+        let same = fs::metadata(path)
+            .is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
         Ok(same.then(|| Claim { path: path.to_owned(), file }))
     }
 }
@@ -70,7 +70,8 @@ impl Drop for Claim {
 
 fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     let file = options.custom_flags(flags).open(path).map_err(named)?;
     // SAFETY: the call takes no pointers and cannot fail.
     let user = unsafe { libc::geteuid() };

@@ -38,7 +38,11 @@ fn read_id(input: &[u8], again: &mut [u8]) -> Option<usize> {
 
 fn sample_frame(seed: u64, into: &mut [u8]) -> usize {
     let mut bytes = vec![];
-    round::frame(&mut bytes, number(seed, 1) as u32 % 5, &vec![seed as u8; number(seed, 2) as usize % 100]);
+    round::frame(
+        &mut bytes,
+        number(seed, 1) as u32 % 5,
+        &vec![seed as u8; number(seed, 2) as usize % 100],
+    );
     put(into, &bytes)
 }
 

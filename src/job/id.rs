@@ -34,7 +34,11 @@ impl Cookie {
         // SAFETY: the buffer has that many bytes. The kernel never returns less for so small a
         // request.
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        if got == bytes.len() as isize { Ok(Cookie(bytes)) } else { Err(io::Error::last_os_error()) }
+        if got == bytes.len() as isize {
+            Ok(Cookie(bytes))
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 }
 
@@ -103,10 +107,14 @@ impl UniqueId {
     /// [`InvalidInput`](io::ErrorKind::InvalidInput): the bytes are not a valid id.
     pub fn from_bytes(bytes: &[u8]) -> io::Result<UniqueId> {
         let valid = |id: &[u8; ID_LEN]| {
-            id[..4] == MAGIC && id[4] == 1 && (1..=ADDRESSES as u8).contains(&id[5]) && id[120..] == [0; 8]
+            id[..4] == MAGIC
+                && id[4] == 1
+                && (1..=ADDRESSES as u8).contains(&id[5])
+                && id[120..] == [0; 8]
         };
         let bytes: Option<[u8; ID_LEN]> = bytes.try_into().ok();
-        let refusal = || invalid("job id refused: these are not the 128 bytes of an id of this version");
+        let refusal =
+            || invalid("job id refused: these are not the 128 bytes of an id of this version");
         bytes.filter(valid).map(UniqueId).ok_or_else(refusal)
     }
 
@@ -118,7 +126,9 @@ impl UniqueId {
     pub(super) fn from_hex(text: &str) -> io::Result<UniqueId> {
         let digit = |byte: u8| (byte as char).to_digit(16).map_or(0, |digit| digit as u8);
         let pairs = text.as_bytes().chunks_exact(2).take(ID_LEN + 1);
-        UniqueId::from_bytes(&pairs.map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect::<Vec<_>>())
+        UniqueId::from_bytes(
+            &pairs.map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect::<Vec<_>>(),
+        )
     }
 
     pub(super) fn cookie(&self) -> Cookie {

@@ -55,9 +55,16 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub fn new(rank: Option<usize>, size: usize, cookie: Cookie, timeout: Duration) -> io::Result<Entry> {
+    pub fn new(
+        rank: Option<usize>,
+        size: usize,
+        cookie: Cookie,
+        timeout: Duration,
+    ) -> io::Result<Entry> {
         if size == 0 || size > SIZE_MAX {
-            return Err(invalid(format!("job size out of range: {size} given; use 1 to {SIZE_MAX}")));
+            return Err(invalid(format!(
+                "job size out of range: {size} given; use 1 to {SIZE_MAX}"
+            )));
         }
         if let Some(rank) = rank.filter(|&rank| rank >= size) {
             return Err(invalid(format!(
@@ -103,7 +110,8 @@ pub(super) fn meet(
             return Ok(job);
         }
         if entry.rank != Some(0) {
-            let found = find().map(|(addresses, cookie)| follow(&addresses, &Entry { cookie, ..*entry }));
+            let found =
+                find().map(|(addresses, cookie)| follow(&addresses, &Entry { cookie, ..*entry }));
             let error = match found {
                 Ok(Ok((rank, leader))) => return Ok(Job::follower(rank, leader, entry)),
                 Ok(Err(Failed::Over(error))) => return Err(error),
@@ -141,7 +149,8 @@ pub(super) fn at_leader(id: &UniqueId, entry: &Entry) -> io::Result<Job> {
 
 fn not_joined(entry: &Entry, why: &io::Error) -> io::Error {
     let who = entry.rank.map_or("a process".into(), |rank| format!("rank {rank}"));
-    let same = if entry.cookie == Cookie::NONE { "same address" } else { "same address and cookie" };
+    let same =
+        if entry.cookie == Cookie::NONE { "same address" } else { "same address and cookie" };
     let text = format!(
         "{who} cannot join its job of {} within {:?}: {why}; check that rank 0 runs, that all have the {same}, and \
          that no other program listens there",
@@ -160,7 +169,9 @@ fn listen(addresses: &[SocketAddr]) -> io::Result<Option<TcpListener>> {
             // could be two.
             Err(error) if error.kind() == ErrorKind::AddrInUse => return Ok(None),
             Err(error) => {
-                let text = format!("rank 0 cannot listen at {address}: {error}; name an address of its host");
+                let text = format!(
+                    "rank 0 cannot listen at {address}: {error}; name an address of its host"
+                );
                 refusal = io::Error::new(error.kind(), text);
             }
         }
@@ -227,7 +238,10 @@ pub(super) fn lead(
         if entry.has_expired() {
             let never = ranks_without(came.iter().copied(), entry);
             let missing = if never.count == 0 { missing } else { never };
-            places.iter_mut().flatten().for_each(|conn| conn.mention(round::EXPIRED, &missing.encode()));
+            places
+                .iter_mut()
+                .flatten()
+                .for_each(|conn| conn.mention(round::EXPIRED, &missing.encode()));
             return Err(round::expired(&missing, entry.timeout));
         }
         if told.elapsed() >= TELL {
@@ -236,7 +250,10 @@ pub(super) fn lead(
         }
         let connected = places.iter().flatten().map(|conn| (conn.raw_fd(), false));
         let silent = newcomers.iter().map(|newcomer| (newcomer.conn.raw_fd(), false));
-        sleep_on(connected.chain(silent).chain([(listener.as_raw_fd(), false)]), SLICE.min(entry.left()));
+        sleep_on(
+            connected.chain(silent).chain([(listener.as_raw_fd(), false)]),
+            SLICE.min(entry.left()),
+        );
     }
     let mut others: Vec<Conn> = places.into_iter().flatten().collect();
     for (rank, conn) in (1u32..).zip(&mut others) {
@@ -358,7 +375,9 @@ fn enter(mut conn: Conn, entry: &Entry) -> Result<(u32, Conn), Failed> {
     loop {
         let written = conn.flush();
         match round::hear(&mut conn, entry.timeout) {
-            Ok(Some(Heard::Missing(ranks))) if welcome && !entry.has_expired() => missing = Some(ranks),
+            Ok(Some(Heard::Missing(ranks))) if welcome && !entry.has_expired() => {
+                missing = Some(ranks)
+            }
             // Messages from rank 0 do not extend the deadline.
             Ok(Some(Heard::Missing(ranks))) if welcome => {
                 return Err(Failed::Over(round::expired(&ranks, entry.timeout)));
@@ -370,13 +389,16 @@ fn enter(mut conn: Conn, entry: &Entry) -> Result<(u32, Conn), Failed> {
             }
             Ok(Some(Heard::Frame(RANK, bytes))) if missing.is_some() => {
                 let rank = bytes.try_into().map(u32::from_le_bytes).unwrap_or(0);
-                let fits = (1..entry.size).contains(&rank) && entry.rank.is_none_or(|ours| ours == rank);
+                let fits =
+                    (1..entry.size).contains(&rank) && entry.rank.is_none_or(|ours| ours == rank);
                 return if fits { Ok((rank, conn)) } else { Err(again("no job listens there")) };
             }
             Ok(Some(Heard::Frame(REFUSED, bytes))) => return Err(again(refusal(&bytes))),
             Ok(Some(_)) => return Err(again("no job listens there")),
             Err(error) if missing.is_some() => return Err(Failed::Over(error)),
-            Err(_) if !welcome => return Err(again("hung up; no job with this cookie listens there")),
+            Err(_) if !welcome => {
+                return Err(again("hung up; no job with this cookie listens there"));
+            }
             Err(_) => return Err(again("hung up")),
             Ok(None) if entry.has_expired() => {
                 return Err(match missing {
@@ -384,7 +406,9 @@ fn enter(mut conn: Conn, entry: &Entry) -> Result<(u32, Conn), Failed> {
                     None => again("no answer"),
                 });
             }
-            Ok(None) if !welcome && begun.elapsed() >= WELCOME_TIME => return Err(again("no answer")),
+            Ok(None) if !welcome && begun.elapsed() >= WELCOME_TIME => {
+                return Err(again("no answer"));
+            }
             Ok(None) => {
                 let blocked = matches!(written, Ok(false));
                 sleep_on([(conn.raw_fd(), blocked)].into_iter(), SLICE.min(entry.left()));

@@ -70,8 +70,9 @@ impl Pmi<'_> {
             }
             let mut bytes = [0; 1024];
             // SAFETY: `bytes` is writable for its length.
-            let got =
-                unsafe { libc::recv(self.fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+            let got = unsafe {
+                libc::recv(self.fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT)
+            };
             match usize::try_from(got) {
                 Ok(0) => {
                     return Err(io::Error::new(
@@ -91,7 +92,9 @@ impl Pmi<'_> {
         match error.kind() {
             ErrorKind::Interrupted => return Ok(()),
             ErrorKind::WouldBlock => {}
-            kind => return Err(io::Error::new(kind, format!("PMI: descriptor {}: {error}", self.fd))),
+            kind => {
+                return Err(io::Error::new(kind, format!("PMI: descriptor {}: {error}", self.fd)));
+            }
         }
         let left = self.entry.deadline.saturating_duration_since(Instant::now());
         let mut poll = libc::pollfd { fd: self.fd, events, revents: 0 };
@@ -137,7 +140,8 @@ fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 }
 
 fn failed(what: &str, answer: &str) -> io::Error {
-    let text =
-        format!("PMI: {what} failed: the launcher answered {answer:?}; set FISHPLATE_RENDEZVOUS instead");
+    let text = format!(
+        "PMI: {what} failed: the launcher answered {answer:?}; set FISHPLATE_RENDEZVOUS instead"
+    );
     io::Error::new(ErrorKind::InvalidData, text)
 }

@@ -46,10 +46,21 @@ type Init = unsafe extern "C" fn(*mut Process, *const c_void, usize) -> c_int;
 type Finalize = unsafe extern "C" fn(*const c_void, usize) -> c_int;
 type Put = unsafe extern "C" fn(u8, *const c_char, *mut Value) -> c_int;
 type Commit = unsafe extern "C" fn() -> c_int;
-type Get =
-    unsafe extern "C" fn(*const Process, *const c_char, *const c_void, usize, *mut *mut Value) -> c_int;
-type GetNb =
-    unsafe extern "C" fn(*const Process, *const c_char, *const c_void, usize, Callback, *mut c_void) -> c_int;
+type Get = unsafe extern "C" fn(
+    *const Process,
+    *const c_char,
+    *const c_void,
+    usize,
+    *mut *mut Value,
+) -> c_int;
+type GetNb = unsafe extern "C" fn(
+    *const Process,
+    *const c_char,
+    *const c_void,
+    usize,
+    Callback,
+    *mut c_void,
+) -> c_int;
 
 /// The functions that we call. Every `libpmix.so.2` has these signatures.
 pub(super) struct Library {
@@ -69,7 +80,8 @@ impl Library {
     pub fn load() -> Result<Library, String> {
         // SAFETY: the name is a C string. Loading runs only the initializers of the system's own
         // PMIx library.
-        let handle = unsafe { libc::dlopen(c"libpmix.so.2".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        let handle =
+            unsafe { libc::dlopen(c"libpmix.so.2".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err("cannot load libpmix.so.2, but PMIX_NAMESPACE is set; install PMIx, or set FISHPLATE_RENDEZVOUS".into());
         }
@@ -117,7 +129,8 @@ fn check(call: &str, status: c_int) -> io::Result<()> {
 }
 
 fn failed(call: &str, status: c_int) -> io::Error {
-    let text = format!("{call} failed: status {status}; set FISHPLATE_RENDEZVOUS to meet without PMIx");
+    let text =
+        format!("{call} failed: status {status}; set FISHPLATE_RENDEZVOUS to meet without PMIx");
     io::Error::other(text)
 }
 
@@ -132,7 +145,10 @@ fn size(library: &Library, own: &Process) -> io::Result<usize> {
         Some(Value { kind: UINT32, data }) => {
             Ok(u32::from_ne_bytes(data[0].to_ne_bytes()[..4].try_into().expect("4 bytes")) as usize)
         }
-        _ => Err(io::Error::new(ErrorKind::InvalidData, "PMIx_Get failed: the job's size is not a number")),
+        _ => Err(io::Error::new(
+            ErrorKind::InvalidData,
+            "PMIx_Get failed: the job's size is not a number",
+        )),
     }
 }
 
@@ -206,7 +222,9 @@ fn ask(library: &Library, own: &Process, entry: &Entry) -> io::Result<Result<Str
     loop {
         match value.take() {
             Some(text) => return Ok(text),
-            None if entry.has_expired() => return Err(round::expired(&Ranks::one(0), entry.timeout)),
+            None if entry.has_expired() => {
+                return Err(round::expired(&Ranks::one(0), entry.timeout));
+            }
             None => {
                 let left = entry.deadline.saturating_duration_since(Instant::now());
                 let waited = answer.there.wait_timeout(value, left);

@@ -157,7 +157,9 @@ pub(super) fn sleep_on(fds: impl Iterator<Item = (RawFd, bool)>, pause: Duration
     let mut set: Vec<_> =
         fds.map(|(fd, write)| libc::pollfd { fd, events: events(write), revents: 0 }).collect();
     // SAFETY: `set` has that many entries. A failure only ends the sleep early.
-    unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, pause.as_millis() as libc::c_int) };
+    unsafe {
+        libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, pause.as_millis() as libc::c_int)
+    };
 }
 
 /// A deadline, and the timeout from which it was computed.
@@ -226,7 +228,8 @@ pub(super) fn lead(
         meanwhile();
         sleep_on(others.iter().map(|conn| (conn.raw_fd(), false)), PAUSE);
     }
-    let all: Vec<Vec<u8>> = std::iter::once(ours.to_vec()).chain(all.into_iter().flatten()).collect();
+    let all: Vec<Vec<u8>> =
+        std::iter::once(ours.to_vec()).chain(all.into_iter().flatten()).collect();
     let mut reply = vec![];
     all.iter().for_each(|bytes| frame(&mut reply, DATA, bytes));
     answer(others, &reply, (deadline, timeout), meanwhile)?;
@@ -253,7 +256,10 @@ fn answer(
                 let rank = Ranks::one(at as u32 + 1);
                 // Skips ranks that have received a part of the reply: they would mistake this frame
                 // for the rest.
-                let whole = others.iter_mut().zip(&sent).filter(|(_, sent)| [0, reply.len()].contains(sent));
+                let whole = others
+                    .iter_mut()
+                    .zip(&sent)
+                    .filter(|(_, sent)| [0, reply.len()].contains(sent));
                 whole.for_each(|(conn, _)| conn.mention(GONE, &rank.encode()));
                 return Err(gone(&rank));
             };
@@ -273,7 +279,10 @@ fn answer(
             return Err(expired(&missing, timeout));
         }
         meanwhile();
-        sleep_on(others.iter().zip(&sent).map(|(conn, &sent)| (conn.raw_fd(), sent < reply.len())), PAUSE);
+        sleep_on(
+            others.iter().zip(&sent).map(|(conn, &sent)| (conn.raw_fd(), sent < reply.len())),
+            PAUSE,
+        );
     }
 }
 

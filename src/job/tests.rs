@@ -49,7 +49,8 @@ fn run(size: usize, join: impl Fn(usize) -> Job + Sync) {
 
 /// Joins a job according to these environment variables.
 fn by(variables: &[(&str, String)], timeout: Duration) -> io::Result<Job> {
-    let get = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+    let get =
+        |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
     environment::way(get, timeout)?.join(timeout)
 }
 
@@ -59,7 +60,10 @@ fn everybody_gets_what_everybody_gave_by_rank() {
     run(5, |_| Job::join(address, 5, SOON).unwrap());
     run(1, |_| Job::alone());
     let error = Job::alone().exchange([]).unwrap_err().to_string();
-    assert_eq!(error, "cannot exchange in a job of 1: exchange is for two processes; use allgather");
+    assert_eq!(
+        error,
+        "cannot exchange in a job of 1: exchange is for two processes; use allgather"
+    );
 }
 
 #[test]
@@ -79,7 +83,11 @@ fn an_id_makes_a_job_and_travels_as_128_bytes() {
         assert!(UniqueId::from_bytes(&bad).is_err(), "byte {at}");
     }
     assert!(UniqueId::from_bytes(&bytes[1..]).is_err());
-    assert_ne!(&bytes[8..40], &Leader::open().unwrap().id().as_bytes()[8..40], "each id has its cookie");
+    assert_ne!(
+        &bytes[8..40],
+        &Leader::open().unwrap().id().as_bytes()[8..40],
+        "each id has its cookie"
+    );
     assert!(!format!("{:?}", id.cookie()).contains(char::is_numeric));
 }
 
@@ -99,7 +107,8 @@ fn launchers_are_understood() {
     for (rank, size) in launchers {
         let address = free_address();
         run(3, |at| {
-            let job = by(&[place(address), (rank, at.to_string()), (size, "3".into())], SOON).unwrap();
+            let job =
+                by(&[place(address), (rank, at.to_string()), (size, "3".into())], SOON).unwrap();
             assert_eq!(job.rank(), at, "{rank}");
             job
         });
@@ -109,7 +118,9 @@ fn launchers_are_understood() {
     let torch = |at: usize| {
         [("RANK", at.to_string()), ("WORLD_SIZE", "2".into()), ("MASTER_ADDR", "127.0.0.1".into())]
     };
-    run(2, |at| by(&[&torch(at)[..], &[("MASTER_PORT", port.to_string())]].concat(), SOON).unwrap());
+    run(2, |at| {
+        by(&[&torch(at)[..], &[("MASTER_PORT", port.to_string())]].concat(), SOON).unwrap()
+    });
     let meet_at = ("FISHPLATE_RENDEZVOUS", format!("tcp://:{}", free_address().port()));
     run(2, |at| by(&[&torch(at)[..], std::slice::from_ref(&meet_at)].concat(), SOON).unwrap());
     assert_eq!(by(&[], SOON).unwrap().size(), 1);
@@ -158,10 +169,13 @@ fn refused(join: impl Fn(Duration) -> io::Result<Job>, text: &str) {
 fn sooner_or_later(text: &str, ends: impl Fn(Duration) -> Vec<io::Result<()>>) {
     let begun = Instant::now();
     for attempt in 1.. {
-        let errors: Vec<_> =
-            ends(Duration::from_millis(300) * attempt).into_iter().map(|end| end.unwrap_err()).collect();
-        let right =
-            |error: &io::Error| error.kind() == ErrorKind::TimedOut && error.to_string().contains(text);
+        let errors: Vec<_> = ends(Duration::from_millis(300) * attempt)
+            .into_iter()
+            .map(|end| end.unwrap_err())
+            .collect();
+        let right = |error: &io::Error| {
+            error.kind() == ErrorKind::TimedOut && error.to_string().contains(text)
+        };
         if errors.iter().all(right) {
             return;
         }
@@ -206,7 +220,8 @@ fn a_folder_makes_jobs_one_after_another_and_keeps_nothing() {
     // A rank 0 that was killed leaves an unlocked file, which names a port where nothing listens.
     std::fs::write(&path, Leader::open().unwrap().id().as_bytes()).unwrap();
     run(3, |at| {
-        by(&[&folder.variables(3)[..], &[("FISHPLATE_RANK", at.to_string())]].concat(), SOON).unwrap()
+        by(&[&folder.variables(3)[..], &[("FISHPLATE_RANK", at.to_string())]].concat(), SOON)
+            .unwrap()
     });
     assert!(folder.is_empty());
     // The other ranks remove that file when they give up.
@@ -231,7 +246,8 @@ fn a_folder_makes_jobs_one_after_another_and_keeps_nothing() {
 #[test]
 fn strangers_hold_up_nobody_and_take_no_rank() {
     let address = free_address();
-    let leader = thread::spawn(move || Job::join(address, 2, SOON).unwrap().exchange(b"a").unwrap());
+    let leader =
+        thread::spawn(move || Job::join(address, 2, SOON).unwrap().exchange(b"a").unwrap());
     let connect = || loop {
         match TcpStream::connect(address) {
             Ok(stream) => break stream,
@@ -269,14 +285,17 @@ fn without_the_cookie_nothing_else_is_read() {
             ("FISHPLATE_COOKIE", cookie.to_owned()),
         ]
     };
-    let leader = thread::spawn(move || by(&variables(0, "swordfish"), SOON).unwrap().exchange(b"a").unwrap());
+    let leader = thread::spawn(move || {
+        by(&variables(0, "swordfish"), SOON).unwrap().exchange(b"a").unwrap()
+    });
     for wrong in ["", "swordfisg", "swordfish1", "Swordfish"] {
         refused(|timeout| by(&variables(1, wrong), timeout), "no job with this cookie");
     }
     // If a stranger sends a whole hello with a wrong cookie, rank 0 closes the connection without
     // an answer.
     let mut stranger = TcpStream::connect(address).unwrap();
-    let hello = [&b"FPjob\0\0\x01"[..], &[7; 32], &2u32.to_le_bytes(), &1u32.to_le_bytes()].concat();
+    let hello =
+        [&b"FPjob\0\0\x01"[..], &[7; 32], &2u32.to_le_bytes(), &1u32.to_le_bytes()].concat();
     stranger.write_all(&hello).unwrap();
     let mut answer = vec![];
     let _ = stranger.read_to_end(&mut answer);
@@ -313,7 +332,10 @@ fn the_missing_are_named_to_all_who_wait() {
     for ranks in [Ranks::new(0..40), Ranks { count: 3, first: vec![] }] {
         assert_eq!(Ranks::decode(&ranks.encode()), Some(ranks));
     }
-    assert_eq!([Ranks::decode(&[]), Ranks::decode(&[1, 0, 0]), Ranks::decode(&[0; 8])], [None, None, None]);
+    assert_eq!(
+        [Ranks::decode(&[]), Ranks::decode(&[1, 0, 0]), Ranks::decode(&[0; 8])],
+        [None, None, None]
+    );
 }
 
 /// Runs a job of three, with `of(rank, job)` on each rank, and returns the results.
@@ -366,7 +388,10 @@ fn a_rank_that_is_gone_is_named_by_all_at_once() {
         for (_, end) in ends.into_iter().enumerate().filter(|(rank, _)| *rank != away) {
             let error = end.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
-            assert!(error.to_string().contains(&format!("lost the connection to rank {away};")), "{error}");
+            assert!(
+                error.to_string().contains(&format!("lost the connection to rank {away};")),
+                "{error}"
+            );
         }
         assert!(begun.elapsed() < SOON / 2);
     }
@@ -401,7 +426,8 @@ fn a_host_that_does_not_answer_is_waited_for_no_longer_than_asked() {
     // SAFETY: the call takes no pointers. It shrinks the backlog so that connections queue up.
     assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
     let short = Duration::from_millis(200);
-    let held: Vec<_> = (0..8).map_while(|_| TcpStream::connect_timeout(&address, short).ok()).collect();
+    let held: Vec<_> =
+        (0..8).map_while(|_| TcpStream::connect_timeout(&address, short).ok()).collect();
     let begun = Instant::now();
     assert!(Job::join(address, 2, short).is_err());
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}, {held:?}", begun.elapsed());
@@ -436,7 +462,11 @@ fn the_longest_contributions_of_many_pass() {
             thread::spawn(move || {
                 let mut job = Job::join(address, 8, SOON).unwrap();
                 let all = job.allgather(vec![job.rank() as u8; CONTRIBUTION_MAX]).unwrap();
-                assert!(all.iter().enumerate().all(|(rank, one)| *one == vec![rank as u8; CONTRIBUTION_MAX]));
+                assert!(
+                    all.iter()
+                        .enumerate()
+                        .all(|(rank, one)| *one == vec![rank as u8; CONTRIBUTION_MAX])
+                );
                 assert!(job.allgather(vec![0; CONTRIBUTION_MAX + 1]).is_err());
                 job.barrier_with(|| {}).unwrap();
             })
@@ -473,7 +503,9 @@ fn launcher(sockets: Vec<UnixStream>, complete: bool) -> thread::JoinHandle<usiz
                         store.insert(word("key"), word("value"));
                         "cmd=put_result rc=0 msg=success".into()
                     }
-                    "get" => format!("cmd=get_result rc=0 msg=success value={}", store[&word("key")]),
+                    "get" => {
+                        format!("cmd=get_result rc=0 msg=success value={}", store[&word("key")])
+                    }
                     "barrier_in" => {
                         at_barrier += 1;
                         String::new()
@@ -491,7 +523,9 @@ fn launcher(sockets: Vec<UnixStream>, complete: bool) -> thread::JoinHandle<usiz
             }
             if at_barrier == sockets.len() && complete {
                 at_barrier = 0;
-                sockets.iter().for_each(|mut socket| socket.write_all(b"cmd=barrier_out\n").unwrap());
+                sockets
+                    .iter()
+                    .for_each(|mut socket| socket.write_all(b"cmd=barrier_out\n").unwrap());
             }
             sleep(PAUSE);
         }
@@ -547,6 +581,7 @@ fn pmi_that_fails_is_an_error() {
     let (gone, _) = UnixStream::pair().unwrap();
     let fd = gone.as_raw_fd();
     drop(gone);
-    let variables = [("PMI_FD", fd.to_string()), ("PMI_RANK", "1".into()), ("PMI_SIZE", "3".into())];
+    let variables =
+        [("PMI_FD", fd.to_string()), ("PMI_RANK", "1".into()), ("PMI_SIZE", "3".into())];
     assert!(by(&variables, SOON).is_err(), "no descriptor, or no socket");
 }

@@ -66,7 +66,12 @@ pub(super) struct Address {
 
 impl Address {
     /// Creates the address of a new node.
-    pub fn new(config: &Config, matching: &MatchConfig, gpu: bool, rails: Vec<RailAddress>) -> Address {
+    pub fn new(
+        config: &Config,
+        matching: &MatchConfig,
+        gpu: bool,
+        rails: Vec<RailAddress>,
+    ) -> Address {
         Address {
             id: random_id(),
             door: random_id(),
@@ -199,7 +204,10 @@ mod tests {
         assert_eq!(Address::decode(&other), Err(Error::Version { theirs: 9, ours: VERSION }));
         other[0] = 0;
         assert_eq!(Address::decode(&other), Err(Error::BadAddress));
-        assert_eq!(address(16).encode().map(|bytes| Address::decode(&bytes)), Some(Err(Error::BadAddress)));
+        assert_eq!(
+            address(16).encode().map(|bytes| Address::decode(&bytes)),
+            Some(Err(Error::BadAddress))
+        );
         let mut long = address(15);
         long.rails[0].address = vec![0; 1024];
         assert_eq!(long.encode(), None);

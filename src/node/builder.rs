@@ -425,8 +425,8 @@ impl Builder {
                     None => NodeWaitObject::Local(rail.wait_object()),
                     Some(waits) => {
                         // SAFETY: the rails were just opened, and only this thread uses them.
-                        let sleep =
-                            unsafe { Sleep::new(waits) }.map_err(|errno| AttachError::System(errno.raw()))?;
+                        let sleep = unsafe { Sleep::new(waits) }
+                            .map_err(|errno| AttachError::System(errno.raw()))?;
                         rail.watch_peers(sleep.set());
                         NodeWaitObject::Network(rail.wait_object(), Arc::new(sleep))
                     }
@@ -438,13 +438,15 @@ impl Builder {
                 let device = gpu.open().map_err(|error| OpenError::Gpu(gpu, error))?;
                 let config = GpuConfig { max_regions, ..self.gpu_config };
                 let rail = Box::new(GpuRail::new(device, machine, shm, config)?);
-                let (agrees, wait_object) = (rail.profile(), NodeWaitObject::Gpu(rail.wait_object()));
+                let (agrees, wait_object) =
+                    (rail.profile(), NodeWaitObject::Gpu(rail.wait_object()));
                 (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), wait_object)
             }
         };
         let listener = Listener::bind(socket(own.door)).map_err(OpenError::Listen)?;
         let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
-        let all = std::iter::once(local).chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
+        let all = std::iter::once(local)
+            .chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
         for rail in all {
             // Cannot fail, because `fabric_rails` opens at most one rail less than the limit.
             drop(rails.push(rail));
@@ -464,7 +466,15 @@ impl Builder {
             false => None,
         };
         Ok((
-            Box::new(Node::new(home, infos, (own, address), listener, (profile, agrees), page, self)),
+            Box::new(Node::new(
+                home,
+                infos,
+                (own, address),
+                listener,
+                (profile, agrees),
+                page,
+                self,
+            )),
             wait_object,
         ))
     }
@@ -485,12 +495,17 @@ impl Builder {
             None => unsafe { Library::open(None) }.map_err(RailsError::Load),
         };
         let opened = library.and_then(|library| {
-            let machine = self.machine.clone().unwrap_or_else(|| Machine::here().unwrap_or_default());
+            let machine =
+                self.machine.clone().unwrap_or_else(|| Machine::here().unwrap_or_default());
             let anchor = self.gpu.map_or_else(Anchor::here, Gpu::anchor);
             let limit = self.settings.max_rails.min(RAILS_LIMIT - 1);
             let settings = Settings { max_rails: limit, ..self.settings.clone() };
             let (limits, devices) = (self.limits, self.gpu.is_some() && settings.nic_device_memory);
-            rails::open(Wanted { settings: &settings, limits, anchor, count, devices }, library, &machine)
+            rails::open(
+                Wanted { settings: &settings, limits, anchor, count, devices },
+                library,
+                &machine,
+            )
         });
         match opened {
             Err(RailsError::Load(_) | RailsError::Provider(_)) if optional => Ok(vec![]),
@@ -511,7 +526,9 @@ mod tests {
         #[cfg(feature = "hip")]
         assert_eq!("hip:0".parse(), Ok(Gpu::Hip(0)));
         assert_eq!(Gpu::StandIn.to_string().parse(), Ok(Gpu::StandIn));
-        for text in ["", "cuda", "cuda:", "cuda:-1", "cuda:4294967296", "cuda:1:2", "stand-in:0", "hip"] {
+        for text in
+            ["", "cuda", "cuda:", "cuda:-1", "cuda:4294967296", "cuda:1:2", "stand-in:0", "hip"]
+        {
             assert_eq!(text.parse::<Gpu>(), Err(NoSuchGpu), "{text}");
         }
     }

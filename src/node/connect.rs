@@ -275,7 +275,12 @@ impl Node {
     pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {
         let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
         loop {
-            match self.contacts.iter().find(|contact| contact.peer == peer).map(|contact| &contact.stage) {
+            match self
+                .contacts
+                .iter()
+                .find(|contact| contact.peer == peer)
+                .map(|contact| &contact.stage)
+            {
                 Some(stage) if stage.is_meeting() => {}
                 Some(Stage::Failed(error)) => return Err(**error),
                 _ => return Ok(()),
@@ -301,7 +306,9 @@ impl Node {
     #[cold]
     pub(super) fn meet_now_and_then(&mut self) {
         self.passes = self.passes.wrapping_add(1);
-        if self.passes.is_multiple_of(MEETING_PASSES) && self.home.host().now_ns() >= self.meeting_ns {
+        if self.passes.is_multiple_of(MEETING_PASSES)
+            && self.home.host().now_ns() >= self.meeting_ns
+        {
             self.meet();
             self.meeting_ns = self.home.host().now_ns().saturating_add(MEETING_PAUSE);
         }
@@ -359,13 +366,17 @@ impl Node {
     fn met(&mut self, link: Link) {
         let id = link.peer_id();
         let waiting = |contact: &Contact| match contact.stage {
-            Stage::Meets(meeting) if contact.id == id => Some((contact.peer, meeting, contact.limits)),
+            Stage::Meets(meeting) if contact.id == id => {
+                Some((contact.peer, meeting, contact.limits))
+            }
             _ => None,
         };
         match self.contacts.iter().find_map(waiting) {
             Some((peer, meeting, limits)) => {
-                let stage = self.take_link(peer, meeting, limits, link).unwrap_or_else(Stage::failed);
-                if let Some(contact) = self.contacts.iter_mut().find(|contact| contact.peer == peer) {
+                let stage =
+                    self.take_link(peer, meeting, limits, link).unwrap_or_else(Stage::failed);
+                if let Some(contact) = self.contacts.iter_mut().find(|contact| contact.peer == peer)
+                {
                     contact.stage = stage;
                 }
             }
@@ -460,10 +471,13 @@ impl Node {
     /// Attaches the libfabric rails that connect the two nodes.
     fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
         self.home.engine.set_up_peer(peer)?;
-        let ends =
-            |address: &Address| -> Vec<FabricEnd> { address.rails.iter().map(|rail| rail.end).collect() };
+        let ends = |address: &Address| -> Vec<FabricEnd> {
+            address.rails.iter().map(|rail| rail.end).collect()
+        };
         let (mut joints, mut pairs) = (vec![], vec![]);
-        for (ours, theirs) in joined(&ends(&self.address), &ends(address), self.address.id, address.id) {
+        for (ours, theirs) in
+            joined(&ends(&self.address), &ends(address), self.address.id, address.id)
+        {
             let rail = &address.rails[theirs];
             // The first rail of either end is shared memory.
             let [ours, theirs] = [ours, theirs].map(|rail| RailId(rail as u8 + 1));
@@ -484,7 +498,12 @@ impl Node {
     }
 }
 
-fn attach_gpu(home: &mut Home, peer: PeerId, link: GpuLink, limits: MatchLimits) -> Result<(), Error> {
+fn attach_gpu(
+    home: &mut Home,
+    peer: PeerId,
+    link: GpuLink,
+    limits: MatchLimits,
+) -> Result<(), Error> {
     if let Some(NodeSetup::Gpu(mut gpu)) = home.engine.rail_mut(LOCAL) {
         gpu.attach(peer.peer(), link)?;
     }
@@ -566,7 +585,9 @@ mod tests {
             here = dials.connect(&to_other).unwrap();
             // The other node still holds its half of the handshake.
             let before = other.early.len();
-            while other.agreements.len() + other.early.len() == before + 1 && dials.agreements.is_empty() {
+            while other.agreements.len() + other.early.len() == before + 1
+                && dials.agreements.is_empty()
+            {
                 assert!(Instant::now() < deadline, "no second link");
                 dials.meet();
                 other.accept(Instant::now());

@@ -62,7 +62,9 @@ impl Node {
         self.wait_fd()?;
         self.meet();
         self.publish_counters();
-        let NodeWaitObject::Network(event, sleep) = self.home.wait_object().clone() else { return None };
+        let NodeWaitObject::Network(event, sleep) = self.home.wait_object().clone() else {
+            return None;
+        };
         let longest_ns = if self.meeting { MEETING_SLICE } else { SLICE };
         let (engine, host) = (&mut self.home.engine, self.home.waiter.host());
         // Reads the packets with which peers on this host wake this node, and checks that peers are
@@ -70,6 +72,10 @@ impl Node {
         engine.check_peers();
         // SAFETY: the driver is the program, so no other thread uses the rails.
         let timeout_ns = unsafe { sleep.arm(&event, host, longest_ns, || engine.progress() != 0) }?;
-        Some(Duration::from_nanos(if engine.has_due() { timeout_ns.min(DUE_NS) } else { timeout_ns }))
+        Some(Duration::from_nanos(if engine.has_due() {
+            timeout_ns.min(DUE_NS)
+        } else {
+            timeout_ns
+        }))
     }
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use fishplate_core::error::{AttachError, OpError, PostError};
 use fishplate_core::mem::{LocalAddr, LocalId, Region, RegionKind};
 use fishplate_gpu::{
-    AnyDevice, Device, DeviceError, DevicePtr, ExportError, GpuSetup, GpuStats, Refused, RevokeError,
+    AnyDevice, Device, DeviceError, DevicePtr, ExportError, GpuSetup, GpuStats, Refused,
+    RevokeError,
 };
 use fishplate_sys::LinuxHost;
 
@@ -105,7 +106,8 @@ impl Node {
     /// The memory was freed, or is not from `alloc_device`.
     pub fn keep_device(&mut self, memory: Memory) -> Result<(), Error> {
         behind!(self, |node| node.keep_device(memory));
-        let known = self.on_device.regions.iter_mut().find(|(id, _, ours)| *id == memory.id && *ours);
+        let known =
+            self.on_device.regions.iter_mut().find(|(id, _, ours)| *id == memory.id && *ours);
         let (_, start, ours) = known.ok_or(AttachError::UnknownRegion)?;
         // From now on the node treats the memory as the program's, and does not free it.
         *ours = false;
@@ -163,7 +165,11 @@ impl Node {
         behind!(self, |node| node.copy_device(ranges));
         let mut places = Vec::with_capacity(ranges.len());
         for &(to, from, len) in ranges {
-            places.push((self.place_on_device(to, len)?.1, self.place_on_device(from, len)?.1, len));
+            places.push((
+                self.place_on_device(to, len)?.1,
+                self.place_on_device(from, len)?.1,
+                len,
+            ));
         }
         Ok(self.gpu()?.copy(&places).map_err(refused)?)
     }
@@ -217,7 +223,9 @@ impl Node {
     /// Handles the deregistration of a region. `kept` is `true` if a provider or peer may still use
     /// the region's memory.
     pub(super) fn forget_on_device(&mut self, id: LocalId, kept: bool) {
-        let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else { return };
+        let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else {
+            return;
+        };
         let (_, start, ours) = self.on_device.regions.swap_remove(at);
         match self.gpu() {
             Ok(mut gpu) if ours && kept => gpu.keep(start),

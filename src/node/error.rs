@@ -232,10 +232,14 @@ mod tests {
             "FabricConfig::max_regions",
             "GpuConfig::max_regions, imports of one peer",
         ] {
-            assert_eq!(of(table), "limit reached: `Limits::locals` is 8; raise it in `Builder::limits`");
+            assert_eq!(
+                of(table),
+                "limit reached: `Limits::locals` is 8; raise it in `Builder::limits`"
+            );
         }
         assert_eq!(of("gpu: exports; free one"), "table full: gpu: exports; free one");
-        let of_imports = "table full: GpuConfig::imports; free an entry, or raise this setting at setup";
+        let of_imports =
+            "table full: GpuConfig::imports; free an entry, or raise this setting at setup";
         assert_eq!(of("GpuConfig::imports"), of_imports);
     }
 }

@@ -6,14 +6,19 @@ use super::address::{Address, RailAddress};
 use crate::topology::FabricEnd;
 
 /// The parsers of this module.
-pub const TARGETS: &[Target] = &[Target { name: "node-address", sample: sample_address, read: read_address }];
+pub const TARGETS: &[Target] =
+    &[Target { name: "node-address", sample: sample_address, read: read_address }];
 
 fn sample_address(seed: u64, into: &mut [u8]) -> usize {
     let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
     let rail = |n: u64| {
         let d = number(seed, 6 + n);
         let end = FabricEnd { provider: d as u32, fabric: (d >> 32) as u32, mbit: (d >> 7) as u32 };
-        RailAddress { end, max_message: (d >> 16) as u32, address: vec![d as u8; (d >> 40) as usize % 40] }
+        RailAddress {
+            end,
+            max_message: (d >> 16) as u32,
+            address: vec![d as u8; (d >> 40) as usize % 40],
+        }
     };
     let address = Address {
         id: a,

@@ -10,7 +10,9 @@ use std::sync::atomic::AtomicU64;
 
 use fishplate_core::engine::HANDLE_MAX;
 use fishplate_core::error::{AttachError, OpError};
-use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId, copy_bytes};
+use fishplate_core::mem::{
+    LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId, copy_bytes,
+};
 use fishplate_core::op::{look_at_signal, set_signal};
 use fishplate_shm::Segment;
 
@@ -115,7 +117,11 @@ impl Node {
         self.alloc_with(len, Region::with_native_atomics)
     }
 
-    fn alloc_with(&mut self, len: usize, kind: impl FnOnce(Region) -> Region) -> Result<Memory, Error> {
+    fn alloc_with(
+        &mut self,
+        len: usize,
+        kind: impl FnOnce(Region) -> Region,
+    ) -> Result<Memory, Error> {
         let segment = Segment::create(len).map_err(AttachError::from)?;
         // SAFETY: `segments` keeps the segment until the region is deregistered, or for ever if a
         // provider keeps it. The node lends no reference into it.

@@ -6,7 +6,9 @@
 
 use std::time::Duration;
 
-use fishplate_core::engine::protocol::{Cancelled, Claimed, Envelope, Payload, Received, Request, Status};
+use fishplate_core::engine::protocol::{
+    Cancelled, Claimed, Envelope, Payload, Received, Request, Status,
+};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Issued, Notice};
 use fishplate_core::error::OpError;
@@ -71,7 +73,13 @@ impl Node {
     }
 
     #[inline(never)]
-    fn send_memory(&mut self, to: PeerId, tag: Tag, from: Slice, notice: Notice) -> Result<Issued, Error> {
+    fn send_memory(
+        &mut self,
+        to: PeerId,
+        tag: Tag,
+        from: Slice,
+        notice: Notice,
+    ) -> Result<Issued, Error> {
         let payload = Payload::Region(from.at, from.len);
         match self.home.engine.send_eager(CONTEXT, to, tag, payload) {
             Some(issued) => Ok(issued),
@@ -213,13 +221,17 @@ impl Node {
         word: u64,
         error: OpError,
     ) -> Result<Request, Error> {
-        let again =
-            move |engine: &mut NodeEngine| engine.recv(source, tag, ignore, Some((into.at, into.len)), word);
+        let again = move |engine: &mut NodeEngine| {
+            engine.recv(source, tag, ignore, Some((into.at, into.len)), word)
+        };
         match self.issue_later(error, again) {
-            Err(OpError::UnknownPeer) if matches!(self.driver, Driver::Worker(_)) => {
-                self.else_behind(OpError::UnknownPeer, |node| node.post_recv(source, tag, ignore, into, word))
-            }
-            Err(OpError::UnknownPeer) if source.and_then(|peer| self.is_met(peer)) == Some(false) => {
+            Err(OpError::UnknownPeer) if matches!(self.driver, Driver::Worker(_)) => self
+                .else_behind(OpError::UnknownPeer, |node| {
+                    node.post_recv(source, tag, ignore, into, word)
+                }),
+            Err(OpError::UnknownPeer)
+                if source.and_then(|peer| self.is_met(peer)) == Some(false) =>
+            {
                 source.map_or(Ok(()), |peer| self.connected(peer))?;
                 self.post_recv(source, tag, ignore, into, word)
             }
@@ -344,7 +356,12 @@ impl Node {
     /// # Errors
     /// The same as [`post_recv`](Self::post_recv).
     #[doc(alias = "MPI_Imrecv")]
-    pub fn post_mrecv(&mut self, message: Claimed, into: Slice, word: u64) -> Result<Request, Error> {
+    pub fn post_mrecv(
+        &mut self,
+        message: Claimed,
+        into: Slice,
+        word: u64,
+    ) -> Result<Request, Error> {
         behind!(self, |node| node.post_mrecv(message, into, word));
         Ok(self.home.engine.mrecv(message, Some((into.at, into.len)), word)?)
     }
@@ -360,11 +377,13 @@ impl Node {
     /// Returns memory of at least `len` bytes for a message from or into a slice. If no memory is
     /// free, makes progress until peers have read earlier copies.
     fn copy_of(&mut self, len: usize) -> Result<Memory, Error> {
-        let mut room = RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
+        let mut room =
+            RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
         loop {
             self.reap();
             let fits = |(_, memory): &(usize, &Memory)| memory.len() >= len;
-            let kept = self.own.free.iter().enumerate().filter(fits).min_by_key(|(_, kept)| kept.len());
+            let kept =
+                self.own.free.iter().enumerate().filter(fits).min_by_key(|(_, kept)| kept.len());
             if let Some((at, _)) = kept {
                 return Ok(self.own.free.swap_remove(at));
             }
@@ -373,7 +392,10 @@ impl Node {
                 memory => return memory,
             }
             if self.own.operations.is_empty() || !self.waits_for(&mut room) {
-                return Err(Error::Full { limit: "locals", value: self.builder.limits.locals.into() });
+                return Err(Error::Full {
+                    limit: "locals",
+                    value: self.builder.limits.locals.into(),
+                });
             }
         }
     }
@@ -448,9 +470,11 @@ mod tests {
         let mut node = Node::builder().fabric(Fabric::Off).open().unwrap();
         let fault = Fault::Peer(PeerError::Lost);
         let gone = Err(AttachError::UnknownRegion.into());
-        for (outcome, again) in
-            [(Outcome::Done, true), (Outcome::Failed(fault), true), (Outcome::Unknown(fault), false)]
-        {
+        for (outcome, again) in [
+            (Outcome::Done, true),
+            (Outcome::Failed(fault), true),
+            (Outcome::Unknown(fault), false),
+        ] {
             let copy = node.copy_of(100_000).unwrap();
             let token = Token::from_raw(77);
             node.own.operations.push((token, Some(copy)));

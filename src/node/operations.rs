@@ -133,7 +133,12 @@ impl Node {
     /// here. Bindings call it first because it cannot panic. If this returns `None`, nothing was
     /// written, and the caller calls `put_signal`. Hot path.
     #[inline(always)]
-    pub fn put_signal_mapped(&mut self, from: Slice, to: RemoteAddr, signal: Signal) -> Option<Issued> {
+    pub fn put_signal_mapped(
+        &mut self,
+        from: Slice,
+        to: RemoteAddr,
+        signal: Signal,
+    ) -> Option<Issued> {
         self.home.engine.put_signal_mapped(CONTEXT, from.at, from.len, to, signal)
     }
 
@@ -189,7 +194,12 @@ impl Node {
     /// The read was not started.
     #[doc(alias = "shmem_get_nbi")]
     #[inline(always)]
-    pub fn get(&mut self, into: Slice, from: RemoteAddr, notice: Notice) -> Result<Issued, OpError> {
+    pub fn get(
+        &mut self,
+        into: Slice,
+        from: RemoteAddr,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
         issue!(self, engine => engine.get(CONTEXT, into.at, into.len, from, notice))
     }
 
@@ -268,7 +278,12 @@ impl Node {
     /// # Errors
     /// The same as [`fetch`](Self::fetch).
     #[doc(alias = "shmem_atomic_fetch_add")]
-    pub fn fetch_add(&mut self, at: RemoteAddr, value: u64, timeout: Duration) -> Result<u64, Error> {
+    pub fn fetch_add(
+        &mut self,
+        at: RemoteAddr,
+        value: u64,
+        timeout: Duration,
+    ) -> Result<u64, Error> {
         self.fetch(at, Amo { op: AmoOp::Add, width: 8, operand: value, compare: 0 }, timeout)
     }
 
@@ -292,7 +307,9 @@ impl Node {
     /// [`Error::Wait`] names what is missing, or says how many silent operations have failed.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
-        match self.wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until)) {
+        match self
+            .wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until))
+        {
             Err(Error::Op(OpError::UnknownPeer)) => Ok(self.unmet(peer)?),
             quiet => quiet,
         }
@@ -387,7 +404,11 @@ impl Node {
     /// [`Error::Wait`]: it did not complete before the deadline. [`Error::Op`]: the same as
     /// [`test`](Self::test).
     #[inline]
-    pub fn wait_completion(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
+    pub fn wait_completion(
+        &mut self,
+        token: Token,
+        timeout: Duration,
+    ) -> Result<Completion, Error> {
         self.wait_with(timeout, |engine, waiter, until| engine.wait(token, waiter, until))
     }
 
@@ -432,7 +453,8 @@ impl Node {
             Ok(issued) => Ok(issued),
             Err(error) => node.issue_later(error, issue),
         });
-        let mut room = RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
+        let mut room =
+            RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
         while error == OpError::Again {
             self.reap();
             match issue(&mut self.home.engine) {

@@ -85,7 +85,12 @@ impl Queue<'_> {
     /// # Errors
     /// The same as [`Mq::imrecv`].
     #[doc(alias = "psm2_mq_imrecv")]
-    pub fn imrecv(&mut self, into: impl Into<Buffer>, context: u64, req: MqReq) -> Result<(), Code> {
+    pub fn imrecv(
+        &mut self,
+        into: impl Into<Buffer>,
+        context: u64,
+        req: MqReq,
+    ) -> Result<(), Code> {
         self.0.imrecv(into, context, req)
     }
 

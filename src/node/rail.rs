@@ -154,7 +154,9 @@ unsafe impl Rail for NodeRail {
         match self {
             NodeRail::Fabric(rail) if matches!(region.kind(), RegionKind::Device { .. }) => {
                 match rail.register(region) {
-                    Err(AttachError::Unsupported | AttachError::System(_)) => Ok((ELSEWHERE, NOT_HERE)),
+                    Err(AttachError::Unsupported | AttachError::System(_)) => {
+                        Ok((ELSEWHERE, NOT_HERE))
+                    }
                     registered => registered,
                 }
             }
@@ -173,7 +175,12 @@ unsafe impl Rail for NodeRail {
         each!(self, rail => rail.touches(memory))
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         match self {
             NodeRail::Fabric(_) if key == ELSEWHERE => Err(AttachError::Unsupported),
             NodeRail::Local(_) if is_device(key) => Err(AttachError::Unsupported),
@@ -181,7 +188,12 @@ unsafe impl Rail for NodeRail {
         }
     }
 
-    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn try_import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         match self {
             NodeRail::Fabric(_) if key == ELSEWHERE => Err(AttachError::Unsupported),
             NodeRail::Local(_) if is_device(key) => Err(AttachError::Unsupported),
@@ -332,13 +344,21 @@ unsafe impl Rail for NodeRail {
     }
 
     #[inline(always)]
-    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
         each!(self, rail => unsafe { rail.copy_to(peer, pieces) })
     }
 
     #[inline(always)]
-    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
         each!(self, rail => unsafe { rail.copy_from(peer, pieces) })
     }
@@ -378,7 +398,12 @@ unsafe impl Rail for NodeRail {
     }
 
     #[cold]
-    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+    unsafe fn fetch_device(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
         // SAFETY: our caller guarantees the same contract.
         each!(self, rail => unsafe { rail.fetch_device(from, into, copy) })
     }

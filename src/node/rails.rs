@@ -64,7 +64,9 @@ impl fmt::Display for RailError {
         write!(f, "rail {} is out of use: ", self.rail.0)?;
         match self.fault {
             Fault::Peer(PeerError::Removed) => f.write_str("it was disabled")?,
-            Fault::Peer(PeerError::Rail(_)) => f.write_str("its link is down, or its connection broke")?,
+            Fault::Peer(PeerError::Rail(_)) => {
+                f.write_str("its link is down, or its connection broke")?
+            }
             Fault::Peer(error) => write!(f, "{error}")?,
             fault => write!(f, "{fault}")?,
         }
@@ -166,9 +168,9 @@ impl Node {
         let lifeline = lifeline.into();
         behind!(self, |node| node.watch(peer, lifeline));
         for RailPair { ours, .. } in self.rail_pairs(peer)? {
-            let own = lifeline
-                .try_clone()
-                .map_err(|error| AttachError::System(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
+            let own = lifeline.try_clone().map_err(|error| {
+                AttachError::System(error.raw_os_error().unwrap_or(libc::EMFILE))
+            })?;
             if let Some(NodeSetup::Fabric(mut guard)) = self.home.engine.rail_mut(ours) {
                 guard.watch(peer.peer(), Some(own.into()));
             }

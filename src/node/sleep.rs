@@ -100,7 +100,8 @@ impl Sleep {
         // SAFETY: our caller guarantees that no other thread uses the rails.
         let advised = self.queues.iter().all(|queue| unsafe { queue.may_sleep() });
         // Relaxed: one thread at a time changes this counter, and it publishes no other data.
-        let refused = if advised { 0 } else { self.refused.load(Ordering::Relaxed).saturating_add(1) };
+        let refused =
+            if advised { 0 } else { self.refused.load(Ordering::Relaxed).saturating_add(1) };
         self.refused.store(refused, Ordering::Relaxed);
         match refused {
             0 => Some(timeout_ns),

@@ -186,12 +186,14 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     let run = move || {
         let pinned = options.cpu.map_or(Ok(()), affinity::pin);
         if ready.send(pinned).is_ok() && pinned.is_ok() {
-            Idler { shared: &theirs, locked_out: Cell::new(false), slept: Cell::new(false) }.run(policies);
+            Idler { shared: &theirs, locked_out: Cell::new(false), slept: Cell::new(false) }
+                .run(policies);
         }
     };
     let thread = without_signals(|| thread::Builder::new().name("fishplate".into()).spawn(run));
-    let thread = thread
-        .map_err(|error| OpenError::Worker(error.raw_os_error().map_or(Errno::EAGAIN, Errno::from_raw)))?;
+    let thread = thread.map_err(|error| {
+        OpenError::Worker(error.raw_os_error().map_or(Errno::EAGAIN, Errno::from_raw))
+    })?;
     front.driver = Driver::Worker(Worker { shared, thread: Some(thread) });
     match begun.recv() {
         Ok(Err(errno)) => Err(OpenError::Worker(errno)),
@@ -331,8 +333,11 @@ mod tests {
 
     /// Returns a builder for nodes that sleep on descriptors.
     fn network() -> Option<Builder> {
-        let settings =
-            Settings { providers: vec!["tcp".into()], interfaces: vec!["lo".into()], ..Settings::DEFAULT };
+        let settings = Settings {
+            providers: vec!["tcp".into()],
+            interfaces: vec!["lo".into()],
+            ..Settings::DEFAULT
+        };
         let builder = Node::builder().settings(settings).fabric(Fabric::Required);
         match builder.clone().open() {
             Ok(_) => Some(builder),
@@ -351,7 +356,9 @@ mod tests {
 
     /// Returns the processor time that the worker has used.
     fn used(node: &Node) -> Duration {
-        let Driver::Worker(Worker { thread: Some(thread), .. }) = &node.driver else { panic!("a worker") };
+        let Driver::Worker(Worker { thread: Some(thread), .. }) = &node.driver else {
+            panic!("a worker")
+        };
         let mut clock = 0;
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the thread has not been joined, so its id is valid. `clock` and `time` are

@@ -70,14 +70,16 @@ impl Machine {
     /// are all NICs at the smallest distance. With an anchor, NICs with less than a quarter of the
     /// fastest NIC's speed are left out.
     pub fn choose(&self, usable: &[usize], anchor: Anchor, limit: usize) -> Vec<usize> {
-        let mut usable: Vec<usize> = usable.iter().copied().filter(|&nic| nic < self.nics.len()).collect();
+        let mut usable: Vec<usize> =
+            usable.iter().copied().filter(|&nic| nic < self.nics.len()).collect();
         usable.sort_unstable();
         usable.dedup();
         if anchor != Anchor::Anywhere {
             // This excludes the port of a management network, however near it is.
             let fastest = usable.iter().filter_map(|&nic| self.nics[nic].mbit).max();
-            let slow =
-                |nic: usize| self.nics[nic].mbit.is_some_and(|own| Some(own) < fastest.map(|most| most / 4));
+            let slow = |nic: usize| {
+                self.nics[nic].mbit.is_some_and(|own| Some(own) < fastest.map(|most| most / 4))
+            };
             usable.retain(|&nic| !slow(nic));
         }
         if let Anchor::Gpu(address) = anchor
@@ -180,7 +182,8 @@ mod tests {
     fn a_thread_allowed_on_two_nodes_has_no_anchor() {
         let sys = std::env::temp_dir().join(format!("fishplate-nodes-{}", std::process::id()));
         for (node, cpu) in [(0, 0), (0, 1), (1, 2), (1, 3)] {
-            fs::create_dir_all(sys.join(format!("devices/system/node/node{node}/cpu{cpu}"))).unwrap();
+            fs::create_dir_all(sys.join(format!("devices/system/node/node{node}/cpu{cpu}")))
+                .unwrap();
         }
         let on = |node, cpus: &[usize]| {
             let mut allowed = CpuSet::empty();
@@ -206,7 +209,8 @@ mod tests {
             mbit,
             link: LinkState::Up,
         };
-        let nics = vec![nic(0, Some(1_000)), nic(1, Some(100_000)), nic(0, None), nic(0, Some(25_000))];
+        let nics =
+            vec![nic(0, Some(1_000)), nic(1, Some(100_000)), nic(0, None), nic(0, Some(25_000))];
         let machine = Machine { nics, ..Machine::default() };
         assert_eq!(machine.choose(&[0, 1], Anchor::Node(0), 4), [1]);
         assert_eq!(machine.choose(&[0, 1, 2, 3], Anchor::Node(0), 4), [2, 3]);

@@ -210,7 +210,8 @@ mod tests {
 
     #[test]
     fn both_ends_compute_the_same_pairs_and_use_every_rail_once() {
-        let speeds: [&[u32]; 4] = [&[100; 4], &[100, 400, 100, 400], &[0, 0, 0, 25], &[400, 400, 100, 0]];
+        let speeds: [&[u32]; 4] =
+            [&[100; 4], &[100, 400, 100, 400], &[0, 0, 0, 25], &[400, 400, 100, 0]];
         let fabrics = ["", "a", "b", "c"];
         for seed in 0..2000u64 {
             let end = |seed: u64| -> Vec<RailEnd<'static>> {
@@ -222,16 +223,20 @@ mod tests {
             let here = Pairing::new(&ours, &theirs, seed, 1000 - (seed % 1000)).unwrap();
             let there = Pairing::new(&theirs, &ours, 1000 - (seed % 1000), seed).unwrap();
             for (rail, &to) in here.theirs.iter().enumerate() {
-                assert_eq!(there.theirs[to as usize] as usize, rail, "seed {seed}: {here:?} {there:?}");
+                assert_eq!(
+                    there.theirs[to as usize] as usize, rail,
+                    "seed {seed}: {here:?} {there:?}"
+                );
             }
         }
     }
 
     #[test]
     fn rails_on_one_fabric_are_paired_in_any_order() {
-        let ours = [("left", 100), ("right", 400), ("", 0)].map(|(fabric, mbit)| RailEnd { fabric, mbit });
-        let theirs =
-            [("right", 25), ("other", 400), ("left", 100)].map(|(fabric, mbit)| RailEnd { fabric, mbit });
+        let ours =
+            [("left", 100), ("right", 400), ("", 0)].map(|(fabric, mbit)| RailEnd { fabric, mbit });
+        let theirs = [("right", 25), ("other", 400), ("left", 100)]
+            .map(|(fabric, mbit)| RailEnd { fabric, mbit });
         for peer in 0..50 {
             assert_eq!(Pairing::new(&ours, &theirs, 7, peer).unwrap().theirs, [2, 0, 1]);
         }
@@ -248,7 +253,8 @@ mod tests {
             (0..count as u64).map(rail).collect()
         };
         for seed in 0..2000 {
-            let (ours, theirs) = (end(1 + seed as usize % 8, seed), end(1 + seed as usize % 5, !seed));
+            let (ours, theirs) =
+                (end(1 + seed as usize % 8, seed), end(1 + seed as usize % 5, !seed));
             let here = joined(&ours, &theirs, seed, 1000);
             let mut there: Vec<_> =
                 joined(&theirs, &ours, 1000, seed).into_iter().map(|(a, b)| (b, a)).collect();
@@ -286,11 +292,15 @@ mod tests {
 
     #[test]
     fn rotation_differs_between_pairs_of_ends() {
-        let firsts: Vec<u8> =
-            (0..32).map(|peer| pairing(&[100; 4], &[100; 4], 77, peer).unwrap().theirs[0]).collect();
+        let firsts: Vec<u8> = (0..32)
+            .map(|peer| pairing(&[100; 4], &[100; 4], 77, peer).unwrap().theirs[0])
+            .collect();
         for rail in 0..4 {
             let share = firsts.iter().filter(|&&first| first == rail).count();
-            assert!((2..=16).contains(&share), "rail {rail} is paired with {share} of 32: {firsts:?}");
+            assert!(
+                (2..=16).contains(&share),
+                "rail {rail} is paired with {share} of 32: {firsts:?}"
+            );
         }
     }
 

@@ -149,7 +149,10 @@ mod tests {
     #[test]
     fn paths_end_at_the_last_pci_device() {
         let nic = path("/sys/devices/pci0000:00/0000:00:03.0/virtio2/net/eth0");
-        assert_eq!((nic.root(), nic.address().to_string().as_str()), ("pci0000:00", "0000:00:03.0"));
+        assert_eq!(
+            (nic.root(), nic.address().to_string().as_str()),
+            ("pci0000:00", "0000:00:03.0")
+        );
         let arm = path("/x/devices/platform/40000000.pcie/pci0001:00/0001:00:00.0/0001:01:00.0");
         assert_eq!(arm.to_string(), "pci0001:00/0001:00:00.0/0001:01:00.0");
         for none in ["/sys/devices/virtual/net/lo", "/sys/devices/pci0000:00", "/", "relative"] {

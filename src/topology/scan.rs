@@ -56,8 +56,9 @@ impl Machine {
             let (path, node) = self.place(&name, &entry);
             // Loopback and some virtual interfaces report -1. While a link is down, its speed
             // cannot be read.
-            let mbit =
-                value(&entry.join("speed")).and_then(|text| text.parse().ok()).filter(|&mbit| mbit > 0);
+            let mbit = value(&entry.join("speed"))
+                .and_then(|text| text.parse().ok())
+                .filter(|&mbit| mbit > 0);
             let link = match value(&entry.join("operstate")).as_deref() {
                 Some("up") => LinkState::Up,
                 Some("unknown") | None => LinkState::Unknown,
@@ -72,15 +73,19 @@ impl Machine {
         for (name, entry) in entries(class) {
             let (path, node) = self.place(&name, &entry);
             let mbit = value(&entry.join("ports/1/rate")).and_then(|text| verbs_mbit(&text));
-            let link =
-                match value(&entry.join("ports/1/state")).as_deref().map(|text| text.contains("ACTIVE")) {
-                    Some(true) => LinkState::Up,
-                    Some(false) => LinkState::Down,
-                    None => LinkState::Unknown,
-                };
+            let link = match value(&entry.join("ports/1/state"))
+                .as_deref()
+                .map(|text| text.contains("ACTIVE"))
+            {
+                Some(true) => LinkState::Up,
+                Some(false) => LinkState::Down,
+                None => LinkState::Unknown,
+            };
             // A network interface of the same function is the same NIC.
-            let same =
-                self.nics.iter_mut().find(|nic| path.is_some() && nic.path == path && nic.verbs.is_none());
+            let same = self
+                .nics
+                .iter_mut()
+                .find(|nic| path.is_some() && nic.path == path && nic.verbs.is_none());
             match same {
                 Some(nic) => {
                     nic.verbs = Some(name);
@@ -135,7 +140,9 @@ impl Machine {
                 // The node is a property of the PCI device;
                 // `device` may name something below it (virtio).
                 let of_device = resolved.ancestors().find(|at| {
-                    at.file_name().and_then(OsStr::to_str).is_some_and(|n| n.parse::<PciAddress>().is_ok())
+                    at.file_name()
+                        .and_then(OsStr::to_str)
+                        .is_some_and(|n| n.parse::<PciAddress>().is_ok())
                 });
                 (path, of_device.and_then(node))
             }

@@ -30,7 +30,11 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 impl Tree {
     fn new(description: &str) -> Tree {
         // Relaxed: the number only distinguishes folders.
-        let name = format!("fishplate-sysfs-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "fishplate-sysfs-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let tree = Tree(std::env::temp_dir().join(name));
         fs::create_dir_all(&tree.0).unwrap();
         for line in description.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -165,7 +169,10 @@ fn thirty_two_nics_give_four_to_each_of_eight_gpus() {
         assert_eq!(*nics, want, "all four, and only near ones");
     }
     assert!(load(&machine, 16).values().all(|&gpus| gpus == 1));
-    assert!(super::tests::hands(&machine, 2).values().all(|nics| nics.len() == 2), "the limit holds");
+    assert!(
+        super::tests::hands(&machine, 2).values().all(|nics| nics.len() == 2),
+        "the limit holds"
+    );
 }
 
 /// Four GPUs and four NICs at one root complex: every NIC is equally near.
@@ -201,7 +208,11 @@ fn an_unused_nic_is_preferred_among_equally_near_ones() {
     );
     let hands = hands(&machine, 16);
     assert_eq!(hands["0000:01:00.0"], ["a"], "same root complex");
-    assert_eq!(hands["0000:41:00.0"], ["b"], "{hands:?}: both are at its node, and `a` is used already");
+    assert_eq!(
+        hands["0000:41:00.0"],
+        ["b"],
+        "{hands:?}: both are at its node, and `a` is used already"
+    );
 }
 
 #[test]
@@ -256,7 +267,10 @@ fn one_function_with_interface_and_verbs_is_one_nic() {
     ));
     assert_eq!(machine.nics.len(), 2);
     let nic = &machine.nics[0];
-    assert_eq!((nic.name.as_str(), nic.verbs.as_deref(), nic.mbit), ("ens5", Some("mlx5_3"), Some(200_000)));
+    assert_eq!(
+        (nic.name.as_str(), nic.verbs.as_deref(), nic.mbit),
+        ("ens5", Some("mlx5_3"), Some(200_000))
+    );
     assert_eq!(
         (machine.nic("mlx5_3"), machine.nic("ens5"), machine.nic("siw0")),
         (Some(0), Some(0), Some(1))
@@ -279,7 +293,11 @@ fn gpus_without_nics_get_none_and_an_unknown_gpu_gets_all() {
     assert_eq!(hands(&machine, 16)["0000:01:00.0"], [] as [String; 0]);
     let machine = read(FLAT);
     assert_eq!(machine.choose(&hardware(&machine), gpu("00ff:01:00.0"), 2), [0, 1]);
-    assert_eq!(machine.choose(&hardware(&machine), gpu("0000:01:00.0"), 0), [] as [usize; 0], "limit 0");
+    assert_eq!(
+        machine.choose(&hardware(&machine), gpu("0000:01:00.0"), 0),
+        [] as [usize; 0],
+        "limit 0"
+    );
 }
 
 #[test]
@@ -347,12 +365,20 @@ fn assignments_are_balanced_on_random_machines() {
         let mut machine = Machine::default();
         let device = |n: u64, random: &mut dyn FnMut(u64) -> u64| {
             let (root, bridge) = (random(3), random(3));
-            let text = format!("/pci0000:{root:02x}/0000:{root:02x}:{bridge:02x}.0/0000:{:02x}:00.0", 16 + n);
+            let text = format!(
+                "/pci0000:{root:02x}/0000:{root:02x}:{bridge:02x}.0/0000:{:02x}:00.0",
+                16 + n
+            );
             (PciPath::parse(Path::new(&text)).unwrap(), Some((root / 2) as u32))
         };
         for n in 0..1 + random(6) {
             let (path, node) = device(n, &mut random);
-            machine.gpus.push(Gpu { address: path.address(), path: Some(path), node, vendor: 0x10de });
+            machine.gpus.push(Gpu {
+                address: path.address(),
+                path: Some(path),
+                node,
+                vendor: 0x10de,
+            });
         }
         for n in 0..1 + random(12) {
             let (path, node) = device(100 + n, &mut random);
@@ -372,7 +398,9 @@ fn assignments_are_balanced_on_random_machines() {
         let hands: Vec<(Anchor, Vec<usize>)> = machine
             .gpus
             .iter()
-            .map(|gpu| (Anchor::Gpu(gpu.address), machine.choose(&all, Anchor::Gpu(gpu.address), 16)))
+            .map(|gpu| {
+                (Anchor::Gpu(gpu.address), machine.choose(&all, Anchor::Gpu(gpu.address), 16))
+            })
             .collect();
         let held = |nic| hands.iter().filter(|(_, hand)| hand.contains(&nic)).count();
         for (gpu, hand) in &hands {

@@ -66,7 +66,9 @@ const THIS_THREAD: c_int = 0;
 pub fn allowed() -> Result<CpuSet, Errno> {
     let mut set = CpuSet::empty();
     // SAFETY: the set is borrowed mutably, and its size is passed with it.
-    Errno::check(unsafe { libc::sched_getaffinity(THIS_THREAD, size_of::<libc::cpu_set_t>(), &mut set.0) })?;
+    Errno::check(unsafe {
+        libc::sched_getaffinity(THIS_THREAD, size_of::<libc::cpu_set_t>(), &mut set.0)
+    })?;
     Ok(set)
 }
 
@@ -78,8 +80,10 @@ pub fn allowed() -> Result<CpuSet, Errno> {
 #[doc(alias = "sched_setaffinity")]
 pub fn allow(set: &CpuSet) -> Result<(), Errno> {
     // SAFETY: the set is borrowed, and its size is passed with it.
-    Errno::check(unsafe { libc::sched_setaffinity(THIS_THREAD, size_of::<libc::cpu_set_t>(), &set.0) })
-        .map(drop)
+    Errno::check(unsafe {
+        libc::sched_setaffinity(THIS_THREAD, size_of::<libc::cpu_set_t>(), &set.0)
+    })
+    .map(drop)
 }
 
 /// Pins the calling thread to one processor.

@@ -110,7 +110,12 @@ pub fn wait_two(scope: Scope, words: [(&AtomicU32, u32); 2], timeout_ns: u64) ->
 pub fn wake(scope: Scope, word: &AtomicU32) -> u32 {
     // SAFETY: the kernel uses the address only to find sleepers, and does not write the word.
     let returned = unsafe {
-        libc::syscall(libc::SYS_futex, word as *const AtomicU32, libc::FUTEX_WAKE | scope.flag(), i32::MAX)
+        libc::syscall(
+            libc::SYS_futex,
+            word as *const AtomicU32,
+            libc::FUTEX_WAKE | scope.flag(),
+            i32::MAX,
+        )
     };
     Errno::check(returned).map_or(0, |woken| woken as u32)
 }

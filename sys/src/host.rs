@@ -58,7 +58,12 @@ impl LinuxHost {
     /// Creates a host for eventcounts that only threads of this process use.
     pub fn private() -> Self {
         let registered = membarrier::register(Scope::Private).is_ok();
-        Self { scope: Scope::Private, registered, elides: registered, has_waitv: AtomicBool::new(true) }
+        Self {
+            scope: Scope::Private,
+            registered,
+            elides: registered,
+            has_waitv: AtomicBool::new(true),
+        }
     }
 
     /// Creates a host for eventcounts in memory shared between processes. Notifications use the

@@ -78,7 +78,12 @@ unsafe impl Rail for Mixed {
         each!(self, rail => rail.touches(memory))
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         match key {
             ELSEWHERE => Err(AttachError::Unsupported),
             _ => each!(self, rail => rail.import(peer, key, len)),
@@ -190,7 +195,12 @@ unsafe impl Rail for Mixed {
         each!(self, rail => unsafe { rail.place_device(to, from, copy) })
     }
 
-    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+    unsafe fn fetch_device(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
         // SAFETY: our caller guarantees the same contract.
         each!(self, rail => unsafe { rail.fetch_device(from, into, copy) })
     }
@@ -206,8 +216,12 @@ struct Two {
 }
 
 /// The settings of matching in these tests.
-pub const MATCHING: MatchConfig =
-    MatchConfig { pieces: 8, shared_credits: 0, shared_headers: 0, ..MatchConfig::for_streams(256) };
+pub const MATCHING: MatchConfig = MatchConfig {
+    pieces: 8,
+    shared_credits: 0,
+    shared_headers: 0,
+    ..MatchConfig::for_streams(256)
+};
 
 /// Connects two engines with a device and four rails each.
 pub fn join(
@@ -225,7 +239,9 @@ pub fn join(
                     let device = processes[node as usize].device(0).unwrap();
                     let shm = ShmConfig { max_peers: 4, ..ShmConfig::default() };
                     let host = SpinHost::new(1000);
-                    return Mixed::Device(GpuRail::new(device, host, shm, GpuConfig::default()).unwrap());
+                    return Mixed::Device(
+                        GpuRail::new(device, host, shm, GpuConfig::default()).unwrap(),
+                    );
                 };
                 let interface = persona.interfaces[rail % persona.interfaces.len()];
                 let ask = Ask { interface: Some(interface), ..Ask::new(name) };

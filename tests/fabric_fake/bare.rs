@@ -35,7 +35,11 @@ fn connect(engine: &mut Node, addresses: &[Vec<u8>; 2]) -> Result<PeerId, Attach
     Ok(peer)
 }
 
-fn until<const N: usize>(what: &str, all: &mut [Node; N], mut ready: impl FnMut(&mut [Node; N]) -> bool) {
+fn until<const N: usize>(
+    what: &str,
+    all: &mut [Node; N],
+    mut ready: impl FnMut(&mut [Node; N]) -> bool,
+) {
     let end = Instant::now() + Duration::from_secs(20);
     while !ready(all) {
         for node in all.iter_mut() {
@@ -57,7 +61,8 @@ fn joins_over_the_other_rail(seed: u64) {
     let network = network();
     let fake = &network.0;
     let rails = [0, 1, 2].map(|node| rails(fake, node));
-    let addresses = rails.each_ref().map(|node| node.each_ref().map(|rail| rail.address().unwrap()));
+    let addresses =
+        rails.each_ref().map(|node| node.each_ref().map(|rail| rail.address().unwrap()));
     let mut nodes = rails.map(|rails| {
         let mut node = engine(Config { seed, ..Config::DEFAULT }, rails);
         node.attach_failover(failover(&Config::DEFAULT, 4)).unwrap();

@@ -170,7 +170,11 @@ fn memory_that_cannot_be_registered_again_keeps_the_rail_out_of_use() {
     assert_eq!(rail.rejoin(B, &theirs), Err(AttachError::System(libc::ENOMEM)));
     assert!(rail.is_fenced(B) && rail.is_fenced(C));
     assert_eq!(rail.stats().last_error, (libc::ENOMEM, 0));
-    assert!(rail.last_error().is_some_and(|text| text.contains("ENOMEM")), "{:?}", rail.last_error());
+    assert!(
+        rail.last_error().is_some_and(|text| text.contains("ENOMEM")),
+        "{:?}",
+        rail.last_error()
+    );
     assert_eq!(three.read(A, B, 2), Err(PostError::PeerDown));
     assert_eq!(three.network.0.open_objects(), objects - 1, "nothing but the endpoint is closed");
     three.network.0.refuse_registrations(false);

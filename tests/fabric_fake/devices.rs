@@ -83,7 +83,8 @@ impl<const RAILS: usize> Two<RAILS> {
         let driver = FakeDriver::new(behaviour, seed);
         let processes = [driver.process(), driver.process()];
         fake.join_devices(Arc::new(Devices(processes.clone())));
-        let mut nodes = engines::join::<RAILS>(&fake, (name, &persona), seed, 2, Config::DEFAULT, 1 << 16);
+        let mut nodes =
+            engines::join::<RAILS>(&fake, (name, &persona), seed, 2, Config::DEFAULT, 1 << 16);
         let mut devices = [0, 1].map(|node| processes[node].device(0).unwrap());
         let memory = [0, 1].map(|node| {
             let engine = &mut nodes[node].engine;
@@ -156,7 +157,14 @@ enum Words {
 
 /// Sends put-signals of mixed lengths from device memory to device memory. When a signal is
 /// visible, all earlier puts must be visible to kernels, which may poll a word of the device.
-fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words, seed: u64, count: u64) {
+fn put_signals(
+    name: &str,
+    persona: Persona,
+    behaviour: Behaviour,
+    words: Words,
+    seed: u64,
+    count: u64,
+) {
     const SLOTS: u64 = 16;
     const SLOT: u64 = SIZE / SLOTS;
     // Offset of the word, after the longest payload of the last slot.
@@ -190,12 +198,18 @@ fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words,
                 Words::Host => word(&two.nodes[1].engine, two.nodes[1].target.at(0)),
                 Words::Device => u64::from_ne_bytes(two.seen(1, WORD, 8).try_into().unwrap()),
             };
-            assert!((checked..=n).contains(&arrived), "{name}: seed {seed}: {arrived} after {checked}");
+            assert!(
+                (checked..=n).contains(&arrived),
+                "{name}: seed {seed}: {arrived} after {checked}"
+            );
             // Later payloads may have overwritten all but the last few.
             for n in (checked + 1).max(arrived.saturating_sub(SLOTS / 2))..=arrived {
                 let payload = &sent[(n % SLOTS) as usize];
                 let there = two.seen(1, (n % SLOTS) * SLOT, payload.len());
-                assert!(there == *payload, "{name}: seed {seed}: data put before signal {n} is missing");
+                assert!(
+                    there == *payload,
+                    "{name}: seed {seed}: data put before signal {n} is missing"
+                );
             }
             checked = checked.max(arrived);
             // Leaves a few puts in flight.
@@ -304,8 +318,15 @@ fn messages(name: &str, mut two: Two<2>, seed: u64) {
             }
             turn(&mut two.nodes);
         };
-        assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64), "{name}: seed {seed}");
-        assert!(two.seen(1, 0, len) == payload, "{name}: seed {seed}: message {round} of {len} bytes");
+        assert_eq!(
+            (status.outcome, status.delivered),
+            (Received::Ok, len as u64),
+            "{name}: seed {seed}"
+        );
+        assert!(
+            two.seen(1, 0, len) == payload,
+            "{name}: seed {seed}: message {round} of {len} bytes"
+        );
         two.quiet();
     }
 }
@@ -314,8 +335,12 @@ fn messages(name: &str, mut two: Two<2>, seed: u64) {
 fn memory_is_registered_by_dmabuf_if_supported() {
     for (driver, provider) in [(false, true), (true, false), (true, true)] {
         let persona = Persona { dmabuf: provider, ..Persona::efa_direct() };
-        let mut two =
-            Two::<2>::new("efa-direct", persona, Behaviour { dmabuf: driver, ..Behaviour::PLAIN }, 1);
+        let mut two = Two::<2>::new(
+            "efa-direct",
+            persona,
+            Behaviour { dmabuf: driver, ..Behaviour::PLAIN },
+            1,
+        );
         let by_descriptor = if driver && provider { 4 } else { 0 };
         assert_eq!(two.fake.0.device_registrations(), (4, by_descriptor));
         for node in 0..2 {
@@ -338,7 +363,8 @@ fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
     let memory = region(device.alloc(4096).unwrap(), 4096);
     let open = |devices| {
         let ask = Ask { interface: Some(persona.interfaces[0]), devices, ..Ask::new("efa-direct") };
-        FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
+        FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default())
+            .unwrap()
     };
     let reached = |ordinal| direct(processes[0].device(ordinal).unwrap(), Interface::Cuda);
     // A rail without a device, a rail opened without device memory, and a rail with another device.
@@ -360,8 +386,9 @@ fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
     // Host memory that is declared as device memory.
     let mut host = vec![0u8; 4096];
     // SAFETY: `register` refuses the region before any access.
-    let claimed =
-        unsafe { Region::new(NonNull::from(&mut host[0]), 4096, RegionKind::Device { ordinal: 0 }) };
+    let claimed = unsafe {
+        Region::new(NonNull::from(&mut host[0]), 4096, RegionKind::Device { ordinal: 0 })
+    };
     assert_eq!(rail.register(&claimed), Err(AttachError::System(libc::EFAULT)));
 }
 
@@ -394,7 +421,8 @@ impl Sink for Look<'_> {
 fn a_write_is_flushed_before_it_is_reported() {
     const COUNT: u32 = 200;
     // The calm providers also fill whole batches.
-    for (name, persona) in personas().into_iter().flat_map(|(name, p)| [(name, p.clone()), (name, p.calm())])
+    for (name, persona) in
+        personas().into_iter().flat_map(|(name, p)| [(name, p.clone()), (name, p.calm())])
     {
         println!("{name}");
         let persona = persona.with_devices();
@@ -403,8 +431,10 @@ fn a_write_is_flushed_before_it_is_reported() {
         let processes = [driver.process(), driver.process()];
         fake.0.join_devices(Arc::new(Devices(processes.clone())));
         let open = || {
-            let ask = Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new(name) };
-            FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
+            let ask =
+                Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new(name) };
+            FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default())
+                .unwrap()
         };
         let (mut origin, mut target) = (open(), open());
         origin.attach(Peer(0), &target.address().unwrap()).unwrap();
@@ -423,8 +453,10 @@ fn a_write_is_flushed_before_it_is_reported() {
                 break;
             }
             while posted < COUNT {
-                let ptr = NonNull::new(source.ptr().as_ptr().wrapping_add(posted as usize)).unwrap();
-                let (local, at) = (Local { ptr, len: 1, desc }, rail::Remote { key, offset: posted.into() });
+                let ptr =
+                    NonNull::new(source.ptr().as_ptr().wrapping_add(posted as usize)).unwrap();
+                let (local, at) =
+                    (Local { ptr, len: 1, desc }, rail::Remote { key, offset: posted.into() });
                 // SAFETY: `ptr` is leaked memory of sufficient size.
                 unsafe { ptr.write(posted as u8) };
                 // SAFETY: the source is leaked, and the target is registered device memory.
@@ -469,7 +501,8 @@ fn a_read_that_a_fence_finds_complete_is_flushed_before_it_is_reported() {
     fake.0.join_devices(Arc::new(Devices(processes.clone())));
     let open = || {
         let ask = Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new("tcp") };
-        FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
+        FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default())
+            .unwrap()
     };
     let (mut origin, mut target) = (open(), open());
     origin.attach(Peer(0), &target.address().unwrap()).unwrap();
@@ -528,11 +561,14 @@ fn a_short_write_from_a_device_is_posted_and_one_from_the_processor_copied() {
         fake.0.join_devices(Arc::new(Devices(processes.clone())));
         let mut device = processes[0].device(0).unwrap();
         let open = || {
-            let ask = Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new("efa") };
-            FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
+            let ask =
+                Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new("efa") };
+            FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default())
+                .unwrap()
         };
         let (mut rail, mut target) = (open(), open());
-        let attach = |rail: &mut FabricRail| rail.attach(Peer(0), &target.address().unwrap()).unwrap();
+        let attach =
+            |rail: &mut FabricRail| rail.attach(Peer(0), &target.address().unwrap()).unwrap();
         if attached_before {
             attach(&mut rail);
         }

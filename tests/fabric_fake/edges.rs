@@ -87,7 +87,8 @@ fn e11_many_senders_do_not_overrun_an_unprotected_queue() {
     // All other nodes write to node 0, which does not poll.
     for _ in 0..500 {
         for node in &mut nodes[1..] {
-            let _ = node.engine.put(CX, node.source.at(0), 64, node.remotes[0].at(0), Notice::Silent);
+            let _ =
+                node.engine.put(CX, node.source.at(0), 64, node.remotes[0].at(0), Notice::Silent);
             node.engine.progress();
         }
     }
@@ -107,7 +108,9 @@ fn e12_send_completions_and_arrivals_in_one_queue_are_distinguished() {
 
 #[test]
 fn e14_a_target_that_only_polls_executes_operations() {
-    for (name, persona) in [("cxi", Persona::cxi()), ("psm3", Persona::psm3()), ("efa", Persona::efa())] {
+    for (name, persona) in
+        [("cxi", Persona::cxi()), ("psm3", Persona::psm3()), ("efa", Persona::efa())]
+    {
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 14);
         let bytes = two.fill(50_000, 14);
         two.put(0, 50_000, 0);
@@ -115,7 +118,11 @@ fn e14_a_target_that_only_polls_executes_operations() {
             two.nodes[0].engine.progress();
         }
         let peer = two.nodes[0].peers[1];
-        assert_eq!(two.nodes[0].engine.is_quiet(CX, peer), Ok(false), "{name}: the target makes no progress");
+        assert_eq!(
+            two.nodes[0].engine.is_quiet(CX, peer),
+            Ok(false),
+            "{name}: the target makes no progress"
+        );
         two.quiet();
         assert_eq!(two.there(0, 50_000), bytes, "{name}");
     }
@@ -139,7 +146,9 @@ fn e16_a_process_reaches_itself() {
         node.engine
             .put_signal(CX, node.source.at(0), 5000, node.remotes[0].at(64), signal, Notice::Silent)
             .unwrap();
-        turn_until(&mut two.nodes, name, |nodes| word(&nodes[0].engine, nodes[0].target.at(0)) == 9);
+        turn_until(&mut two.nodes, name, |nodes| {
+            word(&nodes[0].engine, nodes[0].target.at(0)) == 9
+        });
     }
 }
 

@@ -45,7 +45,10 @@ fn persona() -> Persona {
     Persona { interfaces: INTERFACES.to_vec(), ..Persona::tcp() }
 }
 
-fn prepare<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>, matching: MatchConfig) {
+fn prepare<R: Rail, const RAILS: usize>(
+    engine: &mut Engine<'static, R, RAILS>,
+    matching: MatchConfig,
+) {
     let memory = Box::leak(Box::new(MatchStorage::new(&matching, 2, 32, 32)));
     engine.attach_matching(matching, memory.memory()).unwrap();
     engine.attach_failover(failover(&Config::DEFAULT, 2)).unwrap();
@@ -83,7 +86,9 @@ fn run<R: Rail, const RAILS: usize>(
         if turn < until && random.below(200) == 0 {
             let uses = |other: usize| {
                 let used = |node: &Node<R, RAILS>| {
-                    node.peers.iter().all(|&peer| node.engine.rail_error(peer, id(other)) == Ok(None))
+                    node.peers
+                        .iter()
+                        .all(|&peer| node.engine.rail_error(peer, id(other)) == Ok(None))
                 };
                 !down[other] && nodes.iter().all(used)
             };
@@ -93,7 +98,8 @@ fn run<R: Rail, const RAILS: usize>(
             } else if uses(rail) && (0..rails).any(|other| other != rail && uses(other)) {
                 match random.below(3) {
                     0 => {
-                        let (node, of) = (&mut nodes[random.below(2) as usize], random.below(2) as usize);
+                        let (node, of) =
+                            (&mut nodes[random.below(2) as usize], random.below(2) as usize);
                         let peer = node.peers[of];
                         _ = node.engine.disable_rail(peer, id(rail));
                         _ = node.engine.enable_rail(peer, id(rail));
@@ -137,7 +143,9 @@ fn run<R: Rail, const RAILS: usize>(
     }
     traffic.end(&nodes);
     for node in &nodes {
-        node.peers.iter().for_each(|&peer| assert_eq!(node.engine.peer_error(peer), Ok(None), "seed {seed}"));
+        node.peers
+            .iter()
+            .for_each(|&peer| assert_eq!(node.engine.peer_error(peer), Ok(None), "seed {seed}"));
         let stats = node.engine.stats();
         totals.failed += stats.rails_failed;
         totals.reposted += stats.reposted;
@@ -168,13 +176,22 @@ fn nics_fail_that_access_device_memory() {
         fake.join_devices(Arc::new(Devices(processes.clone())));
         let size = devices::size(2);
         let this = (("tcp", &persona), (seed, false));
-        let mut nodes =
-            engines::join_prepared::<RAILS>(&fake, this.0, this.1, 2, Config::DEFAULT, size, |engine| {
+        let mut nodes = engines::join_prepared::<RAILS>(
+            &fake,
+            this.0,
+            this.1,
+            2,
+            Config::DEFAULT,
+            size,
+            |engine| {
                 prepare(engine, SMALL);
-            });
+            },
+        );
         let mut memory = [0, 1].map(|node| processes[node].device(0).unwrap());
-        let at: Vec<_> =
-            memory.iter_mut().map(|device| [0, 1].map(|_| device.alloc(size as u64).unwrap())).collect();
+        let at: Vec<_> = memory
+            .iter_mut()
+            .map(|device| [0, 1].map(|_| device.alloc(size as u64).unwrap()))
+            .collect();
         let ids = (0..2).map(|node| {
             let engine = &mut nodes[node].engine;
             for rail in 0..RAILS {
@@ -212,7 +229,9 @@ fn rails_fail_that_carry_device_memory_in_messages() {
         });
         let (mut ids, mut at) = (vec![], vec![]);
         for node in &mut nodes {
-            let Some(Mixed::Device(rail)) = node.engine.rail_mut(RailId(0)) else { panic!("no device") };
+            let Some(Mixed::Device(rail)) = node.engine.rail_mut(RailId(0)) else {
+                panic!("no device")
+            };
             let both = [0, 1].map(|_| rail.alloc(size as u64).unwrap());
             ids.push(both.map(|at| node.engine.register(region(at, size as u64)).unwrap()));
             at.push(both);

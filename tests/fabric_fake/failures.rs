@@ -41,13 +41,16 @@ impl Sink for Seen {
 /// A silent peer fails at the deadline, whether or not `check_peers` is called.
 fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
     let fake = Fake::new(persona.calm(), 1);
-    let offer = negotiate(fake.library(), &Ask { interface: Some(interface), ..Ask::new(name) }).unwrap();
-    let config = FabricConfig { deadline: Some(Duration::from_millis(50)), ..FabricConfig::default() };
+    let offer =
+        negotiate(fake.library(), &Ask { interface: Some(interface), ..Ask::new(name) }).unwrap();
+    let config =
+        FabricConfig { deadline: Some(Duration::from_millis(50)), ..FabricConfig::default() };
     let mut origin = FabricRail::open(&offer, config).unwrap();
     let target = rail(&fake, name, interface, 9);
     origin.attach(Peer(0), &target.address().unwrap()).unwrap();
     fake.kill(&target.address().unwrap());
-    let posted = origin.post_message(Peer(0), b"are you there", Untrusted::from_slice(&[0; 500]), 4);
+    let posted =
+        origin.post_message(Peer(0), b"are you there", Untrusted::from_slice(&[0; 500]), 4);
     assert!(posted.is_ok(), "{posted:?}");
     let (mut seen, begun) = (Seen::default(), std::time::Instant::now());
     while seen.down.is_empty() {
@@ -85,7 +88,10 @@ fn a_poll_reads_on_after_a_full_batch() {
         let mut link = pair(&fake, name, interface, 2);
         let (mut here, mut seen) = (Seen::default(), Seen::default());
         for n in 0..50 {
-            while link.rails[0].post_message(link.to, &[1; 16], Untrusted::from_slice(&[]), n).is_err() {
+            while link.rails[0]
+                .post_message(link.to, &[1; 16], Untrusted::from_slice(&[]), n)
+                .is_err()
+            {
                 link.rails[0].poll(32, &mut here);
             }
         }
@@ -150,7 +156,8 @@ fn a_post_in_flight_keeps_only_its_own_memory() {
     let mut two = efa::<1>(Config::DEFAULT, 8);
     let mut other = vec![0u64; 512];
     // SAFETY: `other` outlives its registration, and nothing else uses it.
-    let other = unsafe { Region::new(NonNull::from(&mut other[..]).cast(), 4096, RegionKind::Private) };
+    let other =
+        unsafe { Region::new(NonNull::from(&mut other[..]).cast(), 4096, RegionKind::Private) };
     let other = two.nodes[0].engine.register(other).unwrap();
     two.put(0, 4096, 0);
     let source = two.nodes[0].source;
@@ -158,8 +165,9 @@ fn a_post_in_flight_keeps_only_its_own_memory() {
     assert_eq!(engine.deregister(source), Err(AttachError::InUse(Use::Posts(RailId(0)))));
     assert_eq!(engine.deregister(other), Ok(()));
     two.quiet();
-    let got = two
-        .issue(|node| node.engine.get(CX, node.source.at(0), 4096, node.remotes[1].at(0), Notice::Report(1)));
+    let got = two.issue(|node| {
+        node.engine.get(CX, node.source.at(0), 4096, node.remotes[1].at(0), Notice::Report(1))
+    });
     assert!(two.nodes[0].engine.deregister(source).is_err(), "a read fills it");
     assert!(two.end(got).is_some());
     assert_eq!(two.nodes[0].engine.deregister(source), Ok(()));

@@ -65,17 +65,22 @@ fn memory_stays_in_use_until_an_abandoned_copy_finishes() {
     let process = FakeDriver::new(Behaviour::PLAIN, 1).process();
     fake.0.join_devices(Arc::new(Devices([process.clone(), process.clone()])));
     let mut device = process.device(0).unwrap();
-    let ask = Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new("efa-direct") };
+    let ask =
+        Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new("efa-direct") };
     let offer = negotiate(fake.0.library(), &ask).unwrap();
     let mut rail = FabricRail::open(&offer, FabricConfig::default()).unwrap();
     let copies = Arc::new(AtomicBool::new(true));
-    rail.reach(Box::new(Slow(direct(process.device(0).unwrap(), Interface::Cuda), copies.clone()))).unwrap();
-    let [used, freed, host] =
-        [region(device.alloc(4096).unwrap(), 4096), region(device.alloc(4096).unwrap(), 4096), leaked(64)]
-            .map(|memory| {
-                let (key, desc) = rail.register(&memory).unwrap();
-                (key, Local { ptr: memory.ptr(), len: memory.len(), desc })
-            });
+    rail.reach(Box::new(Slow(direct(process.device(0).unwrap(), Interface::Cuda), copies.clone())))
+        .unwrap();
+    let [used, freed, host] = [
+        region(device.alloc(4096).unwrap(), 4096),
+        region(device.alloc(4096).unwrap(), 4096),
+        leaked(64),
+    ]
+    .map(|memory| {
+        let (key, desc) = rail.register(&memory).unwrap();
+        (key, Local { ptr: memory.ptr(), len: memory.len(), desc })
+    });
     assert!(!rail.touches(used.1));
     // SAFETY: the target is registered device memory.
     let placed = unsafe { rail.write_device(used.1, Untrusted::from_slice(&[1; 8])) };

@@ -11,12 +11,19 @@ use crate::engines::join;
 
 /// Runs until all engines have shut down. Each process stops its progress when its engine is done.
 /// If `dies`, its endpoint is killed too.
-fn run<const RAILS: usize>(fake: &Fake, seed: u64, nodes: Vec<Node<FabricRail, RAILS>>, dies: bool) -> u64 {
+fn run<const RAILS: usize>(
+    fake: &Fake,
+    seed: u64,
+    nodes: Vec<Node<FabricRail, RAILS>>,
+    dies: bool,
+) -> u64 {
     let address = |node: &Node<FabricRail, RAILS>, rail| {
         node.engine.rail(RailId(rail as u8)).map(|rail: &FabricRail| rail.address().unwrap())
     };
-    let all: Vec<Vec<_>> =
-        nodes.iter().map(|node| (0..RAILS).filter_map(|rail| address(node, rail)).collect()).collect();
+    let all: Vec<Vec<_>> = nodes
+        .iter()
+        .map(|node| (0..RAILS).filter_map(|rail| address(node, rail)).collect())
+        .collect();
     goodbye::run(seed, nodes, 1, |me| {
         if dies {
             all[me].iter().for_each(|address| fake.kill(address));

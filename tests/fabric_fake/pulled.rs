@@ -68,9 +68,17 @@ fn run<const RAILS: usize>(seed: u64, given: Option<Plan>) -> (u64, u64) {
     let mut random = Random(!seed);
     let inject = random.below(2) == 0;
     let make = |nodes: u16, config: Config, size| {
-        join_prepared::<RAILS>(&fake, ("tcp", &persona), (seed, inject), nodes, config, size, |engine| {
-            engine.attach_failover(failover(&config, nodes.into())).unwrap();
-        })
+        join_prepared::<RAILS>(
+            &fake,
+            ("tcp", &persona),
+            (seed, inject),
+            nodes,
+            config,
+            size,
+            |engine| {
+                engine.attach_failover(failover(&config, nodes.into())).unwrap();
+            },
+        )
     };
     let mut choices = Random(seed.wrapping_mul(0x9e37_79b9));
     let nodes = if given.is_some() { 4 } else { 2 + (seed % 2) as usize };
@@ -99,7 +107,9 @@ fn run<const RAILS: usize>(seed: u64, given: Option<Plan>) -> (u64, u64) {
     (0..LATE / 4).for_each(|_| turn(&mut fleet));
     streams.end(&fleet);
     for node in &fleet {
-        node.peers.iter().for_each(|&peer| assert_eq!(node.engine.peer_error(peer), Ok(None), "seed {seed}"));
+        node.peers
+            .iter()
+            .for_each(|&peer| assert_eq!(node.engine.peer_error(peer), Ok(None), "seed {seed}"));
     }
     drop(fleet);
     assert_eq!(fake.violations(), [] as [String; 0], "seed {seed}");
@@ -119,9 +129,16 @@ fn streams_over_tcp_are_what_the_model_says_while_cables_are_pulled() {
         };
         (strays, late) = (strays + left, late + landed);
     }
-    println!("{} seeds, the last is {:?}: {strays} strays, {late} landed late", seeds.len(), seeds.last());
+    println!(
+        "{} seeds, the last is {:?}: {strays} strays, {late} landed late",
+        seeds.len(),
+        seeds.last()
+    );
     // Checks the coverage of the test. A fence drops the other strays.
-    assert!(seeds.len() < 100 || (late > 0 && late < strays), "{strays} strays, {late} landed late");
+    assert!(
+        seeds.len() < 100 || (late > 0 && late < strays),
+        "{strays} strays, {late} landed late"
+    );
 }
 
 /// Each end reports a rail failure over the rail that is dead at the other end, so both reports are

@@ -31,7 +31,10 @@ fn runs(name: &str, persona: &Persona, count: u64) {
     let mut all = lives::Seen::default();
     for seed in seeds(count) {
         let fake = Fake::new(Persona { jitter: 50, ..persona.clone() }, seed);
-        let rails = [[rail(&fake, (name, persona), 2 * seed)], [rail(&fake, (name, persona), 2 * seed + 1)]];
+        let rails = [
+            [rail(&fake, (name, persona), 2 * seed)],
+            [rail(&fake, (name, persona), 2 * seed + 1)],
+        ];
         let addresses = rails.each_ref().map(|[rail]| rail.address().unwrap());
         let config = Config { window: [4, 16, 128][seed as usize % 3], ..Config::DEFAULT };
         let seen = lives::run::<_, 1>(seed, config, |_| (), rails, &move |engine, me, peer| {
@@ -73,7 +76,8 @@ fn a_queued_completion_of_an_earlier_attachment_is_not_counted_in_the_next() {
         behaviour::write(&a, source.at(0), &[7; 8192]);
         let mut handle = [0; 512];
         let len = b.export(target, &mut handle).unwrap();
-        let meet = |a: &mut Engine<'static, FabricRail, 1>, b: &mut Engine<'static, FabricRail, 1>| {
+        let meet = |a: &mut Engine<'static, FabricRail, 1>,
+                    b: &mut Engine<'static, FabricRail, 1>| {
             let (to, from) = (a.reserve_peer().unwrap(), b.reserve_peer().unwrap());
             attach(a, to, &theirs);
             attach(b, from, &ours);
@@ -101,7 +105,10 @@ fn a_queued_completion_of_an_earlier_attachment_is_not_counted_in_the_next() {
             a.progress();
             b.progress();
         }
-        assert!(read(&b, target.at(64), 2048) == [7; 2048], "seed {seed}: the signal came before its data");
+        assert!(
+            read(&b, target.at(64), 2048) == [7; 2048],
+            "seed {seed}: the signal came before its data"
+        );
         assert_eq!((a.peer_error(to), b.peer_error(from)), (Ok(None), Ok(None)), "seed {seed}");
         stale += b.stats().stale;
     }

@@ -79,7 +79,9 @@ impl<const RAILS: usize> Two<RAILS> {
             ended = nodes[0].engine.test(token).expect("its token is valid");
             ended.is_some()
         });
-        ended.filter(|completion| completion.outcome == Outcome::Done).map(|completion| completion.value)
+        ended
+            .filter(|completion| completion.outcome == Outcome::Done)
+            .map(|completion| completion.value)
     }
 
     pub fn quiet(&mut self) {

@@ -9,7 +9,9 @@ use fishplate::guard::Guard;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, RailId, Region, RegionKind, Untrusted};
 use fishplate_core::op::{Amo, AmoOp, AmoSet};
-use fishplate_core::rail::{Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{
+    Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink,
+};
 use fishplate_shm::{ShmConfig, socket_pair};
 
 use crate::conformance::{Fixture, Link};
@@ -61,7 +63,12 @@ unsafe impl Rail for Recorder {
     fn import(&mut self, _: Peer, _: RailKey, _: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         self.note("import", Err(AttachError::Full("imports")))
     }
-    fn try_import(&mut self, _: Peer, _: RailKey, _: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn try_import(
+        &mut self,
+        _: Peer,
+        _: RailKey,
+        _: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         self.note("try_import", Ok(None))
     }
     fn touches(&mut self, _: Local) -> bool {
@@ -115,7 +122,13 @@ unsafe impl Rail for Recorder {
     ) -> Result<Posted, PostError> {
         self.note("post_write_checked", Ok(Posted::Pending))
     }
-    unsafe fn post_read(&mut self, _: Peer, _: Local, _: Remote, _: u64) -> Result<Posted, PostError> {
+    unsafe fn post_read(
+        &mut self,
+        _: Peer,
+        _: Local,
+        _: Remote,
+        _: u64,
+    ) -> Result<Posted, PostError> {
         self.note("post_read", Err(PostError::BadKey))
     }
     unsafe fn post_rendezvous_read(
@@ -127,7 +140,13 @@ unsafe impl Rail for Recorder {
     ) -> Result<Posted, PostError> {
         self.note("post_rendezvous_read", Ok(Posted::Done))
     }
-    fn post_message(&mut self, _: Peer, _: &[u8], _: Untrusted<'_>, _: u64) -> Result<Posted, PostError> {
+    fn post_message(
+        &mut self,
+        _: Peer,
+        _: &[u8],
+        _: Untrusted<'_>,
+        _: u64,
+    ) -> Result<Posted, PostError> {
         self.note("post_message", Err(PostError::Again))
     }
     unsafe fn post_atomic(
@@ -154,7 +173,11 @@ unsafe impl Rail for Recorder {
     unsafe fn copy_to(&mut self, _: Peer, _: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
         self.note("copy_to", Some(Err(PostError::BadKey)))
     }
-    unsafe fn copy_from(&mut self, _: Peer, _: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(
+        &mut self,
+        _: Peer,
+        _: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         self.note("copy_from", Some(Ok(())))
     }
     fn reads_addresses(&self, _: Peer) -> bool {
@@ -169,10 +192,20 @@ unsafe impl Rail for Recorder {
     unsafe fn read_device(&mut self, _: Local, _: &mut [u8]) -> Result<(), PostError> {
         self.note("fetch", Err(PostError::Again))
     }
-    unsafe fn place_device(&mut self, _: Local, _: Untrusted<'_>, _: &mut u32) -> Result<(), PostError> {
+    unsafe fn place_device(
+        &mut self,
+        _: Local,
+        _: Untrusted<'_>,
+        _: &mut u32,
+    ) -> Result<(), PostError> {
         self.note("place_device", Err(PostError::Again))
     }
-    unsafe fn fetch_device(&mut self, _: Local, _: &mut [u8], _: &mut u32) -> Result<(), PostError> {
+    unsafe fn fetch_device(
+        &mut self,
+        _: Local,
+        _: &mut [u8],
+        _: &mut u32,
+    ) -> Result<(), PostError> {
         self.note("fetch_device", Err(PostError::Again))
     }
     fn notify(&mut self, _: Peer) {
@@ -302,7 +335,8 @@ guarded! {
 }
 
 fn private(seed: u64) -> Link<shared::TestRail> {
-    let config = ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() };
+    let config =
+        ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() };
     let (mut origin, mut target) = (shared::rail(config.clone()), shared::rail(config));
     let [second, first] = shared::meet(&origin, &target, socket_pair().unwrap());
     let (to, from) = (Peer(5), Peer(2));

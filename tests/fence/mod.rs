@@ -60,7 +60,8 @@ impl Fence {
         assert!(bytes.len() <= self.len);
         // SAFETY: the accessible pages start here and hold `len` bytes. This value owns them, and
         // they are borrowed with it.
-        let place = unsafe { std::slice::from_raw_parts_mut(self.base.add(self.page), bytes.len()) };
+        let place =
+            unsafe { std::slice::from_raw_parts_mut(self.base.add(self.page), bytes.len()) };
         place.copy_from_slice(bytes);
         place
     }

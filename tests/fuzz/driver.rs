@@ -42,8 +42,12 @@ impl Random {
 /// Runs a parser on its saved corpus, on its samples, and on mutations until `time` is up. Fails
 /// with a message that shows the input.
 pub fn drive(target: &Target, corpus: &Path, seed: u64, time: Duration) -> Result<Count, String> {
-    let mut bench =
-        Bench { target, fence: Fence::new(LONGEST), again: vec![0; LONGEST], count: Count::default() };
+    let mut bench = Bench {
+        target,
+        fence: Fence::new(LONGEST),
+        again: vec![0; LONGEST],
+        count: Count::default(),
+    };
     if env::var_os("FISHPLATE_FUZZ_SAVE").is_some() {
         save(target, corpus);
     }
@@ -69,7 +73,11 @@ pub fn drive(target: &Target, corpus: &Path, seed: u64, time: Duration) -> Resul
         if n < 64 && saved.is_empty() || n.is_multiple_of(64) {
             let len = (target.sample)(number(seed, n), &mut sample);
             if !bench.check(&sample[..len], "valid")? {
-                return Err(format!("{}: its own sample is refused: {}", target.name, hex(&sample[..len])));
+                return Err(format!(
+                    "{}: its own sample is refused: {}",
+                    target.name,
+                    hex(&sample[..len])
+                ));
             }
         }
         for _ in 0..1 + random.below(4) {
@@ -98,7 +106,8 @@ impl Bench<'_> {
         };
         let name = target.name;
         let read = catch_unwind(AssertUnwindSafe(|| (target.read)(placed, again)));
-        let accepted = read.map_err(|_| format!("{name}: panics at an input ({what}): {}", hex(input)))?;
+        let accepted =
+            read.map_err(|_| format!("{name}: panics at an input ({what}): {}", hex(input)))?;
         if let Some(same) = accepted
             && input.get(..same) != Some(&again[..same])
         {
@@ -175,7 +184,8 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
             let mut there = [0; 8];
             there[..width].copy_from_slice(&input[at..at + width]);
             let there = u64::from_le_bytes(there) as usize;
-            let (start, other) = (at + width, [0, 1, there.wrapping_sub(1), there + 1, random.below(1200)]);
+            let (start, other) =
+                (at + width, [0, 1, there.wrapping_sub(1), there + 1, random.below(1200)]);
             let other = other[random.below(other.len())];
             if start + there <= len && other < LONGEST / 2 && (width == 2 || other < 256) {
                 input[at..start].copy_from_slice(&(other as u64).to_le_bytes()[..width]);
@@ -194,7 +204,8 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
 
 /// Returns the saved inputs, sorted by name.
 fn saved(corpus: &Path, name: &str) -> Vec<Vec<u8>> {
-    let files = fs::read_dir(corpus.join(name)).map(|dir| dir.flatten().map(|file| file.path()).collect());
+    let files =
+        fs::read_dir(corpus.join(name)).map(|dir| dir.flatten().map(|file| file.path()).collect());
     let mut files: Vec<_> = files.unwrap_or_default();
     files.sort();
     files.iter().map(|file| fs::read(file).expect("a file of the corpus")).collect()

@@ -9,7 +9,9 @@ use fishplate::sys::fabric::{Ask, FabricConfig, FabricRail, Library, Offer, nego
 use fishplate::{Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{Asleep, Config, ContextId, Engine, HANDLE_MAX, Notice, Signal, Waiter};
+use fishplate_core::engine::{
+    Asleep, Config, ContextId, Engine, HANDLE_MAX, Notice, Signal, Waiter,
+};
 use fishplate_core::error::{OpError, PeerError};
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind};
 use fishplate_core::op::{Amo, AmoOp, SignalOp};
@@ -149,7 +151,8 @@ impl Victim {
         let memory = leak(2 * EDGE + SIZE);
         let first = NonNull::from(&mut memory[EDGE / 8]).cast();
         // SAFETY: the memory is leaked, and the test reads it only between calls of the engine.
-        let region = engine.register(unsafe { Region::new(first, SIZE, RegionKind::Private) }).unwrap();
+        let region =
+            engine.register(unsafe { Region::new(first, SIZE, RegionKind::Private) }).unwrap();
         let mut forks = Forks::begin();
         forks.fork(&[&[HONEST][..], &address(&engine)].concat());
         let end = soon();
@@ -161,7 +164,8 @@ impl Victim {
         };
         let honest = join(&mut engine, &theirs);
         let meter = Meter::new();
-        let mut victim = Victim { engine, honest, region, memory, posted: 0, rounds: 0, asks: true, meter };
+        let mut victim =
+            Victim { engine, honest, region, memory, posted: 0, rounds: 0, asks: true, meter };
         while victim.rounds < ROUNDS {
             victim.turn();
             assert!(Instant::now() < end, "{} rounds", victim.rounds);
@@ -228,7 +232,9 @@ impl Victim {
         let mut waiter = Waiter::awake(&host, &never);
         let mut handle = [0; HANDLE_MAX];
         let len = self.engine.export(self.region, &mut handle).unwrap();
-        hostile.fork(&[&[RAIL, trick as u8, len as u8], &handle[..len], &address(&self.engine)].concat());
+        hostile.fork(
+            &[&[RAIL, trick as u8, len as u8], &handle[..len], &address(&self.engine)].concat(),
+        );
         let deadline = soon();
         // The key and the base of its memory, and its address.
         let theirs = loop {
@@ -253,8 +259,9 @@ impl Victim {
             let _ = meter.call("send", || engine.send(CX, peer, ANY, bytes, Notice::Silent));
             let _ = meter.call("put", || engine.put(CX, from, 64, at, Notice::Silent));
             let _ = meter.call("long put", || engine.put(CX, from, 8192, at, Notice::Silent));
-            let _ =
-                meter.call("put_signal", || engine.put_signal(CX, from, 1024, at, signal, Notice::Silent));
+            let _ = meter.call("put_signal", || {
+                engine.put_signal(CX, from, 1024, at, signal, Notice::Silent)
+            });
             let _ = meter.call("get", || engine.get(CX, region.at(READ), 8192, at, Notice::Silent));
             let _ = meter.call("fetch", || engine.fetch(CX, at, add, 1));
             let _ = meter.call("quiet", || engine.quiet(CX, peer, &mut waiter, 1));
@@ -267,7 +274,10 @@ impl Victim {
                 break why;
             }
             let done = self.rounds - rounds;
-            assert!(Instant::now() < deadline, "{name}: played {has_played}, {why:?}, {done} rounds");
+            assert!(
+                Instant::now() < deadline,
+                "{name}: played {has_played}, {why:?}, {done} rounds"
+            );
         };
         let Victim { engine, meter, .. } = self;
         meter.call("remove_peer", || engine.remove_peer(peer)).unwrap();

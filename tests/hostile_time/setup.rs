@@ -47,7 +47,15 @@ fn card(id: u64) -> Card {
         address: vec![1, 2, 3],
         mbit: 1000,
     };
-    Card { id, transport: 0, window: 16, contexts: 1, first_sequence: 0, user: 0, rails: vec![rail] }
+    Card {
+        id,
+        transport: 0,
+        window: 16,
+        contexts: 1,
+        first_sequence: 0,
+        user: 0,
+        rails: vec![rail],
+    }
 }
 
 /// Connects. Tries again until somebody listens.
@@ -184,7 +192,9 @@ fn reset(at: SocketAddr) {
         let len = size_of_val(&linger) as libc::socklen_t;
         let value = (&raw const linger).cast();
         // SAFETY: `linger` lives during the call, and its size is passed with it.
-        unsafe { libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len) };
+        unsafe {
+            libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len)
+        };
         let _ = (&stream).write(b"FP");
     }
 }
@@ -228,8 +238,12 @@ pub const TRICKS: &[Trick] = &[
         byte_by_byte(&mut below(at), &wire_message(3, 20_000, &[7; 20_000]));
     }),
     ("a flood of messages", Wire, |at| flood(below(at), 20_000, &wire_message(3, 10, &[7; 10]))),
-    ("half a message", Wire, |at| below(at).write_all(&wire_message(3, 60_000, &[7; 30_000])).unwrap()),
-    ("a message too long", Wire, |at| below(at).write_all(&wire_message(3, 1 << 17, &[7; 9])).unwrap()),
+    ("half a message", Wire, |at| {
+        below(at).write_all(&wire_message(3, 60_000, &[7; 30_000])).unwrap()
+    }),
+    ("a message too long", Wire, |at| {
+        below(at).write_all(&wire_message(3, 1 << 17, &[7; 9])).unwrap()
+    }),
     ("strangers of a job that say nothing", Meeting, |at| pour(at, 100, &[])),
     ("strangers of a job that make noise", Meeting, |at| pour(at, 20, &[0xee; 60_000])),
     ("a wrong cookie", Meeting, |at| pour(at, 70, &HELLO)),
@@ -286,7 +300,8 @@ fn suffers(hostile: &mut Forks, trick: usize) -> Took {
                 assert!(Instant::now() < end, "{name}: the honest peer did not meet the listener");
                 if honest.is_none() && hostile.heard().is_some() {
                     let honest_card = card(3);
-                    honest = Some(thread::spawn(move || connect(&at.to_string(), &honest_card, soon())));
+                    honest =
+                        Some(thread::spawn(move || connect(&at.to_string(), &honest_card, soon())));
                 }
             }
             honest.expect("it has met the listener").join().unwrap().unwrap();
@@ -317,7 +332,9 @@ fn suffers(hostile: &mut Forks, trick: usize) -> Took {
             let check = || {
                 meter.lap("lead");
                 if honest.is_none() && hostile.heard().is_some() {
-                    honest = Some(thread::spawn(move || Job::follow(&id, 1, 2, Duration::from_secs(20))));
+                    honest = Some(thread::spawn(move || {
+                        Job::follow(&id, 1, 2, Duration::from_secs(20))
+                    }));
                 }
                 Ok(())
             };

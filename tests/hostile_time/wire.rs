@@ -73,7 +73,8 @@ pub fn play(offer: &Offer, trick: usize, order: &[u8]) {
     let mut rail = FabricRail::open(offer, FABRIC).unwrap();
     let memory = Box::leak(vec![0u64; SIZE / 8].into_boxed_slice());
     // SAFETY: the memory is leaked, and nothing here refers to it.
-    let region = unsafe { Region::new(NonNull::from(&mut memory[0]).cast(), SIZE, RegionKind::Private) };
+    let region =
+        unsafe { Region::new(NonNull::from(&mut memory[0]).cast(), SIZE, RegionKind::Private) };
     let (key, desc) = rail.register(&region).unwrap();
     rail.attach(VICTIM, address).unwrap();
     tell(&[&key.key.to_le_bytes()[..], &key.base.to_le_bytes(), &rail.address().unwrap()].concat());
@@ -115,7 +116,9 @@ impl Hostile {
 
     /// Sends a message.
     fn say(&mut self, message: &[u8]) {
-        self.insist(|rail| rail.post_message(VICTIM, message, Untrusted::from_slice(&[]), 0).map(drop));
+        self.insist(|rail| {
+            rail.post_message(VICTIM, message, Untrusted::from_slice(&[]), 0).map(drop)
+        });
         self.poll();
     }
 
@@ -128,7 +131,8 @@ impl Hostile {
         let end = soon();
         loop {
             self.poll();
-            if let Some(hello) = self.seen.0.iter().find(|message| message.first() == Some(&HELLO)) {
+            if let Some(hello) = self.seen.0.iter().find(|message| message.first() == Some(&HELLO))
+            {
                 return u32::from_le_bytes(number(&hello[4..8]));
             }
             assert!(std::time::Instant::now() < end, "no Hello came");
@@ -164,8 +168,10 @@ impl Hostile {
         // The length covers the offset, so that our own rail accepts the write.
         let _ = self.rail.import(VICTIM, to, (offset + 8).max(1 << 20));
         let remote = Remote { key: to, offset };
-        // SAFETY: the memory is leaked and registered.
-        self.insist(|rail| unsafe { rail.post_write(VICTIM, local, remote, Some(word), 0) }.map(drop));
+        self.insist(|rail| {
+            // SAFETY: the memory is leaked and registered.
+            unsafe { rail.post_write(VICTIM, local, remote, Some(word), 0) }.map(drop)
+        });
     }
 
     /// Connects to the victim's port.
@@ -450,7 +456,9 @@ pub const TRICKS: &[Trick] = &[
         }
     }),
     ("noise at the port", Any, |it| (0..20).for_each(|_| pour(it, &noise(60_000)))),
-    ("a request of another protocol", Any, |it| pour(it, b"GET / HTTP/1.1\r\nHost: victim\r\n\r\n")),
+    ("a request of another protocol", Any, |it| {
+        pour(it, b"GET / HTTP/1.1\r\nHost: victim\r\n\r\n")
+    }),
     ("one byte at the port", Any, |it| pour(it, &[3])),
     ("half the head of a connection request", Any, |it| {
         let request = it.connection_request();
@@ -469,7 +477,9 @@ pub const TRICKS: &[Trick] = &[
     ("a stranger whose frames are noise", Any, |it| it.connect(&noise(60_000))),
     ("half the head of a stranger's frame", Any, |it| it.connect(&[3, 0, 0, 0, 0, 0, 16])),
     ("a stranger's frame of an endless payload", Any, |it| {
-        it.connect(&[&[3, 0, 0, 0, 0, 0, 16, 0][..], &(1u64 << 62).to_be_bytes(), &[7; 100]].concat());
+        it.connect(
+            &[&[3, 0, 0, 0, 0, 0, 16, 0][..], &(1u64 << 62).to_be_bytes(), &[7; 100]].concat(),
+        );
     }),
     ("a stranger's write to an address", Any, |it| {
         let head = [3, 4, 0, 0, 0, 1, 40, 0];

@@ -15,7 +15,10 @@ const KNOWN: [(&str, &str, &[&str]); 2] = [
         "engine",
         // Five small types of these modules belong in a lower layer: `Parting`, `Meeting`,
         // `MatchLimits`, `Form`, `Notice`.
-        &["close", "epoch", "failover", "joint", "pending", "post", "protocol", "submit", "table", "wait"],
+        &[
+            "close", "epoch", "failover", "joint", "pending", "post", "protocol", "submit",
+            "table", "wait",
+        ],
     ),
     // The provider's objects refer to each other, like those of a real provider.
     ("tests/testing", "fabric", &["info", "object", "post", "queue", "world"]),
@@ -36,7 +39,8 @@ fn paths(code: &str) -> Vec<Vec<&str>> {
     let tokens = tokens(code);
     let (mut found, mut at) = (vec![], 0);
     while at < tokens.len() {
-        let begins = matches!(tokens[at], "crate" | "super" | "self") && tokens.get(at + 1) == Some(&"::");
+        let begins =
+            matches!(tokens[at], "crate" | "super" | "self") && tokens.get(at + 1) == Some(&"::");
         at = match begins && (at == 0 || tokens[at - 1] != "::") {
             true => branch(&tokens, at, &[], &mut found),
             false => at + 1,
@@ -46,7 +50,12 @@ fn paths(code: &str) -> Vec<Vec<&str>> {
 }
 
 /// Reads a path or a use tree after `prefix`. Returns the position of the first token after it.
-fn branch<'a>(tokens: &[&'a str], mut at: usize, prefix: &[&'a str], found: &mut Vec<Vec<&'a str>>) -> usize {
+fn branch<'a>(
+    tokens: &[&'a str],
+    mut at: usize,
+    prefix: &[&'a str],
+    found: &mut Vec<Vec<&'a str>>,
+) -> usize {
     let mut path = prefix.to_vec();
     while at < tokens.len() {
         if tokens[at] == "{" {
@@ -94,7 +103,8 @@ fn target(modules: &BTreeMap<Module, String>, from: &Module, path: &[&str]) -> M
 /// circles.
 fn circle(modules: &BTreeMap<Module, String>, parent: &[String]) -> BTreeSet<String> {
     let below = |module: &Module| {
-        (module.len() > parent.len() && module.starts_with(parent)).then(|| module[parent.len()].clone())
+        (module.len() > parent.len() && module.starts_with(parent))
+            .then(|| module[parent.len()].clone())
     };
     let mut imports = BTreeSet::new();
     for (module, code) in modules {
@@ -117,13 +127,18 @@ fn circle(modules: &BTreeMap<Module, String>, parent: &[String]) -> BTreeSet<Str
     }
 }
 
-fn circles(package: &str, modules: &BTreeMap<Module, String>) -> Vec<(String, String, Vec<String>)> {
+fn circles(
+    package: &str,
+    modules: &BTreeMap<Module, String>,
+) -> Vec<(String, String, Vec<String>)> {
     let parents: BTreeSet<&[String]> =
         modules.keys().flat_map(|module| (0..module.len()).map(|len| &module[..len])).collect();
     let found = parents.into_iter().map(|parent| (parent, circle(modules, parent)));
     let found = found.filter(|(_, circle)| !circle.is_empty());
     found
-        .map(|(parent, circle)| (package.to_owned(), parent.join("/"), circle.into_iter().collect()))
+        .map(|(parent, circle)| {
+            (package.to_owned(), parent.join("/"), circle.into_iter().collect())
+        })
         .collect()
 }
 
@@ -134,7 +149,9 @@ fn modules_import_in_no_circle() {
     let owned = |of: &[&str]| of.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     let known: Vec<_> = KNOWN
         .iter()
-        .map(|(package, parent, circle)| ((*package).to_owned(), (*parent).to_owned(), owned(circle)))
+        .map(|(package, parent, circle)| {
+            ((*package).to_owned(), (*parent).to_owned(), owned(circle))
+        })
         .collect();
     assert_eq!(found, known, "move what both sides name into a module of its own, below them");
 }
@@ -147,12 +164,20 @@ fn a_planted_circle_is_found() {
         };
         let modules: BTreeMap<_, _> =
             files.iter().map(|(path, code)| (module(path), product_code(code).0)).collect();
-        circles("p", &modules).into_iter().map(|(_, parent, on)| (parent, on.join(" "))).collect::<Vec<_>>()
+        circles("p", &modules)
+            .into_iter()
+            .map(|(_, parent, on)| (parent, on.join(" ")))
+            .collect::<Vec<_>>()
     };
     let found = |parent: &str, on: &str| vec![(parent.to_owned(), on.to_owned())];
     let root = ("", "mod a;\nmod b;\nmod c;\n");
     assert_eq!(
-        of(&[root, ("a", "use crate::b::B;\n"), ("b", "use super::{a::{A, X as Y}, c};\n"), ("c", "")]),
+        of(&[
+            root,
+            ("a", "use crate::b::B;\n"),
+            ("b", "use super::{a::{A, X as Y}, c};\n"),
+            ("c", "")
+        ]),
         found("", "a b")
     );
     assert_eq!(
@@ -165,7 +190,12 @@ fn a_planted_circle_is_found() {
         found("", "a b")
     );
     assert_eq!(
-        of(&[root, ("a", ""), ("a/x", "use super::y::Y;\n"), ("a/y", "fn f() -> super::x::X {}\n")]),
+        of(&[
+            root,
+            ("a", ""),
+            ("a/x", "use super::y::Y;\n"),
+            ("a/y", "fn f() -> super::x::X {}\n")
+        ]),
         found("a", "x y")
     );
     // A parent and its children may name each other. Test code may name any module.

@@ -53,7 +53,9 @@ fn sources(package: &str) -> Vec<Source> {
     }
     assert!(!sources.is_empty(), "no sources under {}", top.display());
     sources.retain(|source| {
-        !test_modules.iter().any(|module| top.join(&source.path).with_extension("").starts_with(module))
+        !test_modules
+            .iter()
+            .any(|module| top.join(&source.path).with_extension("").starts_with(module))
     });
     sources
 }
@@ -78,10 +80,13 @@ fn product_code(text: &str) -> (String, Vec<String>) {
         // The removed item ends with a semicolon, or with a brace in the column of its attribute.
         for line in lines.by_ref() {
             let item = line.trim_start();
-            if let Some(module) = item.split("mod ").nth(1).and_then(|rest| rest.strip_suffix(';')) {
+            if let Some(module) = item.split("mod ").nth(1).and_then(|rest| rest.strip_suffix(';'))
+            {
                 modules.push(module.to_owned());
             }
-            if item.ends_with(';') && line.starts_with(indent) && !line[indent.len()..].starts_with(' ')
+            if item.ends_with(';')
+                && line.starts_with(indent)
+                && !line[indent.len()..].starts_with(' ')
                 || line.trim_end() == format!("{indent}}}")
             {
                 break;
@@ -115,7 +120,8 @@ fn tokens(code: &str) -> Vec<&str> {
 fn named_behind<'a>(prefix: &str, times: usize, tokens: &[&'a str]) -> Vec<&'a str> {
     let mut named = vec![];
     for at in 0..tokens.len().saturating_sub(2) {
-        let chain = tokens[..at + 2].rchunks_exact(2).take_while(|pair| *pair == [prefix, "::"]).count();
+        let chain =
+            tokens[..at + 2].rchunks_exact(2).take_while(|pair| *pair == [prefix, "::"]).count();
         if chain == 0 || chain < times {
             continue;
         }
@@ -152,11 +158,13 @@ fn above(module: &str) -> &'static [&'static str] {
 }
 
 fn layer_breaches(path: &Path, code: &str) -> Vec<String> {
-    let module = path.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs");
+    let module =
+        path.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs");
     let tokens = tokens(code);
     // From a path of N components, N `super`s lead to the crate root.
     let depth = path.components().count();
-    let named = named_behind("crate", 1, &tokens).into_iter().chain(named_behind("super", depth, &tokens));
+    let named =
+        named_behind("crate", 1, &tokens).into_iter().chain(named_behind("super", depth, &tokens));
     named
         .filter(|name| above(module).contains(name))
         .map(|name| format!("{} names {name}", path.display()))
@@ -195,8 +203,11 @@ fn core_names_no_std_and_no_system() {
         let tokens = tokens(&source.code);
         // This file is compiled only with the feature `alloc`.
         let allocates = source.path == Path::new("sync/pool/heap.rs");
-        for word in ["std", "alloc", "libc"].into_iter().filter(|word| !(allocates && *word == "alloc")) {
-            let named = tokens.windows(2).any(|pair| pair == [word, "::"] || pair == ["crate", word]);
+        for word in
+            ["std", "alloc", "libc"].into_iter().filter(|word| !(allocates && *word == "alloc"))
+        {
+            let named =
+                tokens.windows(2).any(|pair| pair == [word, "::"] || pair == ["crate", word]);
             assert!(!named, "core/src/{} names {word}", source.path.display());
         }
     }
@@ -215,8 +226,10 @@ fn core_names_no_std_and_no_system() {
 
 #[test]
 fn layers_of_core_name_only_lower_layers() {
-    let breaches: Vec<_> =
-        sources("core").iter().flat_map(|source| layer_breaches(&source.path, &source.code)).collect();
+    let breaches: Vec<_> = sources("core")
+        .iter()
+        .flat_map(|source| layer_breaches(&source.path, &source.code))
+        .collect();
     assert!(breaches.is_empty(), "{breaches:#?}");
 }
 
@@ -239,7 +252,9 @@ const PACKAGES: [(&str, &[&str]); 12] = [
 #[test]
 fn packages_depend_only_on_lower_packages() {
     for (package, below) in PACKAGES {
-        for other in dependencies(&manifest(package)).iter().filter(|name| name.starts_with("fishplate")) {
+        for other in
+            dependencies(&manifest(package)).iter().filter(|name| name.starts_with("fishplate"))
+        {
             assert!(below.contains(&other.as_str()), "{package} depends on {other}");
         }
     }
@@ -258,10 +273,20 @@ fn libraries_start_no_thread_read_no_environment_and_set_no_handler() {
                 ["thread", "Builder"],
             ] {
                 let named = tokens.windows(3).any(|three| three == [path[0], "::", path[1]]);
-                assert!(!named, "{package}/src/{} names {}::{}", source.path.display(), path[0], path[1]);
+                assert!(
+                    !named,
+                    "{package}/src/{} names {}::{}",
+                    source.path.display(),
+                    path[0],
+                    path[1]
+                );
             }
             for word in ["getenv", "sigaction", "signal_hook", "pthread_create"] {
-                assert!(!tokens.contains(&word), "{package}/src/{} names {word}", source.path.display());
+                assert!(
+                    !tokens.contains(&word),
+                    "{package}/src/{} names {word}",
+                    source.path.display()
+                );
             }
         }
     }
@@ -277,11 +302,17 @@ fn unnamed_orderings(code: &str) -> Vec<String> {
             // A compiler fence needs no edge.
             ["Ordering", "::", _] if tokens[at - 2..at] == ["compiler_fence", "("] => {}
             ["Ordering", "::", "Relaxed" | "$"] => {}
-            ["Ordering", "::", order @ ("Acquire" | "Release" | "AcqRel" | "SeqCst" | "{" | "*")] => {
+            [
+                "Ordering",
+                "::",
+                order @ ("Acquire" | "Release" | "AcqRel" | "SeqCst" | "{" | "*"),
+            ] => {
                 found.push(format!("Ordering::{order}"));
             }
             // The engine's own `fence` is a method.
-            ["fence", "(", _] if !matches!(tokens[at - 1], "." | "fn") => found.push("fence(".to_owned()),
+            ["fence", "(", _] if !matches!(tokens[at - 1], "." | "fn") => {
+                found.push("fence(".to_owned())
+            }
             _ => {}
         }
     }
@@ -356,7 +387,10 @@ fn comment_lines_end_at_column_100() {
     for path in paths {
         let comment = if path.extension().unwrap() == "rs" { "//" } else { "# " };
         for (line, columns) in long_comments(&fs::read_to_string(&path).unwrap(), comment) {
-            found.push(format!("{}:{line}: {columns}", path.strip_prefix(root()).unwrap().display()));
+            found.push(format!(
+                "{}:{line}: {columns}",
+                path.strip_prefix(root()).unwrap().display()
+            ));
         }
     }
     assert!(
@@ -371,11 +405,15 @@ fn comment_lines_end_at_column_100() {
 
 #[test]
 fn a_planted_breach_is_found() {
-    let breaches = |path: &str, code: &str| layer_breaches(Path::new(path), &product_code(code).0).len();
+    let breaches =
+        |path: &str, code: &str| layer_breaches(Path::new(path), &product_code(code).0).len();
     assert_eq!(breaches("sync/ring.rs", "use crate::rail::Rail;\n"), 1);
     assert_eq!(breaches("sync.rs", "use crate::{sync::seq::Seq, rail};\n"), 1);
     assert_eq!(
-        breaches("rail/loopback.rs", "use crate::{\n    sync::{ring, seq},\n    engine::Engine,\n};\n"),
+        breaches(
+            "rail/loopback.rs",
+            "use crate::{\n    sync::{ring, seq},\n    engine::Engine,\n};\n"
+        ),
         1
     );
     assert_eq!(breaches("rail.rs", "fn f() -> super::engine::E {}\n"), 1);
@@ -384,20 +422,30 @@ fn a_planted_breach_is_found() {
     assert_eq!(breaches("engine.rs", "use crate::{rail::{Rail, engine}, sync};\n"), 0);
     assert_eq!(breaches("rail.rs", "//! [`Engine`](crate::engine::Engine)\nuse crate::sync;\n"), 0);
     assert_eq!(
-        breaches("rail.rs", "#[cfg(test)]\nmod tests {\n    use crate::engine::E;\n}\nuse crate::sync;\n"),
+        breaches(
+            "rail.rs",
+            "#[cfg(test)]\nmod tests {\n    use crate::engine::E;\n}\nuse crate::sync;\n"
+        ),
         0
     );
-    assert_eq!(breaches("rail.rs", "#[cfg(test)]\nmod tests {\n    use a;\n}\nuse crate::engine;\n"), 1);
+    assert_eq!(
+        breaches("rail.rs", "#[cfg(test)]\nmod tests {\n    use a;\n}\nuse crate::engine;\n"),
+        1
+    );
     assert_eq!(
         product_code("#[cfg(test)]\nmod races;\n#[cfg(test)]\npub(crate) mod testing;\n").1,
         ["races", "testing"]
     );
     assert_eq!(
-        dependencies("[dependencies]\na = \"1\"\nb.workspace = true\n[dev-dependencies]\nc = \"1\"\n"),
+        dependencies(
+            "[dependencies]\na = \"1\"\nb.workspace = true\n[dev-dependencies]\nc = \"1\"\n"
+        ),
         ["a", "b"]
     );
     assert_eq!(
-        dependencies("[target.'cfg(x)'.dependencies]\nd = \"1\"\n[dependencies.e]\nversion = \"1\"\n"),
+        dependencies(
+            "[target.'cfg(x)'.dependencies]\nd = \"1\"\n[dependencies.e]\nversion = \"1\"\n"
+        ),
         ["d", "e"]
     );
 }

@@ -87,7 +87,8 @@ impl<R: Rail, const RAILS: usize> End<R, RAILS> {
     pub fn new(rails: [R; RAILS], ends: usize, failover: bool, kind: Kind) -> Self {
         let streams = LIMITS.peers as usize;
         let matching = MatchStorage::new(&MATCHING, streams, RECEIVES, 2);
-        let storage = (Storage::new(&CONFIG, LIMITS), matching, FailoverStorage::new(&CONFIG, LIMITS));
+        let storage =
+            (Storage::new(&CONFIG, LIMITS), matching, FailoverStorage::new(&CONFIG, LIMITS));
         let storage = Box::into_raw(Box::new(storage));
         // SAFETY: `storage` was just allocated, and is freed after the engine.
         let (tables, matching, sent) = unsafe { &mut *storage };

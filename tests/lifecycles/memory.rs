@@ -33,8 +33,9 @@ impl Memory {
     pub fn page() -> Memory {
         let whole = map(ptr::null_mut(), 3 * SIZE, libc::PROT_NONE, 0);
         let page = whole.as_ptr().wrapping_add(SIZE);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the page is the middle one of the new mapping, which is not used yet.
-        assert_eq!(unsafe { libc::mprotect(page.cast(), SIZE, libc::PROT_READ | libc::PROT_WRITE) }, 0);
+        assert_eq!(unsafe { libc::mprotect(page.cast(), SIZE, access) }, 0);
         Memory::Page(NonNull::new(page).unwrap())
     }
 

@@ -48,7 +48,9 @@ pub trait World<const RAILS: usize>: Sized {
     fn attach(&mut self, ends: [(usize, PeerId); 2], engines: &mut [End<Self::Rail, RAILS>]);
 
     /// Returns device memory of the rail, if it has any.
-    fn device(_engine: &mut Engine<'static, Self::Rail, RAILS>) -> Option<(NonNull<u8>, RegionKind)> {
+    fn device(
+        _engine: &mut Engine<'static, Self::Rail, RAILS>,
+    ) -> Option<(NonNull<u8>, RegionKind)> {
         None
     }
 }
@@ -129,7 +131,10 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
     fn meet(&mut self) {
         for a in 0..W::ENDS {
             for b in a..W::ENDS {
-                if a == b && !W::OWN || self.ends[a].peers[b].is_some() || self.ends[b].peers[a].is_some() {
+                if a == b && !W::OWN
+                    || self.ends[a].peers[b].is_some()
+                    || self.ends[b].peers[a].is_some()
+                {
                     continue;
                 }
                 let Ok(of_a) = self.ends[a].engine().reserve_peer() else { continue };
@@ -204,7 +209,8 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
 
     /// Returns a region with this role, or sometimes an invalid id.
     fn local(&mut self, end: usize, role: Role) -> Option<LocalId> {
-        let fit: Vec<_> = self.ends[end].regions.iter().filter(|r| r.role == role).map(|r| r.id).collect();
+        let fit: Vec<_> =
+            self.ends[end].regions.iter().filter(|r| r.role == role).map(|r| r.id).collect();
         match self.below(16) {
             0 => self.one_of(&self.ends[end].old_locals.clone()),
             _ => self.one_of(&fit).or_else(|| self.register(end, role, None)),
@@ -302,7 +308,8 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
     /// Posts one operation on imported memory. A target is only ever sent its own word.
     fn post(&mut self, end: usize) {
         let imports = self.ends[end].imports.clone();
-        let stale = self.one_of(&self.ends[end].old_remotes.clone()).filter(|_| self.below(16) == 0);
+        let stale =
+            self.one_of(&self.ends[end].old_remotes.clone()).filter(|_| self.below(16) == 0);
         let Some(Imported { id, word }) = self.one_of(&imports) else { return };
         let to = stale.unwrap_or(id);
         let burst = 1 + self.below(12);
@@ -369,11 +376,12 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         let choice = self.below(12);
         let region = match choice {
             0..4 => {
-                let known = self.ends[end].regions.iter().find(|r| r.role == Role::Source).map(|r| r.id);
+                let known =
+                    self.ends[end].regions.iter().find(|r| r.role == Role::Source).map(|r| r.id);
                 // Operations that write register sources, but a matched queue has none.
-                known.or_else(
-                    || if W::USER == Kind::Mq { self.register(end, Role::Source, None) } else { None },
-                )
+                known.or_else(|| {
+                    if W::USER == Kind::Mq { self.register(end, Role::Source, None) } else { None }
+                })
             }
             _ => self.local(end, Role::Scratch),
         };
@@ -382,16 +390,26 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         let chosen = self.random.next() as usize;
         match W::USER {
             Kind::Engine => {}
-            Kind::Queue => return self.command(end, choice, [from, Some(peer)], (tag, ignore), into, chosen),
-            Kind::Mq => return self.request(end, choice, [from, Some(peer)], (tag, ignore), into, chosen),
+            Kind::Queue => {
+                return self.command(end, choice, [from, Some(peer)], (tag, ignore), into, chosen);
+            }
+            Kind::Mq => {
+                return self.request(end, choice, [from, Some(peer)], (tag, ignore), into, chosen);
+            }
         }
         let End { requests, claimed, .. } = &mut self.ends[end];
         let (mut requests, mut claimed) = (std::mem::take(requests), std::mem::take(claimed));
         let engine = self.ends[end].engine();
         let done = match choice {
-            0 | 1 => engine.send(CX, peer, tag, Payload::Region(region.at(0), len), notice).map(drop),
-            2 => engine.send_sync(CX, peer, tag, Payload::Region(region.at(0), len), notice).map(drop),
-            3 => engine.send(CX, peer, tag, Payload::Bytes(&[7; 64][..len.min(64)]), notice).map(drop),
+            0 | 1 => {
+                engine.send(CX, peer, tag, Payload::Region(region.at(0), len), notice).map(drop)
+            }
+            2 => engine
+                .send_sync(CX, peer, tag, Payload::Region(region.at(0), len), notice)
+                .map(drop),
+            3 => engine
+                .send(CX, peer, tag, Payload::Bytes(&[7; 64][..len.min(64)]), notice)
+                .map(drop),
             4..8 => engine.recv(from, tag, ignore, into, 0).map(|request| requests.push(request)),
             8 => engine.mprobe(from, tag, ignore).map(|found| claimed.extend(found)),
             9 if !claimed.is_empty() => {
@@ -401,7 +419,9 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
                     _ => engine.mrecv(message, into, 0).map(|request| requests.push(request)),
                 }
             }
-            10 if !requests.is_empty() => engine.cancel(requests[chosen % requests.len()]).map(drop),
+            10 if !requests.is_empty() => {
+                engine.cancel(requests[chosen % requests.len()]).map(drop)
+            }
             _ => engine.fence(CX, peer),
         };
         self.tally.refused += u64::from(done.is_err());
@@ -418,7 +438,8 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         memory: Option<(LocalAddr, usize)>,
         chosen: usize,
     ) {
-        let (Some(to), End { user: User::Queue(queue), claimed, .. }) = (peer, &mut self.ends[end]) else {
+        let (Some(to), End { user: User::Queue(queue), claimed, .. }) = (peer, &mut self.ends[end])
+        else {
             return;
         };
         let message = if choice == 9 { claimed.pop() } else { None };
@@ -456,7 +477,8 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         };
         let memory = memory.map(|(at, len)| (at, len as u32));
         let (tag, select) = (tag.words(), (!ignore).words());
-        let of = |requests: &[MqReq]| (!requests.is_empty()).then(|| requests[chosen % requests.len()]);
+        let of =
+            |requests: &[MqReq]| (!requests.is_empty()).then(|| requests[chosen % requests.len()]);
         let open = of(&matched.requests);
         let done = matched.call(engine, |mq| match (choice, open) {
             (0..4, _) => mq.isend2(to, (choice == 2).into(), tag, memory, 0).map(Some),
@@ -535,7 +557,9 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
             // Imports of other peers still exist. Release them too.
             let released = self.ends[end].engine().release(import.id);
             match released {
-                Ok(()) | Err(AttachError::UnknownRegion) => self.ends[end].old_remotes.push(import.id),
+                Ok(()) | Err(AttachError::UnknownRegion) => {
+                    self.ends[end].old_remotes.push(import.id)
+                }
                 Err(AttachError::InUse(_)) => self.ends[end].imports.push(import),
                 Err(error) => panic!("{error:?}"),
             }
@@ -589,8 +613,12 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
         for end in 0..W::ENDS {
             match &mut self.ends[end] {
-                End { user: User::Queue(queue), .. } => assert!(queue.is_over(), "a command never ended"),
-                End { user: User::Mq(matched), engine: Some(engine), .. } => assert!(matched.finish(engine)),
+                End { user: User::Queue(queue), .. } => {
+                    assert!(queue.is_over(), "a command never ended")
+                }
+                End { user: User::Mq(matched), engine: Some(engine), .. } => {
+                    assert!(matched.finish(engine))
+                }
                 _ => {}
             }
             self.tally.returned += self.ends[end].engine().stats().rails_returned;

@@ -215,7 +215,10 @@ impl Matched {
     }
 
     /// Cancels all receives. Returns whether nothing is in use any more.
-    pub fn finish<R: Rail, const RAILS: usize>(&mut self, engine: &mut Engine<'static, R, RAILS>) -> bool {
+    pub fn finish<R: Rail, const RAILS: usize>(
+        &mut self,
+        engine: &mut Engine<'static, R, RAILS>,
+    ) -> bool {
         let state = self.state.as_mut().expect("there until it is dropped");
         Mq::new(engine, state).unwrap().finish()
     }

@@ -40,7 +40,11 @@ impl World<1> for Network {
     }
 
     fn rail(&mut self, _: usize, _: usize) -> Self::Rail {
-        if self.0.is_multiple_of(2) { Loopback::new() } else { Loopback::new().with_native_atomics() }
+        if self.0.is_multiple_of(2) {
+            Loopback::new()
+        } else {
+            Loopback::new().with_native_atomics()
+        }
     }
 
     fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail, 1>]) {}
@@ -103,14 +107,22 @@ impl World<1> for Simulated {
     const NAME: &'static str = "a simulated fabric";
 
     fn new(seed: u64) -> Self {
-        Simulated(Owned::new(if seed.is_multiple_of(2) { Dials::WILD } else { Dials::CALM }, 1, seed))
+        Simulated(Owned::new(
+            if seed.is_multiple_of(2) { Dials::WILD } else { Dials::CALM },
+            1,
+            seed,
+        ))
     }
 
     fn rail(&mut self, end: usize, _: usize) -> Self::Rail {
         self.0.rail(end, 0)
     }
 
-    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 1>]) {
+    fn attach(
+        &mut self,
+        [(a, of_a), (b, of_b)]: [(usize, PeerId); 2],
+        ends: &mut [End<Self::Rail, 1>],
+    ) {
         rail!(ends[a]).attach(of_a.peer(), b as u16).unwrap();
         if a != b {
             rail!(ends[b]).attach(of_b.peer(), a as u16).unwrap();
@@ -130,10 +142,18 @@ impl World<1> for Disordered {
     }
 
     fn rail(&mut self, end: usize, _: usize) -> Self::Rail {
-        Faulty::new(self.0.rail(end, 0), Faults { fail: 2, ..Faults::DISORDER }, self.1 + end as u64)
+        Faulty::new(
+            self.0.rail(end, 0),
+            Faults { fail: 2, ..Faults::DISORDER },
+            self.1 + end as u64,
+        )
     }
 
-    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 1>]) {
+    fn attach(
+        &mut self,
+        [(a, of_a), (b, of_b)]: [(usize, PeerId); 2],
+        ends: &mut [End<Self::Rail, 1>],
+    ) {
         rail!(ends[a]).inner_mut().attach(of_a.peer(), b as u16).unwrap();
         if a != b {
             rail!(ends[b]).inner_mut().attach(of_b.peer(), a as u16).unwrap();
@@ -293,11 +313,20 @@ impl World<1> for Devices {
             timeout: Duration::from_millis(20),
             ..GpuConfig::default()
         };
-        GpuRail::new(HostDevice::new(), LinuxHost::shared(), shm_config(self.0.is_multiple_of(5)), gpu)
-            .unwrap()
+        GpuRail::new(
+            HostDevice::new(),
+            LinuxHost::shared(),
+            shm_config(self.0.is_multiple_of(5)),
+            gpu,
+        )
+        .unwrap()
     }
 
-    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 1>]) {
+    fn attach(
+        &mut self,
+        [(a, of_a), (b, of_b)]: [(usize, PeerId); 2],
+        ends: &mut [End<Self::Rail, 1>],
+    ) {
         if a == b {
             return rail!(ends[a]).attach_self(of_a.peer()).unwrap();
         }
@@ -363,10 +392,16 @@ impl World<1> for Fabric {
         FabricRail::open(&offer, config).unwrap()
     }
 
-    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 1>]) {
-        let [of, by] = [a, b].map(|end| ends[end].engine().rail(RailId(0)).unwrap().address().unwrap());
-        let mut attach =
-            |end: usize, peer: Peer, address: &[u8]| rail!(ends[end]).attach(peer, address).unwrap();
+    fn attach(
+        &mut self,
+        [(a, of_a), (b, of_b)]: [(usize, PeerId); 2],
+        ends: &mut [End<Self::Rail, 1>],
+    ) {
+        let [of, by] =
+            [a, b].map(|end| ends[end].engine().rail(RailId(0)).unwrap().address().unwrap());
+        let mut attach = |end: usize, peer: Peer, address: &[u8]| {
+            rail!(ends[end]).attach(peer, address).unwrap()
+        };
         attach(a, of_a.peer(), &by);
         if a != b {
             attach(b, of_b.peer(), &of);

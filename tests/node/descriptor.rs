@@ -78,7 +78,9 @@ fn signals_and_messages_end_a_wait() {
                     let mut got = None;
                     let peer = side.peer;
                     turn(&mut side.node, |node| {
-                        got = got.or(node.recv(Some(peer), n, Tag::ZERO, &mut bytes, Duration::ZERO).ok());
+                        got = got.or(node
+                            .recv(Some(peer), n, Tag::ZERO, &mut bytes, Duration::ZERO)
+                            .ok());
                         got.is_some()
                     });
                     assert_eq!((got.unwrap().len, &bytes[..4]), (4, &b"ping"[..]));
@@ -106,9 +108,15 @@ fn completions_end_a_wait() {
             |mut side| {
                 let (_, there) = connected(&mut side);
                 side.node
-                    .put_signal(&[7; 4096], there.at(8), Signal::set(there.at(0), 1), Notice::Report(5))
+                    .put_signal(
+                        &[7; 4096],
+                        there.at(8),
+                        Signal::set(there.at(0), 1),
+                        Notice::Report(5),
+                    )
                     .unwrap_err();
-                let issued = side.node.signal(Signal::set(there.at(0), 1), Notice::Report(5)).unwrap();
+                let issued =
+                    side.node.signal(Signal::set(there.at(0), 1), Notice::Report(5)).unwrap();
                 // Over shared memory the operation completes at once, so there is nothing to
                 // report.
                 if let Issued::Done { .. } = issued {

@@ -43,8 +43,11 @@ fn named_rails_that_do_not_exist_are_an_error() {
     let fake = Fake::new(Persona::cxi(), 1);
     let named = |providers: &[&str], interfaces: &[&str]| {
         let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let settings =
-            Settings { providers: own(providers), interfaces: own(interfaces), ..Settings::DEFAULT };
+        let settings = Settings {
+            providers: own(providers),
+            interfaces: own(interfaces),
+            ..Settings::DEFAULT
+        };
         super::builder().library(fake.library()).settings(settings).open()
     };
     for (providers, interfaces) in [(&["cxi"][..], &["cxi9"][..]), (&["efa"], &[])] {
@@ -99,7 +102,11 @@ fn a_message_that_arrives_as_its_wait_expires_is_received_once() {
                         match side.node.recv(Some(peer), 1, Tag::ZERO, &mut into, timeout) {
                             Ok(message) => {
                                 let n = u64::from_le_bytes(into[..8].try_into().unwrap());
-                                assert_eq!((n, message.len), (next, len as u64), "lost, after {late} waits");
+                                assert_eq!(
+                                    (n, message.len),
+                                    (next, len as u64),
+                                    "lost, after {late} waits"
+                                );
                                 next += 1;
                             }
                             Err(Error::Wait(_)) => late += 1,
@@ -118,11 +125,14 @@ fn a_message_that_arrives_as_its_wait_expires_is_received_once() {
 fn registered_program_memory_works_and_its_bounds_are_checked() {
     two(
         Way::SharedMemory,
-        |builder| builder.limits(Limits { operations: 4, ..Limits::DEFAULT }).patience(Duration::ZERO),
+        |builder| {
+            builder.limits(Limits { operations: 4, ..Limits::DEFAULT }).patience(Duration::ZERO)
+        },
         |mut side| {
             let words: &'static mut [u64] = Box::leak(vec![0; 512].into());
             // SAFETY: the memory is leaked, and only the node accesses it.
-            let memory = unsafe { side.node.register(NonNull::from(&mut words[0]).cast(), 4096) }.unwrap();
+            let memory =
+                unsafe { side.node.register(NonNull::from(&mut words[0]).cast(), 4096) }.unwrap();
             let beyond = OpError::OutOfBounds { offset: 4090, len: 8, size: 4096 };
             assert_eq!(side.node.write(memory.at(4090), &[0; 8]), Err(beyond.into()));
             let page = side.node.alloc(100).unwrap();
@@ -226,11 +236,14 @@ fn any_context_word_of_the_program_is_returned() {
         |builder| builder,
         |mut side| {
             let memory = side.node.alloc(1 << 20).unwrap();
-            let request = side.node.post_recv(None, 1, Tag::ZERO, memory.slice(..), u64::MAX).unwrap();
+            let request =
+                side.node.post_recv(None, 1, Tag::ZERO, memory.slice(..), u64::MAX).unwrap();
             // The node sends a copy, and the program does not see its completion.
             side.node.send(side.peer, 1, &[1; 200_000][..], Notice::Silent).unwrap();
-            let sent =
-                side.node.send(side.peer, 2, memory.slice(..100_000), Notice::Report(u64::MAX)).unwrap();
+            let sent = side
+                .node
+                .send(side.peer, 2, memory.slice(..100_000), Notice::Report(u64::MAX))
+                .unwrap();
             let mut into = vec![0; 100_000];
             side.node.recv(None, 2, Tag::ZERO, &mut into, SOON).unwrap();
             side.node.quiet(side.peer, SOON).unwrap();
@@ -273,7 +286,9 @@ fn close_reports_operations_lost_with_a_dead_peer() {
                 // The other side reads none of the messages.
                 side.receive.recv().unwrap();
                 for tag in 0..20 {
-                    side.node.send(side.peer, tag, memory.slice(..200_000), Notice::Silent).unwrap();
+                    side.node
+                        .send(side.peer, tag, memory.slice(..200_000), Notice::Silent)
+                        .unwrap();
                 }
                 side.send.send(vec![]).unwrap();
                 let waited = side.node.wait(memory.at(0), Cmp::Eq, 1, Some(side.peer), SOON);
@@ -321,7 +336,8 @@ fn a_peer_that_dialled_again_is_connected_by_its_last_link() {
         let (memory, inbox) = (x.alloc(64).unwrap(), y.alloc(64).unwrap());
         let there = x.import(at_x, y.handle(inbox).unwrap()).unwrap();
         x.write(memory.at(0), &[7; 8]).unwrap();
-        x.put_signal(memory.slice(..8), there.at(8), Signal::set(there.at(0), 1), Notice::Silent).unwrap();
+        x.put_signal(memory.slice(..8), there.at(8), Signal::set(there.at(0), 1), Notice::Silent)
+            .unwrap();
         while y.load(inbox.at(0)).unwrap() == 0 {
             assert_eq!(y.peer_error(at_y), Ok(None));
             x.progress();
@@ -364,7 +380,9 @@ fn a_call_waiting_for_room_detects_the_death_of_its_peer() {
                         }
                         match copied {
                             true => node.send(peer, tag, &[1; 200_000][..], Notice::Silent).err(),
-                            false => node.send(peer, tag, memory.slice(..200_000), Notice::Silent).err(),
+                            false => {
+                                node.send(peer, tag, memory.slice(..200_000), Notice::Silent).err()
+                            }
                         }
                     })
                     .unwrap();

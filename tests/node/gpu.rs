@@ -86,9 +86,11 @@ fn a_node_without_a_device_reaches_device_memory_through_host_memory() {
     let mut gpu = open();
     let there = plain.connect(gpu.address()).unwrap();
     let here = gpu.connect(plain.address()).unwrap();
-    let (inbox, outbox, device) = (plain.alloc(64).unwrap(), gpu.alloc(64).unwrap(), gpu.alloc_device(LEN));
+    let (inbox, outbox, device) =
+        (plain.alloc(64).unwrap(), gpu.alloc(64).unwrap(), gpu.alloc_device(LEN));
     let device = device.unwrap();
-    let handles = [plain.handle(inbox).unwrap(), gpu.handle(outbox).unwrap(), gpu.handle(device).unwrap()];
+    let handles =
+        [plain.handle(inbox).unwrap(), gpu.handle(outbox).unwrap(), gpu.handle(device).unwrap()];
     // Both wait for the connection, so one of them needs its own thread.
     let (sent, received) = thread::scope(|scope| {
         let plain_side = scope.spawn(|| {
@@ -119,7 +121,8 @@ fn a_node_without_a_device_reaches_device_memory_through_host_memory() {
         let outcomes = [64, LEN].map(|len| {
             let tag = len as u64;
             gpu.send(here, tag, device.slice(..len), Notice::Silent).unwrap();
-            let request = gpu.post_recv(Some(here), tag, Tag::ZERO, device.slice(..len), 0).unwrap();
+            let request =
+                gpu.post_recv(Some(here), tag, Tag::ZERO, device.slice(..len), 0).unwrap();
             gpu.wait_recv(request, SOON).unwrap().outcome
         });
         assert_eq!(outcomes, [Received::Ok; 2]);

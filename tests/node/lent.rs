@@ -49,8 +49,9 @@ impl Two {
         let [a, b] = &mut self.nodes;
         let handles: Vec<_> = memory.iter().map(|memory| a.handle(*memory).unwrap()).collect();
         std::thread::scope(|scope| {
-            let imports = scope
-                .spawn(|| handles.iter().for_each(|handle| _ = b.import(self.peers[1], handle).unwrap()));
+            let imports = scope.spawn(|| {
+                handles.iter().for_each(|handle| _ = b.import(self.peers[1], handle).unwrap())
+            });
             while !imports.is_finished() {
                 a.progress();
             }
@@ -147,7 +148,9 @@ fn freed_memory_returns_to_the_device_by_progress_alone() {
             two.nodes[0].free(memory).unwrap();
         }
         match device() {
-            Gpu::StandIn => two.until("it is not freed", |_| !files.iter().any(|&file| is_mapped(file))),
+            Gpu::StandIn => {
+                two.until("it is not freed", |_| !files.iter().any(|&file| is_mapped(file)))
+            }
             _ => {
                 let end = Instant::now() + Duration::from_millis(50);
                 two.until("", |_| Instant::now() > end);

@@ -121,7 +121,12 @@ impl Life {
                 let signal = Signal::set(theirs.at(0), word);
                 // A byte slice is sent in pieces, and a refused call may have sent some of them.
                 eventually(ends, |ends| {
-                    ends[from].node.put_signal(&bytes[..], theirs.at(PAYLOAD), signal, Notice::Silent)
+                    ends[from].node.put_signal(
+                        &bytes[..],
+                        theirs.at(PAYLOAD),
+                        signal,
+                        Notice::Silent,
+                    )
                 });
                 let seen = |ends: &mut [End; 2]| {
                     let End { node, memory, .. } = &ends[1 - from];
@@ -136,17 +141,23 @@ impl Life {
             1 => {
                 let into = ends[1 - from].memory.slice(PAYLOAD as usize..);
                 let peer = ends[1 - from].peer;
-                let request = ends[1 - from].node.post_recv(Some(peer), word, Tag::ZERO, into, word).unwrap();
+                let request =
+                    ends[1 - from].node.post_recv(Some(peer), word, Tag::ZERO, into, word).unwrap();
                 let to = ends[from].peer;
-                eventually(ends, |ends| match ends[from].node.send(to, word, &bytes[..], Notice::Silent) {
-                    Err(Error::Op(error)) => Err(error),
-                    Err(Error::Full { .. }) => Err(OpError::Again),
-                    sent => Ok(sent.unwrap()),
+                eventually(ends, |ends| {
+                    match ends[from].node.send(to, word, &bytes[..], Notice::Silent) {
+                        Err(Error::Op(error)) => Err(error),
+                        Err(Error::Full { .. }) => Err(OpError::Again),
+                        sent => Ok(sent.unwrap()),
+                    }
                 });
                 let status = eventually(ends, |ends| {
                     ends[1 - from].node.test_recv(request).unwrap().ok_or(OpError::Again)
                 });
-                assert_eq!((status.outcome, status.delivered, status.word), (Received::Ok, len as u64, word));
+                assert_eq!(
+                    (status.outcome, status.delivered, status.word),
+                    (Received::Ok, len as u64, word)
+                );
             }
             2 => {
                 let End { node, memory, theirs, .. } = &mut ends[from];
@@ -247,7 +258,10 @@ fn ends_word(end: &End) -> u64 {
 }
 
 /// Makes progress at both ends until the attempt succeeds.
-fn eventually<T>(ends: &mut [End; 2], mut attempt: impl FnMut(&mut [End; 2]) -> Result<T, OpError>) -> T {
+fn eventually<T>(
+    ends: &mut [End; 2],
+    mut attempt: impl FnMut(&mut [End; 2]) -> Result<T, OpError>,
+) -> T {
     let deadline = Instant::now() + SOON;
     loop {
         match attempt(ends) {
@@ -261,7 +275,10 @@ fn eventually<T>(ends: &mut [End; 2], mut attempt: impl FnMut(&mut [End; 2]) -> 
 }
 
 fn live(seed: u64, fake: Option<Fake>) -> u32 {
-    println!("life: seed {seed}, over {}", if fake.is_some() { "a provider" } else { "shared memory" });
+    println!(
+        "life: seed {seed}, over {}",
+        if fake.is_some() { "a provider" } else { "shared memory" }
+    );
     let silent = super::builder().fabric(Fabric::Off).open().unwrap();
     let mut life = Life { random: Random(seed), fake, silent, word: seed << 20, lost_in_flight: 0 };
     let mut alone = [life.open(0), life.open(1)];

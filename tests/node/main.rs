@@ -56,13 +56,17 @@ pub(crate) fn ways() -> Vec<Way> {
     if let Err(error) = &tcp {
         println!("SKIPPED nodes over tcp: {error}");
     }
-    let tcp: &[Way] = if tcp.is_ok() { &[Way::Tcp(1, 1), Way::Tcp(2, 2), Way::Tcp(1, 2)] } else { &[] };
+    let tcp: &[Way] =
+        if tcp.is_ok() { &[Way::Tcp(1, 1), Way::Tcp(2, 2), Way::Tcp(1, 2)] } else { &[] };
     [&[Way::SharedMemory][..], tcp].concat()
 }
 
 fn tcp(rails: usize) -> Builder {
-    let settings =
-        Settings { providers: vec!["tcp".into()], interfaces: vec!["lo".into(); rails], ..Settings::DEFAULT };
+    let settings = Settings {
+        providers: vec!["tcp".into()],
+        interfaces: vec!["lo".into(); rails],
+        ..Settings::DEFAULT
+    };
     builder().settings(settings).fabric(Fabric::Required).shared_memory(false)
 }
 
@@ -99,7 +103,9 @@ impl Side {
         loop {
             match self.receive.try_recv() {
                 Ok(bytes) => return bytes,
-                Err(std::sync::mpsc::TryRecvError::Disconnected) => panic!("the other side is gone"),
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => {
+                    panic!("the other side is gone")
+                }
                 Err(_) => _ = self.node.progress(),
             }
         }
@@ -107,7 +113,11 @@ impl Side {
 }
 
 /// Runs both sides of a program, each in its own thread.
-pub(crate) fn two(way: Way, change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) + Sync) {
+pub(crate) fn two(
+    way: Way,
+    change: impl Fn(Builder) -> Builder + Sync,
+    program: impl Fn(Side) + Sync,
+) {
     let (to_first, from_second) = channel();
     let (to_second, from_first) = channel();
     let ends = [(to_second, from_second), (to_first, from_first)];

@@ -245,8 +245,11 @@ fn knowing_the_socket_names_of_two_nodes_does_not_allow_posing_as_one() {
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     let door = |address: &[u8]| u64::from_le_bytes(address[14..22].try_into().unwrap());
     let host = LinuxHost::shared().peer_uses_membarrier(true);
-    let config =
-        ShmConfig { id: door(&to_a), membarrier: host.sleeper_uses_membarrier(), ..ShmConfig::default() };
+    let config = ShmConfig {
+        id: door(&to_a),
+        membarrier: host.sleeper_uses_membarrier(),
+        ..ShmConfig::default()
+    };
     let profile = ShmRail::new(host, config).unwrap().profile();
     let name = format!("@fishplate-{:016x}", door(&to_b));
     thread::scope(|scope| {

@@ -57,8 +57,10 @@ fn a_wait_for_a_signal_that_nobody_sends_says_so() {
     let own = node.address().to_vec();
     let me = node.connect(&own).unwrap();
     let memory = node.alloc(64).unwrap();
-    let error =
-        node.wait(memory.at(0), Cmp::Eq, 1, Some(me), Duration::from_millis(20)).unwrap_err().to_string();
+    let error = node
+        .wait(memory.at(0), Cmp::Eq, 1, Some(me), Duration::from_millis(20))
+        .unwrap_err()
+        .to_string();
     assert!(
         error.starts_with("deadline expired: no signal arrived from peer 0")
             && error.ends_with("; check that it sends to this word"),
@@ -82,7 +84,10 @@ fn a_peer_that_never_connects_is_named_at_the_deadline() {
     let me = node.connect(&own).unwrap();
     node.disconnect(me).unwrap();
     assert_eq!(node.send(me, 1, b"x", Notice::Silent), Err(OpError::UnknownPeer.into()));
-    assert_eq!(node.post_recv(Some(me), 1, Tag::ZERO, memory.slice(..), 0), Err(OpError::UnknownPeer.into()));
+    assert_eq!(
+        node.post_recv(Some(me), 1, Tag::ZERO, memory.slice(..), 0),
+        Err(OpError::UnknownPeer.into())
+    );
     node.disconnect(peer).unwrap();
     assert!(node.peer_error(peer).is_err() && node.disconnect(peer).is_err());
 }
@@ -215,7 +220,9 @@ fn a_closing_node_is_not_reported_dead_and_its_last_message_arrives() {
                     if side.rank == first {
                         // Sends without a quiet, and sends the last message right before the end.
                         for _ in 0..10 {
-                            side.node.put(memory.slice(64..90_000), there.at(64), Notice::Silent).unwrap();
+                            side.node
+                                .put(memory.slice(64..90_000), there.at(64), Notice::Silent)
+                                .unwrap();
                         }
                         side.node.signal(Signal::set(there.at(0), 9), Notice::Silent).unwrap();
                         side.node.close(SOON).unwrap();
@@ -228,7 +235,9 @@ fn a_closing_node_is_not_reported_dead_and_its_last_message_arrives() {
                             }
                         };
                         assert_eq!(closed(&mut side.node), PeerError::Closed, "{way:?}");
-                        assert!(side.node.signal(Signal::set(there.at(0), 1), Notice::Silent).is_err());
+                        assert!(
+                            side.node.signal(Signal::set(there.at(0), 1), Notice::Silent).is_err()
+                        );
                         side.node.close(SOON).unwrap();
                     }
                 },
@@ -292,7 +301,8 @@ fn a_node_can_be_dropped_with_everything_in_flight() {
                 let handle = side.exchange(&handle);
                 let there = side.node.import(side.peer, handle).unwrap();
                 for tag in 0..2000 {
-                    let sent = side.node.send(side.peer, tag, memory.slice(..100_000), Notice::Silent);
+                    let sent =
+                        side.node.send(side.peer, tag, memory.slice(..100_000), Notice::Silent);
                     let put = side.node.put(memory.slice(..), there.at(0), Notice::Silent);
                     let Err(refusal) = sent.and(put.map_err(Error::Op)) else { continue };
                     // With a worker, the node may already know that the other side is gone.

@@ -85,7 +85,9 @@ fn puts_and_gets_reach_device_memory_on_another_host() {
                 // From this device to the peer's, with a signal in host memory.
                 side.node.write_device(from.at(0), &pattern(side.rank + round, len)).unwrap();
                 let told = Signal::set(their_host.at(0), round as u64);
-                side.node.put_signal(from.slice(..len), their_device.at(0), told, Notice::Silent).unwrap();
+                side.node
+                    .put_signal(from.slice(..len), their_device.at(0), told, Notice::Silent)
+                    .unwrap();
                 side.node.wait(host.at(0), Cmp::Eq, round as u64, Some(side.peer), SOON).unwrap();
                 assert!(
                     seen(&mut side, device, len) == pattern(1 - side.rank + round, len),
@@ -96,7 +98,10 @@ fn puts_and_gets_reach_device_memory_on_another_host() {
                 side.node.write_device(from.at(0), &vec![0; len]).unwrap();
                 side.node.get(from.slice(..len), their_device.at(0), Notice::Silent).unwrap();
                 side.node.quiet(side.peer, SOON).unwrap();
-                assert!(seen(&mut side, from, len) == pattern(side.rank + round, len), "{len} bytes got");
+                assert!(
+                    seen(&mut side, from, len) == pattern(side.rank + round, len),
+                    "{len} bytes got"
+                );
                 side.exchange(&[]);
             }
             // Signals and atomics on words in the device.
@@ -104,7 +109,9 @@ fn puts_and_gets_reach_device_memory_on_another_host() {
             side.exchange(&[]);
             for n in 1..=20 {
                 let (word, count) = (Signal::set(their_device.at(0), n), their_device.at(8));
-                side.node.put_signal(from.slice(..64), their_device.at(64), word, Notice::Silent).unwrap();
+                side.node
+                    .put_signal(from.slice(..64), their_device.at(64), word, Notice::Silent)
+                    .unwrap();
                 assert_eq!(side.node.fetch_add(count, 2, SOON), Ok(2 * (n - 1)));
                 assert_eq!(side.node.wait(device.at(0), Cmp::Ge, n, Some(side.peer), SOON), Ok(n));
                 side.exchange(&[]);
@@ -124,11 +131,15 @@ fn messages_reach_device_memory_on_another_host() {
                 side.node.write_device(from.at(0), &pattern(side.rank + round, len)).unwrap();
                 let tag = round as u64;
                 let into = device.slice(..len);
-                let request = side.node.post_recv(Some(side.peer), tag, Tag::ZERO, into, 0).unwrap();
+                let request =
+                    side.node.post_recv(Some(side.peer), tag, Tag::ZERO, into, 0).unwrap();
                 side.node.send(side.peer, tag, from.slice(..len), Notice::Silent).unwrap();
                 let status = side.node.wait_recv(request, SOON).unwrap();
                 assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64));
-                assert!(seen(&mut side, device, len) == pattern(1 - side.rank + round, len), "{len} bytes");
+                assert!(
+                    seen(&mut side, device, len) == pattern(1 - side.rank + round, len),
+                    "{len} bytes"
+                );
                 side.node.quiet(side.peer, SOON).unwrap();
                 side.exchange(&[]);
             }
@@ -172,7 +183,9 @@ fn a_node_without_a_device_accesses_device_memory_of_a_peer() {
     // Alternates between nodes with and without a device.
     let turn = AtomicBool::new(false);
     over_nics(
-        |builder| if turn.fetch_xor(true, Ordering::Relaxed) { builder } else { builder.gpu(device()) },
+        |builder| {
+            if turn.fetch_xor(true, Ordering::Relaxed) { builder } else { builder.gpu(device()) }
+        },
         |mut side| match side.node.alloc_device(LEN) {
             Ok(device) => {
                 side.node.write_device(device.at(0), &pattern(1, LEN)).unwrap();
@@ -255,7 +268,11 @@ mod gpus {
         let provider = network(3);
         let used = |machine, named: &[&str]| -> Vec<String> {
             let node = fake(&provider, named).gpu(device()).machine(machine).open().unwrap();
-            node.rails().iter().filter(|rail| rail.id.0 > 0).map(|rail| rail.interface.clone()).collect()
+            node.rails()
+                .iter()
+                .filter(|rail| rail.id.0 > 0)
+                .map(|rail| rail.interface.clone())
+                .collect()
         };
         assert_eq!(used(machine(address, 0), &[]), ["cxi0", "cxi1"]);
         assert_eq!(used(machine(address, 1), &[]), ["cxi2", "cxi3"]);
@@ -269,7 +286,9 @@ mod gpus {
     #[test]
     fn device_memory_uses_the_nic_that_accepts_it() {
         if std::env::var_os("FISHPLATE_TEST_GPU").is_none() {
-            println!("SKIPPED a NIC that refuses a GPU: FISHPLATE_TEST_GPU runs it (tests/cuda-fake.sh)");
+            println!(
+                "SKIPPED a NIC that refuses a GPU: FISHPLATE_TEST_GPU runs it (tests/cuda-fake.sh)"
+            );
             return;
         }
         const LEN: usize = 1 << 16;
@@ -370,14 +389,19 @@ mod gpus {
         fn write(&self, at: u64, bytes: &[u8]) {
             // SAFETY: the NIC writes only where `device_of` has found device memory.
             unsafe {
-                self.handles.lock().unwrap().direct.write_device(DevicePtr(at), Untrusted::from_slice(bytes))
+                self.handles
+                    .lock()
+                    .unwrap()
+                    .direct
+                    .write_device(DevicePtr(at), Untrusted::from_slice(bytes))
             }
             .unwrap();
         }
 
         fn read(&self, at: u64, into: &mut [u8]) {
             // SAFETY: the NIC reads only where `device_of` has found device memory.
-            unsafe { self.handles.lock().unwrap().direct.read_device(DevicePtr(at), into) }.unwrap();
+            unsafe { self.handles.lock().unwrap().direct.read_device(DevicePtr(at), into) }
+                .unwrap();
         }
     }
 }

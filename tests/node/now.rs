@@ -73,7 +73,10 @@ fn program(way: Way, private: bool, mut side: Side) {
     // An invalid range is refused if it comes first. Otherwise the ranges before it are moved.
     let size = LEN as u64;
     let wrong = (source.slice(..100), there.at(size - 99));
-    assert_eq!(node.put_now(&[wrong]), Err(OpError::OutOfBounds { offset: size - 99, len: 100, size }));
+    assert_eq!(
+        node.put_now(&[wrong]),
+        Err(OpError::OutOfBounds { offset: size - 99, len: 100, size })
+    );
     if way == Way::SharedMemory {
         assert_eq!(node.put_now(&[piece(0), wrong, piece(1)]), Ok(1));
     }

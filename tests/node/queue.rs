@@ -36,7 +36,9 @@ fn length(n: u32) -> usize {
 }
 
 fn bytes(n: u32) -> Vec<u8> {
-    (0..length(n)).map(|at| (at as u32).wrapping_mul(7).wrapping_add(n + (at >> 8) as u32) as u8).collect()
+    (0..length(n))
+        .map(|at| (at as u32).wrapping_mul(7).wrapping_add(n + (at >> 8) as u32) as u8)
+        .collect()
 }
 
 fn span(bytes: &mut [u8]) -> Span {
@@ -108,7 +110,10 @@ fn receives(side: &mut Side, random: &mut Random) {
         assert_eq!((status.msg_peer, status.nbytes as usize), (Some(side.peer), room.min(len)));
         let (got, rest) = memory[8..].split_at(room.min(len));
         assert!(got == &bytes(n)[..room.min(len)], "message {n} brought other bytes");
-        assert!(rest.iter().chain(&memory[..8]).all(|byte| *byte == 0xee), "message {n} went too far");
+        assert!(
+            rest.iter().chain(&memory[..8]).all(|byte| *byte == 0xee),
+            "message {n} went too far"
+        );
     }
 }
 

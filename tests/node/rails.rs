@@ -23,7 +23,8 @@ fn two(provider: &Fake, interfaces: [&[&str]; 2]) -> ([Node; 2], [PeerId; 2]) {
 #[test]
 fn rails_are_listed_with_the_peer_s_rails() {
     let provider = Fake::new(Persona::cxi(), 1);
-    let ([a, b], [b_at_a, a_at_b]) = two(&provider, [&["cxi3", "cxi1", "cxi0"], &["cxi0", "cxi2", "cxi3"]]);
+    let ([a, b], [b_at_a, a_at_b]) =
+        two(&provider, [&["cxi3", "cxi1", "cxi0"], &["cxi0", "cxi2", "cxi3"]]);
     let name = |rail: &RailInfo| (rail.id.0, rail.provider.clone(), rail.interface.clone());
     let told: Vec<_> = a.rails().iter().map(name).collect();
     assert_eq!(
@@ -88,7 +89,9 @@ fn a_peer_whose_lifeline_ends_fails_at_once() {
     a.watch(peer, second).unwrap();
     drop(gone);
     let short = a.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), Duration::from_millis(50));
-    assert!(matches!(short, Err(Error::Wait(WaitError::Deadline(stuck))) if stuck == a.missing(Some(peer))));
+    assert!(
+        matches!(short, Err(Error::Wait(WaitError::Deadline(stuck))) if stuck == a.missing(Some(peer)))
+    );
     assert_eq!(a.missing(None).peer, Some(peer));
     drop(held);
     let died = Err(Error::Wait(WaitError::PeerFailed(peer, PeerError::Died)));
@@ -158,18 +161,19 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
             (a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap())
         };
         let mut round = 0;
-        let mut add = |a: &mut fishplate::Node, b: &mut fishplate::Node, there: fishplate::node::Remote| {
-            for _ in 0..40 {
-                a.signal(Signal::add(there.at(0), 1), Notice::Silent).unwrap();
-                round += 1;
-            }
-            let deadline = Instant::now() + SOON;
-            while b.load(inbox.at(0)).unwrap() != round {
-                assert!(Instant::now() < deadline, "{round} were sent");
-                a.progress();
-                b.progress();
-            }
-        };
+        let mut add =
+            |a: &mut fishplate::Node, b: &mut fishplate::Node, there: fishplate::node::Remote| {
+                for _ in 0..40 {
+                    a.signal(Signal::add(there.at(0), 1), Notice::Silent).unwrap();
+                    round += 1;
+                }
+                let deadline = Instant::now() + SOON;
+                while b.load(inbox.at(0)).unwrap() != round {
+                    assert!(Instant::now() < deadline, "{round} were sent");
+                    a.progress();
+                    b.progress();
+                }
+            };
         let posted = || provider.posted_on("eth0");
         let (to_b, to_a) = meet(&mut a, &mut b);
         let there = a.import(to_b, &handle).unwrap();
@@ -180,7 +184,10 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
         add(&mut a, &mut b, there);
         let errors = a.rail_errors(to_b).unwrap();
         assert_eq!(errors.iter().map(|error| error.rail).collect::<Vec<_>>(), rails[..1]);
-        assert_eq!(errors[0].to_string(), format!("rail {} is out of use: it was disabled", rails[0].0));
+        assert_eq!(
+            errors[0].to_string(),
+            format!("rail {} is out of use: it was disabled", rails[0].0)
+        );
         // Until the other end learns of the failure, it may acknowledge over that rail.
         let deadline = Instant::now() + SOON;
         while b.rail_errors(to_a).unwrap().is_empty() {
@@ -194,7 +201,8 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
         assert!(a.disable_rail(to_b, rails[1]).is_err(), "the last one");
         a.enable_rail(to_b, rails[0]).unwrap();
         let deadline = Instant::now() + SOON;
-        while !(a.rail_errors(to_b).unwrap().is_empty() && b.rail_errors(to_a).unwrap().is_empty()) {
+        while !(a.rail_errors(to_b).unwrap().is_empty() && b.rail_errors(to_a).unwrap().is_empty())
+        {
             assert!(Instant::now() < deadline, "it did not return: {:?}", a.rail_errors(to_b));
             a.progress();
             b.progress();
@@ -256,46 +264,53 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
         let others = |me: usize| (0..4).filter(move |&other| other != me);
         let peers: Vec<Vec<Option<PeerId>>> = (0..4)
             .map(|me| {
-                let peer = |to: usize| (to != me).then(|| nodes[me].connect(&addresses[to]).unwrap());
+                let peer =
+                    |to: usize| (to != me).then(|| nodes[me].connect(&addresses[to]).unwrap());
                 (0..4).map(peer).collect()
             })
             .collect();
         let there: Vec<Vec<_>> = (0..4)
             .map(|me| {
-                let import =
-                    |to: usize| peers[me][to].map(|peer| nodes[me].import(peer, &handles[to]).unwrap());
+                let import = |to: usize| {
+                    peers[me][to].map(|peer| nodes[me].import(peer, &handles[to]).unwrap())
+                };
                 (0..4).map(import).collect()
             })
             .collect();
         // Live nodes put, get and make progress for long enough to see completions.
-        let rounds = |nodes: &mut Vec<Node>, alive: usize, what: &str, done: &dyn Fn(&[Node]) -> bool| {
-            let deadline = Instant::now() + SOON;
-            while !done(nodes) {
-                assert!(
-                    Instant::now() < deadline,
-                    "seed {seed}: {what}: {:?}",
-                    nodes.iter().map(|node| node.stats()).collect::<Vec<_>>()
-                );
-                for (me, node) in nodes.iter_mut().enumerate().take(alive) {
-                    for to in others(me) {
-                        let there = there[me][to].unwrap();
-                        _ = node.put(&[7; 600][..], there.at(8), Notice::Silent);
-                        _ = node.get(memory[me].slice(1024..1624), there.at(8), Notice::Silent);
+        let rounds =
+            |nodes: &mut Vec<Node>, alive: usize, what: &str, done: &dyn Fn(&[Node]) -> bool| {
+                let deadline = Instant::now() + SOON;
+                while !done(nodes) {
+                    assert!(
+                        Instant::now() < deadline,
+                        "seed {seed}: {what}: {:?}",
+                        nodes.iter().map(|node| node.stats()).collect::<Vec<_>>()
+                    );
+                    for (me, node) in nodes.iter_mut().enumerate().take(alive) {
+                        for to in others(me) {
+                            let there = there[me][to].unwrap();
+                            _ = node.put(&[7; 600][..], there.at(8), Notice::Silent);
+                            _ = node.get(memory[me].slice(1024..1624), there.at(8), Notice::Silent);
+                        }
+                        node.progress();
+                        peers[me].iter().flatten().for_each(|&peer| _ = node.peer_error(peer));
                     }
-                    node.progress();
-                    peers[me].iter().flatten().for_each(|&peer| _ = node.peer_error(peer));
                 }
-            }
-        };
+            };
         let failed = |node: &Node| node.stats().rails_failed;
-        rounds(&mut nodes, 4, "all have met", &|nodes| nodes.iter().all(|node| node.stats().arrived > 100));
+        rounds(&mut nodes, 4, "all have met", &|nodes| {
+            nodes.iter().all(|node| node.stats().arrived > 100)
+        });
         assert!(nodes.iter().all(|node| failed(node) == 0), "seed {seed}");
         // Kills the last two nodes: first a different rail of each, then their other rails.
         let gone: Vec<_> = nodes[2..].iter().map(endpoints).collect();
         assert!(gone.iter().all(|rails| rails.len() == 2), "{gone:?}");
         provider.kill(&gone[0][0]);
         provider.kill(&gone[1][1]);
-        rounds(&mut nodes, 2, "both see that", &|nodes| nodes[..2].iter().all(|node| failed(node) >= 2));
+        rounds(&mut nodes, 2, "both see that", &|nodes| {
+            nodes[..2].iter().all(|node| failed(node) >= 2)
+        });
         provider.kill(&gone[0][1]);
         provider.kill(&gone[1][0]);
         let both = |me: usize, nodes: &mut Vec<Node>| {
@@ -312,13 +327,20 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
         for (me, to) in [(0, 1), (1, 0)] {
             assert_eq!(nodes[me].rail_errors(peers[me][to].unwrap()), Ok(vec![]), "seed {seed}");
             assert_eq!(nodes[me].address(), addresses[me], "seed {seed}: an endpoint was replaced");
-            assert_eq!((failed(&nodes[me]), nodes[me].stats().rails_returned), (2, 0), "seed {seed}");
+            assert_eq!(
+                (failed(&nodes[me]), nodes[me].stats().rails_returned),
+                (2, 0),
+                "seed {seed}"
+            );
         }
         let before = interfaces.map(|interface| provider.posted_on(interface));
         let turn = std::cell::Cell::new(0);
         rounds(&mut nodes, 2, "more", &|_| turn.replace(turn.get() + 1) > 200);
         let after = interfaces.map(|interface| provider.posted_on(interface));
-        assert!(before.iter().zip(&after).all(|(before, after)| after > before), "{before:?} {after:?}");
+        assert!(
+            before.iter().zip(&after).all(|(before, after)| after > before),
+            "{before:?} {after:?}"
+        );
         assert_eq!(provider.violations(), [] as [String; 0]);
     }
 }

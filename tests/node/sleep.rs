@@ -25,7 +25,8 @@ const ATTEMPTS: usize = 6;
 #[track_caller]
 fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
     let attempt = || signal_in_turn(way, &change);
-    let late: Vec<_> = (0..ATTEMPTS).map(|_| attempt()).take_while(|median| *median >= WOKEN).collect();
+    let late: Vec<_> =
+        (0..ATTEMPTS).map(|_| attempt()).take_while(|median| *median >= WOKEN).collect();
     assert!(late.len() < ATTEMPTS, "{way:?}: {late:?}");
 }
 

@@ -48,7 +48,8 @@ fn puts_gets_signals_and_atomics_are_ordered_from_bytes_and_memory() {
 
                     node.write(outbox.at(0), &ours).unwrap();
                     let signal = Signal::set(there.at(0), step + 2);
-                    node.put_signal(outbox.slice(..len), there.at(500_000), signal, Notice::Silent).unwrap();
+                    node.put_signal(outbox.slice(..len), there.at(500_000), signal, Notice::Silent)
+                        .unwrap();
                     node.wait(inbox.at(0), Cmp::Ge, step + 2, Some(*peer), SOON).unwrap();
                     node.read(inbox.at(500_000), &mut got).unwrap();
                     assert_eq!(got, theirs, "{way:?}, {len} bytes from memory");
@@ -68,10 +69,14 @@ fn puts_gets_signals_and_atomics_are_ordered_from_bytes_and_memory() {
                 node.fence(*peer).unwrap();
                 node.signal(Signal::add(there.at(24), 9), Notice::Silent).unwrap();
                 assert_eq!(node.wait(inbox.at(24), Cmp::Eq, 9, None, SOON).unwrap(), 9);
-                assert_eq!((node.load(inbox.at(8)).unwrap(), node.load(inbox.at(16)).unwrap()), (30, 0xf0));
+                assert_eq!(
+                    (node.load(inbox.at(8)).unwrap(), node.load(inbox.at(16)).unwrap()),
+                    (30, 0xf0)
+                );
 
                 // A put that reports its completion.
-                let issued = node.put(outbox.slice(..4096), there.at(4096), Notice::Report(77)).unwrap();
+                let issued =
+                    node.put(outbox.slice(..4096), there.at(4096), Notice::Report(77)).unwrap();
                 if let Issued::Pending(token) = issued {
                     node.quiet(*peer, SOON).unwrap();
                     let end = node.test(token).unwrap().expect("complete after a quiet");
@@ -101,7 +106,8 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
                 // Receives in reverse order.
                 for (tag, len) in lengths.into_iter().enumerate().rev() {
                     let mut got = vec![0; len];
-                    let message = node.recv(Some(peer), tag as u64, Tag::ZERO, &mut got, SOON).unwrap();
+                    let message =
+                        node.recv(Some(peer), tag as u64, Tag::ZERO, &mut got, SOON).unwrap();
                     assert_eq!((message.source, message.len), (peer, len as u64), "{way:?}");
                     assert_eq!(got, pattern(1 - rank, len), "{way:?}, {len} bytes");
                 }
@@ -111,7 +117,10 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
                 let request = node.post_recv(None, 0, Tag::ALL, into.slice(..), 5).unwrap();
                 node.send(peer, 99, memory.slice(..700_000), Notice::Silent).unwrap();
                 let status = node.wait_recv(request, SOON).unwrap();
-                assert_eq!((status.word, status.outcome, status.delivered), (5, Received::Ok, 700_000));
+                assert_eq!(
+                    (status.word, status.outcome, status.delivered),
+                    (5, Received::Ok, 700_000)
+                );
                 let mut got = vec![0; 700_000];
                 node.read(into.at(0), &mut got).unwrap();
                 assert_eq!(got, pattern(1 - rank, 700_000), "{way:?}");
@@ -119,7 +128,8 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
                 // There is no message yet. The wait expires, and a later message is not lost.
                 let begun = Instant::now();
                 let mut text = [0; 8];
-                let waited = node.recv(Some(peer), 1000, Tag::ZERO, &mut text, Duration::from_millis(30));
+                let waited =
+                    node.recv(Some(peer), 1000, Tag::ZERO, &mut text, Duration::from_millis(30));
                 assert!(waited.is_err() && begun.elapsed() >= Duration::from_millis(30));
                 assert!(node.probe(Some(peer), 1000, Tag::ZERO).unwrap().is_none());
                 side.exchange(&[]);
@@ -213,7 +223,8 @@ fn a_node_reaches_itself() {
     assert!(node.reach(me).unwrap().shared_memory);
     let memory = node.alloc(100_000).unwrap();
     let there = node.import(me, node.handle(memory).unwrap()).unwrap();
-    node.put_signal(b"to myself", there.at(8), Signal::set(there.at(0), 1), Notice::Silent).unwrap();
+    node.put_signal(b"to myself", there.at(8), Signal::set(there.at(0), 1), Notice::Silent)
+        .unwrap();
     node.wait(memory.at(0), Cmp::Eq, 1, Some(me), SOON).unwrap();
     let mut text = [0; 9];
     node.read(memory.at(8), &mut text).unwrap();
@@ -296,7 +307,8 @@ fn pages_stay_mapped_while_their_segment_lives() {
 fn patience_changes_while_a_node_is_open() {
     let limits = Limits { locals: 1, ..Limits::DEFAULT };
     let hour = Duration::from_secs(3600);
-    let mut node = super::builder().fabric(Fabric::Off).limits(limits).patience(hour).open().unwrap();
+    let mut node =
+        super::builder().fabric(Fabric::Off).limits(limits).patience(hour).open().unwrap();
     let own = node.address().to_vec();
     let me = node.connect(&own).unwrap();
     let long = vec![0; 1 << 20];

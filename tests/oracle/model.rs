@@ -74,7 +74,8 @@ pub struct Model {
 impl Model {
     /// Creates a model of zeroed regions with words `(region, offset, width)` at their start.
     pub fn new(regions: Vec<NonNull<u8>>, words: &[(usize, usize, usize)], first: usize) -> Model {
-        let word = |&(region, offset, width)| Word { region, offset, width, values: vec![], seen: 0 };
+        let word =
+            |&(region, offset, width)| Word { region, offset, width, values: vec![], seen: 0 };
         let free = vec![first; regions.len()];
         let words = words.iter().map(word).collect();
         Model { regions, places: vec![], words, ops: vec![], fence: 0, floor: 0, free }
@@ -94,7 +95,15 @@ impl Model {
     pub fn place(&mut self, region: usize, len: usize) -> (usize, usize) {
         let offset = self.free[region];
         self.free[region] = (offset + len + GAP).next_multiple_of(8);
-        self.places.push(Place { region, offset, len, values: vec![], seen: vec![0; len], all: 0, some: 0 });
+        self.places.push(Place {
+            region,
+            offset,
+            len,
+            values: vec![],
+            seen: vec![0; len],
+            all: 0,
+            some: 0,
+        });
         (self.places.len() - 1, offset)
     }
 
@@ -233,7 +242,10 @@ impl Place {
             return Err(format!("region {region}, after {offset}+{len}: unexpected write"));
         }
         let bytes = &bytes[..len];
-        if self.all == self.some && bytes[1..] == bytes[..len - 1] && self.taken(bytes[0]) == Some(self.all) {
+        if self.all == self.some
+            && bytes[1..] == bytes[..len - 1]
+            && self.taken(bytes[0]) == Some(self.all)
+        {
             return Ok(());
         }
         for (at, &byte) in bytes.iter().enumerate() {
@@ -268,7 +280,9 @@ impl Word {
         let value = u64::from_le_bytes(bytes);
         let Word { region, offset, seen, ref values, .. } = *self;
         if value < seen as u64 || value > values.len() as u64 {
-            return Err(format!("region {region}, word {offset}: {value} after {seen} of {values:?}"));
+            return Err(format!(
+                "region {region}, word {offset}: {value} after {seen} of {values:?}"
+            ));
         }
         self.seen = value as usize;
         Ok(())

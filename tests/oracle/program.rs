@@ -90,7 +90,10 @@ struct Run<'p, 'm, R: Rail, const RAILS: usize> {
 }
 
 /// Runs the program of a seed. Returns a description of the first error.
-pub fn run<R: Rail, const RAILS: usize>(pair: &mut Pair<'_, R, RAILS>, seed: u64) -> Result<Counts, String> {
+pub fn run<R: Rail, const RAILS: usize>(
+    pair: &mut Pair<'_, R, RAILS>,
+    seed: u64,
+) -> Result<Counts, String> {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut model = Model::new(pair.targets.map(|target| target.base).to_vec(), &WORDS, FIRST);
     let messages = (0..MESSAGES)
@@ -162,7 +165,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
     fn place(&mut self, lengths: &[usize]) -> (usize, usize, usize, usize) {
         let again = self.model.rewritable();
         if !again.is_empty() && self.random.below(3) == 0 {
-            let (place, region, offset, len) = again[self.random.below(again.len() as u64) as usize];
+            let (place, region, offset, len) =
+                again[self.random.below(again.len() as u64) as usize];
             if lengths.contains(&len) {
                 return (region, place, offset, len);
             }
@@ -241,7 +245,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
     fn put_signal(&mut self) -> &'static str {
         let (region, place, offset, len) = self.place(&LENGTHS);
         let from = self.fill(self.model.value(place), len);
-        let (to, notice, (word, signal)) = (self.remote(region, offset), self.notice(), self.change());
+        let (to, notice, (word, signal)) =
+            (self.remote(region, offset), self.notice(), self.change());
         let issued = self.pair.a.engine.put_signal(CX, from, len, to, signal, notice);
         self.issued(issued, Some(place), Some(word), notice);
         "put-signal"
@@ -332,10 +337,14 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
 
     /// Posts the next receive at the target.
     fn post(&mut self) {
-        let Some(&Message { region, offset, len, .. }) = self.messages.get(self.posted.len()) else { return };
+        let Some(&Message { region, offset, len, .. }) = self.messages.get(self.posted.len())
+        else {
+            return;
+        };
         let (b, into) = (&mut self.pair.b, self.pair.targets[region].local.at(offset as u64));
         let word = self.posted.len() as u64;
-        let request = b.engine.recv(Some(b.peer), Tag::from(7), Tag::ZERO, Some((into, len)), word).unwrap();
+        let request =
+            b.engine.recv(Some(b.peer), Tag::from(7), Tag::ZERO, Some((into, len)), word).unwrap();
         self.posted.push(request);
     }
 
@@ -350,7 +359,10 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
                 if let Some(want) = self.fetches.remove(&number)
                     && want != end.value
                 {
-                    return Err(format!("operation {number} fetched {} instead of {want}", end.value));
+                    return Err(format!(
+                        "operation {number} fetched {} instead of {want}",
+                        end.value
+                    ));
                 }
             }
         }
@@ -412,7 +424,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         for (region, target) in self.pair.targets.iter().enumerate() {
             let used = self.model.used(region);
             // SAFETY: the range lies inside the region, of which only a part is used.
-            let behind = unsafe { std::slice::from_raw_parts(target.base.as_ptr().add(used), 4096) };
+            let behind =
+                unsafe { std::slice::from_raw_parts(target.base.as_ptr().add(used), 4096) };
             if behind.iter().any(|&byte| byte != 0) {
                 return Err(format!("region {region}: written after the last location"));
             }

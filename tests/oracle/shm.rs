@@ -20,7 +20,8 @@ fn meet(config: &ShmConfig) -> [ShmRail<SpinHost>; 2] {
     let (mut near, mut far) = (rail(), rail());
     let (ours, theirs) = socket_pair().unwrap();
     let (profile, soon) = (far.profile(), Instant::now() + Duration::from_secs(20));
-    let other = std::thread::spawn(move || Link::over(theirs, Role::First, &profile, soon).unwrap());
+    let other =
+        std::thread::spawn(move || Link::over(theirs, Role::First, &profile, soon).unwrap());
     let link = Link::over(ours, Role::Second, &near.profile(), soon).unwrap();
     near.attach(Peer(0), link).unwrap();
     far.attach(Peer(0), other.join().unwrap()).unwrap();
@@ -51,7 +52,10 @@ fn config(group: u64) -> ShmConfig {
     }
 }
 
-fn pair<const RAILS: usize>(group: u64, room: &mut Room<RAILS>) -> Pair<'_, ShmRail<SpinHost>, RAILS> {
+fn pair<const RAILS: usize>(
+    group: u64,
+    room: &mut Room<RAILS>,
+) -> Pair<'_, ShmRail<SpinHost>, RAILS> {
     let first_sequence = [0, (1 << 20) - 40, u64::MAX - 100][group as usize % 3];
     // Writes are striped over both rails or use one rail. Staged writes need several chunks.
     let stripe_threshold = [512, CONFIG.stripe_threshold][group as usize / 4 % 2];

@@ -20,7 +20,10 @@ fn every_kind_of_command_works() {
     let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
     write(bench.engine(), source.at(0), &bytes);
 
-    assert_eq!(bench.run(0, Command::Put { from: source.at(0), len, to: remote.at(0) }), Reply::Done(0));
+    assert_eq!(
+        bench.run(0, Command::Put { from: source.at(0), len, to: remote.at(0) }),
+        Reply::Done(0)
+    );
     assert_eq!(read(bench.engine(), target.at(0), len), bytes);
     let into = source.at(500_000);
     assert_eq!(bench.run(0, Command::Get { from: remote.at(0), len, into }), Reply::Done(0));
@@ -37,7 +40,9 @@ fn every_kind_of_command_works() {
         Reply::Done(0)
     );
     assert_eq!(read(bench.engine(), target.at(399_990), len), bytes);
-    for (width, pattern) in [(1, 0xa5), (2, 0x1234), (4, 0x1234_5678), (8, 0x0123_4567_89ab_cdef_u64)] {
+    for (width, pattern) in
+        [(1, 0xa5), (2, 0x1234), (4, 0x1234_5678), (8, 0x0123_4567_89ab_cdef_u64)]
+    {
         let fill = Command::Fill { at: target.at(3), len: 300_000, pattern, width };
         assert_eq!(bench.run(0, fill), Reply::Done(0));
         let want = pattern.to_le_bytes();
@@ -82,7 +87,12 @@ fn tagged_commands_send_and_receive() {
                 let (source, into) = (Some(peer), Some((into, len)));
                 Command::Recv { source, tag: tag(n), ignore: Tag::ZERO, into }
             };
-            let send = |sync| Command::Send { to: peer, tag: tag(n), from: Some((source.at(0), len)), sync };
+            let send = |sync| Command::Send {
+                to: peer,
+                tag: tag(n),
+                from: Some((source.at(0), len)),
+                sync,
+            };
             let early = submit(&mut bench.queues[0], recv(len));
             // A command after a receive begins once a message has arrived.
             let copy = Command::Copy { from: into, len: len.max(1), to: target.at(100_000) };
@@ -93,7 +103,11 @@ fn tagged_commands_send_and_receive() {
             assert_eq!(copied.reply(), Some(Reply::Done(0)), "seed {seed}");
             assert_eq!(sent.reply(), Some(Reply::Done(len as u64)), "seed {seed}");
             let Some(Reply::Received(status)) = early.reply() else { panic!("{early:?}") };
-            assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64), "seed {seed}");
+            assert_eq!(
+                (status.outcome, status.delivered),
+                (Received::Ok, len as u64),
+                "seed {seed}"
+            );
             assert_eq!(read(bench.engine(), target.at(100_000), len), bytes, "seed {seed}");
             // A truncated message is a failure, so the next command does not begin.
             if len > 1 {
@@ -147,9 +161,15 @@ fn invalid_arguments_are_refused_and_take_no_slot() {
         let empty = queue.create(Command::Put { from: source.at(0), len: 0, to: remote.at(0) });
         assert_eq!(empty.err(), Some(CreateError::Refused(CommandError::Empty)));
         let odd = queue.create(Command::Fill { at: target.at(0), len: 6, pattern: 1, width: 4 });
-        assert_eq!(odd.err(), Some(CreateError::Refused(CommandError::Pattern { width: 4, len: 6 })));
+        assert_eq!(
+            odd.err(),
+            Some(CreateError::Refused(CommandError::Pattern { width: 4, len: 6 }))
+        );
         let odd = queue.create(Command::Fill { at: target.at(0), len: 6, pattern: 1, width: 3 });
-        assert_eq!(odd.err(), Some(CreateError::Refused(CommandError::Pattern { width: 3, len: 6 })));
+        assert_eq!(
+            odd.err(),
+            Some(CreateError::Refused(CommandError::Pattern { width: 3, len: 6 }))
+        );
         let bare = queue.create(Command::Cancel { slot: 0 });
         assert_eq!(bare.err(), Some(CreateError::Refused(CommandError::OtherQueue)));
     }
@@ -161,7 +181,8 @@ fn invalid_arguments_are_refused_and_take_no_slot() {
     assert!(matches!(bench.run(0, far), Reply::Refused(OpError::OutOfBounds { .. })));
     let far = Command::Copy { from: source.at(0), len: 1 << 20, to: target.at(1) };
     assert!(matches!(bench.run(0, far), Reply::Refused(OpError::OutOfBounds { .. })));
-    let far = Command::PeerCopy { from: remote.at(1 << 20), via: source.at(0), len: 8, to: remote.at(0) };
+    let far =
+        Command::PeerCopy { from: remote.at(1 << 20), via: source.at(0), len: 8, to: remote.at(0) };
     assert!(matches!(bench.run(0, far), Reply::Refused(OpError::OutOfBounds { .. })));
     assert_eq!(read(bench.engine(), target.at(0), 1 << 20), before);
     assert_eq!(bench.run(0, Command::Marker), Reply::Done(0));

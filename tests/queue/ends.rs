@@ -21,11 +21,13 @@ fn a_worker_with_an_open_receive_can_stop() {
     let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
     let stop = AtomicBool::new(true);
     let recv = |n| Command::Recv { source: None, tag: tag(n), ignore: Tag::ZERO, into: None };
-    let run = |engine: &mut Engine<'static, Rails, 2>, consumers: &mut [CommandConsumer<'static>]| {
+    let run = |engine: &mut Engine<'static, Rails, 2>,
+               consumers: &mut [CommandConsumer<'static>]| {
         let mut worker = Worker::new(engine, consumers, Policy::BALANCED);
         assert!(worker.run(host, &channels.send, None, &stop, NEVER));
     };
-    let message = Command::Send { to: peer, tag: tag(1), from: Some((source.at(0), 0)), sync: true };
+    let message =
+        Command::Send { to: peer, tag: tag(1), from: Some((source.at(0), 0)), sync: true };
 
     let (mut queue, consumer) = queue_of::<4>(host, channels, 0);
     let mut consumers = [consumer];

@@ -38,13 +38,17 @@ fn a_command_begins_after_events_of_other_queues() {
         let fill = |at, pattern| Command::Fill { at, len: 64, pattern, width: 8 };
         // The second queue copies data of the first, and the first copies it again.
         let made = create(&mut bench.queues[0], fill(source.at(0), 7));
-        let moved =
-            create(&mut bench.queues[1], Command::Put { from: source.at(0), len: 64, to: remote.at(0) });
+        let moved = create(
+            &mut bench.queues[1],
+            Command::Put { from: source.at(0), len: 64, to: remote.at(0) },
+        );
         let first = bench.queues[0].enqueue(made);
         let moved = moved.after(&first).unwrap();
         let moved = bench.queues[1].submit(moved);
-        let copied =
-            create(&mut bench.queues[0], Command::Copy { from: target.at(0), len: 64, to: target.at(64) });
+        let copied = create(
+            &mut bench.queues[0],
+            Command::Copy { from: target.at(0), len: 64, to: target.at(64) },
+        );
         let copied = copied.after(&moved).unwrap();
         let copied = bench.queues[0].submit(copied);
         bench.turns_until("a chain over two queues", || copied.is_done());
@@ -61,10 +65,14 @@ fn a_command_begins_after_events_of_other_queues() {
 fn commands_after_a_failure_are_not_begun() {
     let mut bench = bench(1, 2);
     let Places { source, target, .. } = bench.at;
-    let far =
-        submit(&mut bench.queues[0], Command::Copy { from: source.at(1 << 20), len: 1, to: target.at(0) });
-    let after =
-        create(&mut bench.queues[1], Command::Fill { at: target.at(0), len: 8, pattern: 9, width: 8 });
+    let far = submit(
+        &mut bench.queues[0],
+        Command::Copy { from: source.at(1 << 20), len: 1, to: target.at(0) },
+    );
+    let after = create(
+        &mut bench.queues[1],
+        Command::Fill { at: target.at(0), len: 8, pattern: 9, width: 8 },
+    );
     let after = after.after(&far).unwrap();
     let after = bench.queues[1].submit(after);
     bench.turns_until("both", || after.is_done());

@@ -45,8 +45,11 @@ pub fn leak<T>(value: T) -> &'static mut T {
 
 /// Creates an engine that is its own peer over two reordering rails.
 pub fn scene(seed: u64, contexts: u16) -> Own<Rails, 2> {
-    let rails = std::array::from_fn(|i| Faulty::new(Loopback::new(), Faults::DISORDER, seed * 2 + i as u64));
-    let mut own = own(Config { contexts, window: 16, eager: 0, ..Config::default() }, rails, 1 << 20);
+    let rails = std::array::from_fn(|i| {
+        Faulty::new(Loopback::new(), Faults::DISORDER, seed * 2 + i as u64)
+    });
+    let mut own =
+        own(Config { contexts, window: 16, eager: 0, ..Config::default() }, rails, 1 << 20);
     let storage = leak(MatchStorage::new(&MATCHING, usize::from(contexts) * 4, 64, 4));
     own.engine.attach_matching(MATCHING, storage.memory()).unwrap();
     own

@@ -56,9 +56,11 @@ fn many_queues_feed_one_worker_and_get_their_own_events() {
             let mut random = Random(seed ^ (i as u64) << 32);
             let base = 4096 * i as u64;
             for round in 1..=50u64 {
-                let fill = Command::Fill { at: at.source.at(base), len: 64, pattern: round, width: 8 };
+                let fill =
+                    Command::Fill { at: at.source.at(base), len: 64, pattern: round, width: 8 };
                 let made = submit(&mut queue, fill);
-                let put = Command::Put { from: at.source.at(base), len: 64, to: at.remote.at(base) };
+                let put =
+                    Command::Put { from: at.source.at(base), len: 64, to: at.remote.at(base) };
                 let put = create(&mut queue, put).after(&made).unwrap();
                 let put = queue.enqueue(put);
                 match random.below(3) {
@@ -83,8 +85,8 @@ fn commands_of_a_dropped_queue_are_still_executed() {
         let kept = std::sync::Mutex::new(vec![]);
         with_worker(seed, 3, |i, mut queue, at| {
             let to = at.remote.at(4096 * i as u64);
-            let events =
-                (0..10).map(|_| submit(&mut queue, Command::Put { from: at.source.at(0), len: 4000, to }));
+            let events = (0..10)
+                .map(|_| submit(&mut queue, Command::Put { from: at.source.at(0), len: 4000, to }));
             kept.lock().unwrap().extend(events);
         });
         let kept = kept.into_inner().unwrap();
@@ -111,7 +113,9 @@ fn cpus_of_workers() -> Vec<String> {
         .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok())
         .filter(|status| status.starts_with("Name:\tfishplate\n"))
         .filter_map(|status| {
-            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(str::to_owned))
+            status
+                .lines()
+                .find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(str::to_owned))
         })
         .collect()
 }
@@ -125,7 +129,8 @@ fn a_stopped_worker_thread_has_executed_all_submissions() {
         let Own { engine, target, .. } = scene(1, 1);
         let mut room = QueueStorage::<16>::new();
         let (mut queue, consumer) =
-            Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED).unwrap();
+            Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED)
+                .unwrap();
         thread::scope(|scope| {
             let mut parts = (Box::new(engine), vec![consumer]);
             for round in 0..20 {
@@ -146,7 +151,10 @@ fn a_stopped_worker_thread_has_executed_all_submissions() {
                 });
                 let stopped = running.stop().unwrap();
                 assert!(cpus.is_none_or(|cpus| cpus == cpu.unwrap().to_string()));
-                assert!(stopped.finished && events.iter().all(|event| event.reply() == Some(Reply::Done(0))));
+                assert!(
+                    stopped.finished
+                        && events.iter().all(|event| event.reply() == Some(Reply::Done(0)))
+                );
                 assert_eq!(word(&stopped.parts.0, at), round + 1);
                 parts = stopped.parts;
                 queue.finish(NEVER).unwrap();

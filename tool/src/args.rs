@@ -400,7 +400,9 @@ impl PerfArgs {
         bounds::iterations(self.iters.unwrap_or(1), self.warmup.unwrap_or(0))?;
         bounds::window(self.window.into())?;
         if self.rails == 0 {
-            return Err(Failure::usage("--rails 0: no rail would connect the two sides; use at least 1"));
+            return Err(Failure::usage(
+                "--rails 0: no rail would connect the two sides; use at least 1",
+            ));
         }
         let most = match self.transport {
             Transport::Loopback | Transport::Sim => RAILS_IN_PROCESS,
@@ -447,14 +449,17 @@ impl PerfArgs {
         }
         self.check_device()?;
         if self.seeds.is_some()
-            && (self.transport != Transport::Sim || !matches!(self.test, Test::PutSignal | Test::Tag))
+            && (self.transport != Transport::Sim
+                || !matches!(self.test, Test::PutSignal | Test::Tag))
         {
             return Err(Failure::usage(
                 "--seeds checks order: use it with put-signal or tag and --transport sim",
             ));
         }
         bounds::test(self.test, self.transport)?;
-        if self.transport != Transport::Fabric && !(self.provider.is_empty() && self.interface.is_empty()) {
+        if self.transport != Transport::Fabric
+            && !(self.provider.is_empty() && self.interface.is_empty())
+        {
             return Err(Failure::usage(format!(
                 "--provider and --interface choose libfabric rails, and {} has none: use --transport fabric",
                 name(self.transport)
@@ -483,10 +488,14 @@ impl PerfArgs {
             };
         }
         if self.device.len() > 2 {
-            return Err(Failure::usage("--device: name one device for both sides, or one for each"));
+            return Err(Failure::usage(
+                "--device: name one device for both sides, or one for each",
+            ));
         }
         if self.meeting_is_given() && self.device.len() > 1 {
-            return Err(Failure::usage("--device: with --listen or --connect, each side names its own"));
+            return Err(Failure::usage(
+                "--device: with --listen or --connect, each side names its own",
+            ));
         }
         self.layout.map_or(Ok(()), |layout| bounds::layout(layout, self.transport))
     }

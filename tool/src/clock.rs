@@ -31,7 +31,11 @@ impl Clock {
         if ticks == 0 {
             return SYSTEM;
         }
-        Clock { ns_per_tick: elapsed.as_nanos() as f64 / ticks as f64, step: clock.find_step(), tsc: true }
+        Clock {
+            ns_per_tick: elapsed.as_nanos() as f64 / ticks as f64,
+            step: clock.find_step(),
+            tsc: true,
+        }
     }
 
     /// Returns the greatest common divisor of many short times.
@@ -80,7 +84,11 @@ impl Clock {
     /// Describes the ticks, for the header of a report.
     pub fn describe(&self) -> String {
         if self.tsc {
-            format!("tsc {:.2} GHz in steps of {:.1} ns", 1.0 / self.ns_per_tick, self.ns(self.step))
+            format!(
+                "tsc {:.2} GHz in steps of {:.1} ns",
+                1.0 / self.ns_per_tick,
+                self.ns(self.step)
+            )
         } else {
             "clock_gettime".into()
         }
@@ -110,7 +118,8 @@ fn constant_tsc() -> bool {
     }
     let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return false };
     text.lines().find(|line| line.starts_with("flags")).is_some_and(|flags| {
-        flags.split(' ').any(|f| f == "constant_tsc") && flags.split(' ').any(|f| f == "nonstop_tsc")
+        flags.split(' ').any(|f| f == "constant_tsc")
+            && flags.split(' ').any(|f| f == "nonstop_tsc")
     })
 }
 

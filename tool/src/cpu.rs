@@ -38,7 +38,9 @@ impl FromStr for Pin {
             "none" => Ok(Pin::None),
             _ => match text.split_once(',').map(|(a, b)| (a.trim().parse(), b.trim().parse())) {
                 Some((Ok(a), Ok(b))) => Ok(Pin::Cpus(a, b)),
-                _ => Err(format!("`{text}`: write auto, none, or two processor numbers such as 0,1")),
+                _ => {
+                    Err(format!("`{text}`: write auto, none, or two processor numbers such as 0,1"))
+                }
             },
         }
     }
@@ -99,7 +101,8 @@ pub struct Pinned {
 /// Pins the calling thread.
 pub fn pin(cpu: usize) -> Outcome<Pinned> {
     let before = set()?;
-    affinity::pin(cpu).map_err(|error| Failure::run(format!("cannot run on processor {cpu}: {error}")))?;
+    affinity::pin(cpu)
+        .map_err(|error| Failure::run(format!("cannot run on processor {cpu}: {error}")))?;
     Ok(Pinned { before })
 }
 
@@ -116,8 +119,9 @@ pub fn allowed() -> Outcome<Vec<usize>> {
 }
 
 fn set() -> Outcome<affinity::CpuSet> {
-    affinity::allowed()
-        .map_err(|error| Failure::run(format!("cannot read the processors of this process: {error}")))
+    affinity::allowed().map_err(|error| {
+        Failure::run(format!("cannot read the processors of this process: {error}"))
+    })
 }
 
 /// Returns the core of a processor, identified by the lowest processor number on that core.
@@ -158,7 +162,8 @@ pub fn list(cpus: &[usize]) -> String {
 /// Returns the processor's name.
 pub fn model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find(|line| line.starts_with("model name") || line.starts_with("CPU part"));
+    let name =
+        text.lines().find(|line| line.starts_with("model name") || line.starts_with("CPU part"));
     name.and_then(|line| line.split_once(':'))
         .map_or_else(|| "unknown".into(), |(_, name)| name.trim().into())
 }
@@ -201,6 +206,9 @@ mod tests {
     #[test]
     fn a_processor_that_is_not_there_is_named() {
         let failure = Pin::Cpus(0, 100_000).resolve().unwrap_err();
-        assert!(failure.to_string().contains("processor 100000") && failure.code() == 2, "{failure}");
+        assert!(
+            failure.to_string().contains("processor 100000") && failure.code() == 2,
+            "{failure}"
+        );
     }
 }

@@ -82,7 +82,12 @@ impl Pad {
     }
 
     /// Runs the measuring side. Returns nanoseconds; `None` if it takes longer than `limit`.
-    pub fn measure(&self, limit: Duration, clock: &Clock, alive: Alive<'_>) -> Outcome<Option<Floor>> {
+    pub fn measure(
+        &self,
+        limit: Duration,
+        clock: &Clock,
+        alive: Alive<'_>,
+    ) -> Outcome<Option<Floor>> {
         let until = Instant::now() + limit;
         let mut best = Floor { ns: f64::INFINITY, apart_ns: f64::INFINITY };
         for way in WAYS {
@@ -235,7 +240,11 @@ mod tests {
         let pad = || {
             // SAFETY: `memory` has the size and alignment of a pad, and outlives the scope that
             // uses both pads.
-            unsafe { Pad::new(NonNull::new(memory.0.as_ptr().with_addr(address).cast_mut().cast()).unwrap()) }
+            unsafe {
+                Pad::new(
+                    NonNull::new(memory.0.as_ptr().with_addr(address).cast_mut().cast()).unwrap(),
+                )
+            }
         };
         std::thread::scope(|scope| {
             let memory = &memory;
@@ -249,7 +258,8 @@ mod tests {
             });
             let clock = Clock::calibrate();
             for _ in 0..2 {
-                let floor = pad().measure(3600 * AMPLE, &clock, &mut yields).unwrap().expect("a floor");
+                let floor =
+                    pad().measure(3600 * AMPLE, &clock, &mut yields).unwrap().expect("a floor");
                 assert!(
                     floor.ns > 1.0 && floor.ns <= floor.apart_ns && floor.apart_ns.is_finite(),
                     "{floor:?}"
@@ -301,7 +311,8 @@ mod tests {
 
     #[test]
     fn floors_are_steady_within_a_fifth() {
-        let floors = |taken: [f64; 3]| Floors { taken: taken.map(|ns| Floor { ns, apart_ns: 100.0 - ns }) };
+        let floors =
+            |taken: [f64; 3]| Floors { taken: taken.map(|ns| Floor { ns, apart_ns: 100.0 - ns }) };
         assert!(floors([33.0, 36.0, 39.0]).steady());
         assert!(!floors([33.0, 36.0, 40.0]).steady());
         assert_eq!(floors([40.0, 33.0, 36.0]).median(), Floor { ns: 36.0, apart_ns: 64.0 });

@@ -82,7 +82,8 @@ impl Histogram {
     /// the middle of a bucket.
     pub fn counts(&self) -> impl Iterator<Item = (f64, u32)> {
         let fine = self.linear.iter().enumerate().map(|(ticks, &count)| (ticks as f64, count));
-        let coarse = self.coarse.iter().enumerate().map(|(index, &count)| (coarse_middle(index), count));
+        let coarse =
+            self.coarse.iter().enumerate().map(|(index, &count)| (coarse_middle(index), count));
         fine.chain(coarse).filter(|&(_, count)| count > 0)
     }
 

@@ -38,7 +38,9 @@ impl HistogramFile {
         let test = name(test);
         let lines: String = histogram
             .counts()
-            .map(|(ticks, count)| format!("{test},{size},{:.3},{count}\n", clock.ns(1) * ticks / divisor))
+            .map(|(ticks, count)| {
+                format!("{test},{size},{:.3},{count}\n", clock.ns(1) * ticks / divisor)
+            })
             .collect();
         self.write(&lines)
     }

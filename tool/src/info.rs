@@ -50,7 +50,9 @@ fn provider(name: &str) -> Outcome<Value> {
     let told = fabric["providers"][name].clone();
     if let Value::Null = told {
         let why = text(&fabric["usable"]);
-        return Err(Failure::usage(format!("-p {name}: {why}; install it, or set FISHPLATE_LIBFABRIC")));
+        return Err(Failure::usage(format!(
+            "-p {name}: {why}; install it, or set FISHPLATE_LIBFABRIC"
+        )));
     }
     match text(&told["usable"]).as_str() {
         "usable" => Ok(told),
@@ -187,7 +189,8 @@ mod tests {
     fn values_are_told_with_their_path() {
         let mut text = String::new();
         flatten("", &json!({ "a": { "b": 1, "c": "x y" }, "d": null }), &mut text);
-        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let lines: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines, [vec!["a.b", "1"], vec!["a.c", "x", "y"], vec!["d", "null"]]);
     }
 }

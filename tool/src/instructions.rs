@@ -12,7 +12,9 @@ impl Instructions {
     /// Starts a counter, if this machine permits it.
     pub fn start() -> Self {
         let counter = Builder::new(Hardware::INSTRUCTIONS).build();
-        Instructions(counter.ok().and_then(|mut counter| counter.enable().is_ok().then_some(counter)))
+        Instructions(
+            counter.ok().and_then(|mut counter| counter.enable().is_ok().then_some(counter)),
+        )
     }
 
     /// Returns the number of instructions since the start. Makes a system call.

@@ -60,7 +60,10 @@ mod tests {
                 let Placement { payload, signal } = Placement::of(layout, size);
                 let apart = payload + size <= signal || signal + 8 <= payload;
                 assert!(apart && signal % 8 == 0, "{layout:?} {size}");
-                assert!((payload + size).max(signal + 8) <= Placement::arena(size), "{layout:?} {size}");
+                assert!(
+                    (payload + size).max(signal + 8) <= Placement::arena(size),
+                    "{layout:?} {size}"
+                );
             }
         }
     }
@@ -72,7 +75,10 @@ mod tests {
             let p = Placement::of(Layout::Adjacent, size);
             assert_eq!(line(p.payload) == line(p.signal), size <= 56, "{size}");
             let p = Placement::of(Layout::Split, size);
-            assert!([p.payload, p.payload + size - 1].iter().all(|&at| line(at) != line(p.signal)), "{size}");
+            assert!(
+                [p.payload, p.payload + size - 1].iter().all(|&at| line(at) != line(p.signal)),
+                "{size}"
+            );
         }
         assert_eq!((fitting(56), fitting(57)), (Layout::Adjacent, Layout::Split));
     }

@@ -129,7 +129,8 @@ pub fn demand(region: usize, own: usize, all: usize) -> Outcome {
 fn check_addresses(bytes: usize) -> Result<(), SegmentError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the system chooses a free place, so no memory of ours is replaced.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes.max(1), libc::PROT_NONE, flags, -1, 0) };
+    let at =
+        unsafe { libc::mmap(std::ptr::null_mut(), bytes.max(1), libc::PROT_NONE, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(SegmentError::System(libc::ENOMEM));
     }
@@ -168,7 +169,9 @@ pub fn attach_failed(what: &str, error: AttachError) -> Failure {
 #[cold]
 pub fn attach_remedy(error: AttachError) -> &'static str {
     match error {
-        AttachError::System(libc::EFBIG) => "; shared memory is limited like files: raise ulimit -f",
+        AttachError::System(libc::EFBIG) => {
+            "; shared memory is limited like files: raise ulimit -f"
+        }
         AttachError::System(libc::ENOMEM) => {
             "; there is no memory: choose a smaller --region, or raise ulimit -v"
         }

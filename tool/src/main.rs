@@ -54,12 +54,19 @@ fn main() -> ExitCode {
 fn run() -> ExitCode {
     let mut words: Vec<_> = std::env::args_os().collect();
     // `help perf match` means `perf match --help`.
-    if words.len() == 4 && words[1] == "help" && ["match", "job"].iter().any(|name| words[3] == *name) {
+    if words.len() == 4
+        && words[1] == "help"
+        && ["match", "job"].iter().any(|name| words[3] == *name)
+    {
         words.remove(1);
         words.push("--help".into());
     }
     // `perf match` and `perf job` parse their own options.
-    let own = words.get(1).filter(|word| *word == "perf").and(words.get(2)).and_then(|word| word.to_str());
+    let own = words
+        .get(1)
+        .filter(|word| *word == "perf")
+        .and(words.get(2))
+        .and_then(|word| word.to_str());
     match own {
         Some("match") => return say("fishplate", perf::matching::run(&words)),
         Some("job") => return say("fishplate", perf::ranks::run(&words)),
@@ -67,8 +74,11 @@ fn run() -> ExitCode {
     }
     fishplate::close_in_background();
     let command = Cli::read(words).unwrap_or_else(|error| error.exit()).command;
-    let speaker =
-        if matches!(command, Some(Command::Peer(_))) { "fishplate, second process" } else { "fishplate" };
+    let speaker = if matches!(command, Some(Command::Peer(_))) {
+        "fishplate, second process"
+    } else {
+        "fishplate"
+    };
     let outcome = match command {
         None => demo::run(),
         Some(Command::Perf(args)) => args.plan().and_then(|plan| {

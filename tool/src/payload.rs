@@ -20,7 +20,8 @@ impl Pattern {
     #[inline(always)]
     pub fn new(seed: u64, direction: u64, iteration: u64) -> Self {
         // The finalizer of splitmix64 maps neighbouring numbers to unrelated words.
-        let mut z = seed ^ direction.wrapping_mul(0xd134_2543_de82_ef95) ^ iteration.wrapping_mul(STEP);
+        let mut z =
+            seed ^ direction.wrapping_mul(0xd134_2543_de82_ef95) ^ iteration.wrapping_mul(STEP);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         Pattern { base: z ^ (z >> 31) }
@@ -79,7 +80,9 @@ impl Pattern {
         if !len.is_multiple_of(8) {
             let mut rest = [0; 8];
             // SAFETY: these are the last `len % 8` bytes of the `len` that the caller guarantees.
-            unsafe { core::ptr::copy_nonoverlapping(at.add(8 * words), rest.as_mut_ptr(), len % 8) };
+            unsafe {
+                core::ptr::copy_nonoverlapping(at.add(8 * words), rest.as_mut_ptr(), len % 8)
+            };
             differing |= u64::from(rest[..len % 8] != self.word(words).to_ne_bytes()[..len % 8]);
         }
         differing == 0

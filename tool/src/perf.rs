@@ -66,7 +66,8 @@ pub fn run(plan: &Plan) -> Outcome {
     let measures = !matches!(plan.meeting, Meeting::Listen(_));
     let hist = plan.hist.as_deref().filter(|_| measures);
     let mut files = Files { histogram: hist.map(HistogramFile::create).transpose()?, rows: vec![] };
-    let picture = plan.plot.as_deref().filter(|_| measures).map(plot::Picture::create).transpose()?;
+    let picture =
+        plan.plot.as_deref().filter(|_| measures).map(plot::Picture::create).transpose()?;
     match plan.transport {
         Transport::Shm | Transport::Fabric | Transport::Gpu => two_processes(plan, &mut files),
         Transport::Loopback | Transport::Sim => in_process::run(plan, &mut files),
@@ -208,6 +209,7 @@ fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     // Excludes the share of the warm-up iterations, assuming that they take as long as measured
     // ones.
     let busy = clock::processor_ns() - busy;
-    let cpu_ns = (u128::from(busy) * u128::from(job.iters) / u128::from(job.iters + job.warmup)) as u64;
+    let cpu_ns =
+        (u128::from(busy) * u128::from(job.iters) / u128::from(job.iters + job.warmup)) as u64;
     Ok(Tally { out_of_order: verbs.out_of_order() - before, cpu_ns, ..tally })
 }

@@ -91,12 +91,15 @@ pub fn run(args: &PlotArgs) -> Outcome {
 
 /// Adds a row to the curve of its test. Returns whether it has anything to draw.
 fn add(curves: &mut Vec<Curve>, prefix: &str, row: &Value) -> bool {
-    let positive = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
-    let (Some(size), Some(bytes_per_s)) = (positive(&row["size"]), positive(&row["bytes_per_s"])) else {
+    let positive =
+        |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+    let (Some(size), Some(bytes_per_s)) = (positive(&row["size"]), positive(&row["bytes_per_s"]))
+    else {
         return false;
     };
     let latency = &row["lat_ns"];
-    let latency = positive(&latency["p50"]).zip(positive(&latency["p99"])).map(|(p50, p99)| [p50, p99]);
+    let latency =
+        positive(&latency["p50"]).zip(positive(&latency["p99"])).map(|(p50, p99)| [p50, p99]);
     let name = format!("{prefix}{}", describe(row));
     let point = Point { size, latency, bytes_per_s };
     match curves.iter_mut().find(|curve| curve.name == name) {

@@ -163,8 +163,9 @@ impl Row {
                 self.errors, self.iters, self.signals_misordered
             ));
         }
-        (check && self.checked < self.iters)
-            .then(|| format!("{at}: only {} of {} iterations were verified", self.checked, self.iters))
+        (check && self.checked < self.iters).then(|| {
+            format!("{at}: only {} of {} iterations were verified", self.checked, self.iters)
+        })
     }
 }
 

@@ -22,15 +22,18 @@ pub fn parse(text: &str) -> Result<usize, String> {
     ];
     let bytes = number(text, &SUFFIXES).and_then(|bytes| usize::try_from(bytes).ok());
     bytes.ok_or_else(|| {
-        format!("`{text}` is not a size: write whole bytes, or a number with K, M or G, such as 64K")
+        format!(
+            "`{text}` is not a size: write whole bytes, or a number with K, M or G, such as 64K"
+        )
     })
 }
 
 /// Parses a count, with K, M or G for powers of 1000.
 pub fn parse_count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
-    let count = number(text, &[("k", 1000), ("m", 1_000_000), ("g", 1_000_000_000)]).ok_or_else(|| {
-        format!("`{text}` is not a count: write a whole number, such as 100000, 100K or 1e6")
-    })?;
+    let count =
+        number(text, &[("k", 1000), ("m", 1_000_000), ("g", 1_000_000_000)]).ok_or_else(|| {
+            format!("`{text}` is not a count: write a whole number, such as 100000, 100K or 1e6")
+        })?;
     T::try_from(count).map_err(|_| format!("`{text}` is too large"))
 }
 
@@ -62,7 +65,8 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
 pub fn time_in(text: &str, unit: f64) -> Option<Duration> {
     let text = text.trim().to_ascii_lowercase();
     let suffixes = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-    let suffixed = suffixes.iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)));
+    let suffixed =
+        suffixes.iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)));
     let (number, unit) = suffixed.unwrap_or((&text, unit));
     let seconds = number.parse::<f64>().ok()? * unit;
     (0.001..=SECONDS_MAX as f64).contains(&seconds).then(|| Duration::from_secs_f64(seconds))

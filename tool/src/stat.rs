@@ -58,14 +58,18 @@ fn as_text(now: &[Snapshot], before: &[Snapshot]) -> String {
     for page in now {
         text += &format!("process {} node {}\n", page.pid, page.node);
         let earlier = before.iter().find(|one| (one.pid, one.node) == (page.pid, page.node));
-        let seconds = earlier.map(|one| page.written_ns.saturating_sub(one.written_ns) as f64 / 1e9);
+        let seconds =
+            earlier.map(|one| page.written_ns.saturating_sub(one.written_ns) as f64 / 1e9);
         for (at, (name, value)) in NAMES.iter().zip(page.values).enumerate() {
             text += &format!("  {name:<22} {value:>16}");
             if let (Some(earlier), Some(seconds)) = (earlier, seconds)
                 && seconds > 0.0
                 && at < NAMES.len() - GAUGES
             {
-                text += &format!(" {:>14.0}/s", value.saturating_sub(earlier.values[at]) as f64 / seconds);
+                text += &format!(
+                    " {:>14.0}/s",
+                    value.saturating_sub(earlier.values[at]) as f64 / seconds
+                );
             }
             text.push('\n');
         }
@@ -79,7 +83,8 @@ fn as_text(now: &[Snapshot], before: &[Snapshot]) -> String {
 fn as_json(now: &[Snapshot]) -> Outcome<String> {
     let page = |page: &Snapshot| {
         let values = NAMES.iter().zip(page.values);
-        let values: Map<String, Value> = values.map(|(name, value)| ((*name).into(), value.into())).collect();
+        let values: Map<String, Value> =
+            values.map(|(name, value)| ((*name).into(), value.into())).collect();
         json!({ "pid": page.pid, "node": page.node, "written_ns": page.written_ns, "counters": values })
     };
     let all: Vec<Value> = now.iter().map(page).collect();
@@ -96,7 +101,10 @@ fn as_prom(now: &[Snapshot]) -> String {
         };
         text += &format!("# TYPE {name} {kind}\n");
         for page in now {
-            text += &format!("{name}{{pid=\"{}\",node=\"{}\"}} {}\n", page.pid, page.node, page.values[at]);
+            text += &format!(
+                "{name}{{pid=\"{}\",node=\"{}\"}} {}\n",
+                page.pid, page.node, page.values[at]
+            );
         }
     }
     text

@@ -172,10 +172,11 @@ const BOTH: [&str; 2] = ["WINDOW", "CONTEXTS"];
 /// `window` is the default window of the run.
 pub fn for_other_side(window: u32, settings: &Settings) -> String {
     let usual = Settings { window, ..Settings::DEFAULT };
-    let differ = VARIABLES.iter().filter(|variable| BOTH.contains(&variable.name)).filter_map(|variable| {
-        let value = variable.show(settings);
-        (value != variable.show(&usual)).then(|| format!("{PREFIX}{}={value} ", variable.name))
-    });
+    let differ =
+        VARIABLES.iter().filter(|variable| BOTH.contains(&variable.name)).filter_map(|variable| {
+            let value = variable.show(settings);
+            (value != variable.show(&usual)).then(|| format!("{PREFIX}{}={value} ", variable.name))
+        });
     differ.collect()
 }
 
@@ -194,19 +195,25 @@ pub fn from_environment(defaults: Settings) -> Outcome<Settings> {
     read(defaults, pairs)
 }
 
-fn read(mut settings: Settings, pairs: impl Iterator<Item = (String, String)>) -> Outcome<Settings> {
+fn read(
+    mut settings: Settings,
+    pairs: impl Iterator<Item = (String, String)>,
+) -> Outcome<Settings> {
     let mut pairs: Vec<_> = pairs.collect();
     pairs.sort();
     for (name, value) in pairs {
         let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
-            let known: Vec<String> = VARIABLES.iter().map(|v| format!("{PREFIX}{}", v.name)).collect();
+            let known: Vec<String> =
+                VARIABLES.iter().map(|v| format!("{PREFIX}{}", v.name)).collect();
             return Err(Failure::usage(format!(
                 "{PREFIX}{name}: no such variable; use one of {}",
                 known.join(", ")
             )));
         };
         let bad = |allowed: &str| {
-            Failure::usage(format!("{PREFIX}{name}={value}: it must be {allowed}; correct it, or unset it"))
+            Failure::usage(format!(
+                "{PREFIX}{name}={value}: it must be {allowed}; correct it, or unset it"
+            ))
         };
         (variable.set)(&mut settings, value.trim()).map_err(|allowed| bad(&allowed))?;
         settings.check().map_err(|error| bad(error.allowed))?;
@@ -273,7 +280,12 @@ mod tests {
         assert_eq!(VARIABLES.len(), others.len());
         for (variable, other) in VARIABLES.iter().zip(others) {
             let default = variable.show(&Settings::DEFAULT);
-            assert_eq!(with(variable.name, &default).unwrap(), Settings::DEFAULT, "{}", variable.name);
+            assert_eq!(
+                with(variable.name, &default).unwrap(),
+                Settings::DEFAULT,
+                "{}",
+                variable.name
+            );
             let changed = with(variable.name, other).unwrap();
             assert_ne!(changed, Settings::DEFAULT, "{}", variable.name);
             assert_eq!(variable.show(&changed), other, "{}", variable.name);

@@ -18,7 +18,9 @@ fn socket(name: &str) -> PathBuf {
 
 #[test]
 fn every_test_runs_on_every_transport_and_verifies_everything() {
-    for transport in ["loopback -w 20", "loopback -w 20 --rails 3", "sim", "sim --rails 4", "shm -w 20"] {
+    for transport in
+        ["loopback -w 20", "loopback -w 20 --rails 3", "sim", "sim --rails 4", "shm -w 20"]
+    {
         for test in [
             "put-signal",
             "put --window 16",
@@ -57,7 +59,9 @@ fn a_worker_drives_the_engine_and_everything_is_verified() {
             "signal-rate --window 16",
             "tag-bw --window 16",
         ] {
-            if transport != "shm" && ["amo", "signal", "tag-bw"].iter().any(|name| test.starts_with(name)) {
+            if transport != "shm"
+                && ["amo", "signal", "tag-bw"].iter().any(|name| test.starts_with(name))
+            {
                 continue;
             }
             let line = format!("perf {test} --transport {transport} -n 64 -w 16 --mode worker");
@@ -76,7 +80,10 @@ fn a_worker_drives_the_engine_and_everything_is_verified() {
 fn rows_have_the_promised_fields() {
     let row = &rows("perf put-signal -s 8 -n 2000 -w 100 --check")[0];
     assert_eq!((&row["schema_version"], &row["test"]), (&1.into(), &"put-signal".into()));
-    assert_eq!((&row["transport"], &row["rails"], &row["size"]), (&"shm".into(), &1.into(), &8.into()));
+    assert_eq!(
+        (&row["transport"], &row["rails"], &row["size"]),
+        (&"shm".into(), &1.into(), &8.into())
+    );
     let latency: Vec<f64> = ["min", "p50", "p90", "p99", "p999", "max"]
         .map(|field| row["lat_ns"][field].as_f64().unwrap_or_else(|| panic!("{field}: {row}")))
         .to_vec();
@@ -92,20 +99,37 @@ fn pools_are_compared_in_every_scenario() {
     let rows = rows("perf pool -n 500 --streams 1,3");
     for row in &rows {
         let fields: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
-        let promised =
-            ["schema_version", "test", "pool", "scenario", "streams", "ns_per_op", "ops_per_s", "p99_ns"];
+        let promised = [
+            "schema_version",
+            "test",
+            "pool",
+            "scenario",
+            "streams",
+            "ns_per_op",
+            "ops_per_s",
+            "p99_ns",
+        ];
         assert!(promised.iter().all(|field| fields.contains(field)), "{row}");
         assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
-        assert!(row["min_ns_per_op"].as_f64().unwrap() <= row["ns_per_op"].as_f64().unwrap(), "{row}");
+        assert!(
+            row["min_ns_per_op"].as_f64().unwrap() <= row["ns_per_op"].as_f64().unwrap(),
+            "{row}"
+        );
         assert_eq!(row["to_one_stream"].is_number(), row["scenario"] == "streams", "{row}");
     }
     let has = |pool: &str, scenario: &str, streams: u64| {
-        rows.iter().any(|row| row["pool"] == pool && row["scenario"] == scenario && row["streams"] == streams)
+        rows.iter().any(|row| {
+            row["pool"] == pool && row["scenario"] == scenario && row["streams"] == streams
+        })
     };
     for pool in ["fishplate", "mutex-ring-global", "mutex-ring-per-queue", "box"] {
-        for (scenario, streams) in
-            [("single-4096", 1), ("streams", 1), ("streams", 3), ("hand-off-4", 1), ("lifecycle", 1)]
-        {
+        for (scenario, streams) in [
+            ("single-4096", 1),
+            ("streams", 1),
+            ("streams", 3),
+            ("hand-off-4", 1),
+            ("lifecycle", 1),
+        ] {
             assert!(has(pool, scenario, streams), "{pool} {scenario} {streams}");
         }
     }
@@ -138,7 +162,8 @@ fn many_seeds_show_disorder_below_and_order_above() {
     let row = &rows("perf put-signal --transport sim --rails 4 --seeds 50 --seed 100")[0];
     assert!(row["arrivals_out_of_order"].as_u64().unwrap() > 0, "{row}");
     assert_eq!(row["signals_misordered"], 0);
-    let row = &rows("perf put-signal --transport sim --rails 3 --seeds 5 -s 5000 --window 8 -n 64")[0];
+    let row =
+        &rows("perf put-signal --transport sim --rails 3 --seeds 5 -s 5000 --window 8 -n 64")[0];
     assert_eq!((&row["errors"], &row["checked"]), (&0.into(), &row["iters"]));
 }
 
@@ -171,9 +196,17 @@ fn bad_input_is_told_with_a_remedy() {
         ("perf ring --mode worker", 2, "--mode inline"),
         ("perf put-signal --mode worker --transport sim", 2, "two processes"),
         ("perf pool --listen @fishplate-nobody", 2, "--listen has no effect on pool"),
-        ("perf put-signal --transport sim --seed 18446744073709551615 --seeds 3", 2, "smaller --seed"),
+        (
+            "perf put-signal --transport sim --seed 18446744073709551615 --seeds 3",
+            2,
+            "smaller --seed",
+        ),
         ("perf put --listen /nowhere/at/all/socket -T 1", 2, "/nowhere/at/all/socket"),
-        ("perf put --connect @fishplate-nobody-is-here -T 1", 1, "--listen @fishplate-nobody-is-here"),
+        (
+            "perf put --connect @fishplate-nobody-is-here -T 1",
+            1,
+            "--listen @fishplate-nobody-is-here",
+        ),
         ("perf put --listen @fishplate-nobody-comes -T 1", 1, "no process connected"),
     ] {
         let output = run(line);
@@ -214,7 +247,8 @@ fn listen(line: &str, path: &Path) -> Child {
 fn two_sides_started_apart_find_each_other_and_leave_nothing() {
     let path = socket("apart");
     let side = listen("perf put-signal", &path);
-    let rows = rows(&format!("perf put-signal -s 8,1K -n 500 -w 10 --check --connect {}", path.display()));
+    let rows =
+        rows(&format!("perf put-signal -s 8,1K -n 500 -w 10 --check --connect {}", path.display()));
     assert_eq!(rows.len(), 2);
     let output = side.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -261,7 +295,11 @@ fn strangers(path: &Path, each: &[&[u8]]) -> Vec<OwnedFd> {
             let fd = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0));
             let mut address: libc::sockaddr_un = std::mem::zeroed();
             address.sun_family = libc::AF_UNIX as _;
-            std::ptr::copy_nonoverlapping(name.as_ptr(), address.sun_path.as_mut_ptr().cast(), name.len());
+            std::ptr::copy_nonoverlapping(
+                name.as_ptr(),
+                address.sun_path.as_mut_ptr().cast(),
+                name.len(),
+            );
             let len = size_of_val(&address) as u32;
             // The name of the socket exists a moment before the process listens.
             let joined = || libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) == 0;
@@ -305,11 +343,12 @@ fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
 #[test]
 fn a_pair_that_started_itself_listens_only_for_peers_of_its_nodes() {
     for transport in ["shm", "gpu --device host"] {
-        let mut first = fishplate(&format!("perf put-signal --transport {transport} -n 1e11 -T 3600"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the binary starts");
+        let mut first =
+            fishplate(&format!("perf put-signal --transport {transport} -n 1e11 -T 3600"))
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("the binary starts");
         // The headline is printed once the two have met.
         first.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("the two meet");
         let second = child_of(first.id()).expect("a second process");
@@ -318,7 +357,8 @@ fn a_pair_that_started_itself_listens_only_for_peers_of_its_nodes() {
         first.kill().unwrap();
         first.wait().unwrap();
         let ours = all.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let ours: Vec<_> = ours.filter(|line| line.len() > 6 && held.iter().any(|n| n == line[6])).collect();
+        let ours: Vec<_> =
+            ours.filter(|line| line.len() > 6 && held.iter().any(|n| n == line[6])).collect();
         // The fields are Num RefCount Protocol Flags Type St Inode [Path]. The flags of a listener
         // contain `__SO_ACCEPTCON`, 0x10000.
         let listens: Vec<_> = ours.iter().filter(|line| line[3] != "00000000").collect();
@@ -338,7 +378,8 @@ fn sockets(pid: u32) -> Vec<String> {
 
 /// Returns the process that `parent` has started.
 fn child_of(parent: u32) -> Option<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    let children =
+        std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok()
 }
 
@@ -378,12 +419,16 @@ fn a_killed_second_process_is_reported_and_a_killed_first_takes_it_along() {
             let output = first.wait_with_output().unwrap();
             let told = text(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{told}");
-            assert!(told.contains(&second.to_string()) && told.contains("killed by signal 9"), "{told}");
+            assert!(
+                told.contains(&second.to_string()) && told.contains("killed by signal 9"),
+                "{told}"
+            );
         } else {
             kill(first.id());
             first.wait().unwrap();
             soon("the second process follows the first", || {
-                let status = std::fs::read_to_string(format!("/proc/{second}/stat")).unwrap_or_default();
+                let status =
+                    std::fs::read_to_string(format!("/proc/{second}/stat")).unwrap_or_default();
                 (status.is_empty() || status.contains(") Z ")).then_some(())
             });
         }
@@ -397,7 +442,9 @@ fn a_second_process_killed_before_the_two_meet_is_told_at_once_and_how_it_ended(
     let second = loop {
         match child_of(first.id()) {
             Some(second) => break second,
-            None => assert!(first.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(20)),
+            None => assert!(
+                first.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(20)
+            ),
         }
     };
     kill(second);
@@ -425,11 +472,16 @@ fn info_tells_the_same_as_text_and_as_json() {
     let value: Value = serde_json::from_slice(&run("info --json").stdout).unwrap();
     assert_eq!(value["schema_version"], 1);
     assert_eq!(value["transports"]["shm"], "usable");
-    assert!(value["machine"]["cpus"].is_string() && value["layout_bytes"]["ring_header"]["size"] == 256);
+    assert!(
+        value["machine"]["cpus"].is_string() && value["layout_bytes"]["ring_header"]["size"] == 256
+    );
     let told = text(&run("info -v").stdout);
     assert!(told.contains("machine.cpus") && told.contains("transports.shm"), "{told}");
     let summary = text(&run("info").stdout);
-    assert!(summary.lines().count() <= 24 && summary.contains("shared memory   usable"), "{summary}");
+    assert!(
+        summary.lines().count() <= 24 && summary.contains("shared memory   usable"),
+        "{summary}"
+    );
     if value["fabric"]["usable"] != "usable" {
         println!("SKIPPED info of a provider: {}", value["fabric"]["usable"]);
         return;
@@ -446,7 +498,10 @@ fn without_arguments_it_demonstrates() {
     let output = run("");
     let told = text(&output.stdout);
     assert!(output.status.success(), "{told}\n{}", text(&output.stderr));
-    assert!(told.contains("Latency") && told.contains("Bandwidth") && told.contains("memcpy"), "{told}");
+    assert!(
+        told.contains("Latency") && told.contains("Bandwidth") && told.contains("memcpy"),
+        "{told}"
+    );
 }
 
 fn interrupt(child: &Child) {
@@ -461,11 +516,14 @@ fn an_interrupted_run_says_how_far_it_came_and_ends_with_status_130() {
     let mut lines = vec!["put-signal", "tag --mode worker", "put --transport loopback"];
     match info["fabric"]["usable"] == "usable" {
         true => lines.push(tcp),
-        false => println!("SKIPPED an interrupted run over libfabric: {}", info["fabric"]["usable"]),
+        false => {
+            println!("SKIPPED an interrupted run over libfabric: {}", info["fabric"]["usable"])
+        }
     }
     for line in lines {
         let line = format!("perf {line} -n 1e11 -T 3600");
-        let mut child = fishplate(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child =
+            fishplate(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("a headline");
         interrupt(&child);
         let output = child.wait_with_output().unwrap();

@@ -98,7 +98,11 @@ impl Pair {
         };
         let [theirs, ours] = timeouts;
         let side = |line: String| {
-            fishplate(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+            fishplate(&line)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("the binary starts")
         };
         let listens = side(format!("perf {} --listen {at} -T {theirs}", case.words));
         let mut connects = side(format!("perf {} -n 1e11 --connect {at} -T {ours}", case.words));
@@ -194,7 +198,8 @@ fn each(check: impl Fn(&Case, Side) -> Result<(), String> + Sync) {
                 loop {
                     let Some((case, side)) = left.lock().unwrap().pop() else { break };
                     if let Err(what) = check(&case, side) {
-                        let _ = writeln!(wrong.lock().unwrap(), "{} ({side:?}): {what}", case.words);
+                        let _ =
+                            writeln!(wrong.lock().unwrap(), "{} ({side:?}): {what}", case.words);
                     }
                 }
             });
@@ -211,7 +216,11 @@ fn failed(child: &mut Child, says: &[&str]) -> Result<String, String> {
     let right = output.status.code() == Some(1)
         && says.iter().all(|part| told.contains(part))
         && !told.contains("panicked");
-    if right { Ok(told) } else { Err(format!("{:?}, where {says:?} is due: {told}", output.status)) }
+    if right {
+        Ok(told)
+    } else {
+        Err(format!("{:?}, where {says:?} is due: {told}", output.status))
+    }
 }
 
 #[test]
@@ -256,8 +265,10 @@ fn one_process_alone_ends_when_its_time_is_up() {
         }
     }
     // Ends all sides before it asserts anything.
-    let ends: Vec<_> =
-        runs.iter_mut().map(|(line, child)| (line, failed(child, &["in time", "--timeout"]))).collect();
+    let ends: Vec<_> = runs
+        .iter_mut()
+        .map(|(line, child)| (line, failed(child, &["in time", "--timeout"])))
+        .collect();
     for (line, end) in ends {
         assert!(end.is_ok(), "{line}: {end:?}");
     }

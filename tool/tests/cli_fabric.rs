@@ -105,7 +105,11 @@ fn a_machine_that_gets_slower_in_mid_run_makes_fewer_iterations_of_it() {
 }
 
 fn listen(line: &str) -> Child {
-    fishplate(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+    fishplate(line)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts")
 }
 
 const LO: &str = "--transport fabric --provider tcp --interface lo";
@@ -128,12 +132,20 @@ fn the_line_printed_for_the_other_side_works_as_it_is() {
         return;
     }
     for (line, says) in [
-        ("put --provider tcp --interface lo,lo --rails 2", "--rails 2 --provider tcp --interface lo,lo"),
-        ("tag --provider tcp;ofi_rxm --interface lo --region 1M", "'tcp;ofi_rxm' --interface lo --region 1M"),
+        (
+            "put --provider tcp --interface lo,lo --rails 2",
+            "--rails 2 --provider tcp --interface lo,lo",
+        ),
+        (
+            "tag --provider tcp;ofi_rxm --interface lo --region 1M",
+            "'tcp;ofi_rxm' --interface lo --region 1M",
+        ),
         ("get --provider tcp --interface lo --mode worker", "--mode worker"),
     ] {
-        let mut side =
-            fishplate(&format!("perf {line} --transport fabric --listen 127.0.0.1:{}", free_port()));
+        let mut side = fishplate(&format!(
+            "perf {line} --transport fabric --listen 127.0.0.1:{}",
+            free_port()
+        ));
         side.env("FISHPLATE_WINDOW", "64").stdout(Stdio::piped()).stderr(Stdio::piped());
         let told = run_hint(side.spawn().unwrap(), "-n 100 --check");
         assert!(told.starts_with("FISHPLATE_WINDOW=64 ") && told.contains(says), "{told}");
@@ -148,12 +160,18 @@ fn sides_that_do_not_fit_say_what_differs() {
     for (theirs, ours, says) in [
         ("--region 1M", "", "region size"),
         ("--rails 2 --interface lo,lo", "", "2 on the other side, 1 here"),
-        ("--provider tcp;ofi_rxm --interface lo", "--provider tcp --interface lo", "different providers"),
+        (
+            "--provider tcp;ofi_rxm --interface lo",
+            "--provider tcp --interface lo",
+            "different providers",
+        ),
     ] {
         let port = free_port();
         let with = |more: &str| match more {
             more if more.contains("--provider") => format!("--transport fabric {more}"),
-            more if more.contains("--interface") => format!("--transport fabric --provider tcp {more}"),
+            more if more.contains("--interface") => {
+                format!("--transport fabric --provider tcp {more}")
+            }
             more => format!("{LO} {more}"),
         };
         let side = listen(&format!("perf put {} --listen 127.0.0.1:{port}", with(theirs)));
@@ -169,7 +187,8 @@ fn sides_that_do_not_fit_say_what_differs() {
     }
     for [theirs, ours] in [["shm", "fabric"], ["fabric", "shm"]] {
         let port = free_port();
-        let with = |transport: &str| if transport == "fabric" { LO } else { "--transport shm" }.to_owned();
+        let with =
+            |transport: &str| if transport == "fabric" { LO } else { "--transport shm" }.to_owned();
         let mut side = listen(&format!("perf put {} --listen 127.0.0.1:{port}", with(theirs)));
         let output = run(&format!("perf put {} -n 100 --connect 127.0.0.1:{port}", with(ours)));
         let told = text(&output.stderr);
@@ -212,8 +231,12 @@ fn strangers_do_not_end_a_side_that_listens_nor_make_it_wait() {
         std::thread::sleep(Duration::from_millis(2));
     };
     let mut held: Vec<TcpStream> = (0..64).map(|_| connect(b"")).collect();
-    let bad: [&[u8]; 4] =
-        [b"GET / HTTP/1.1", b"FPBS\x63\0\0\0\0\0\0\0", b"FPBS\x01\0\0\0\xff\xff\xff\xff", &[0; 5000]];
+    let bad: [&[u8]; 4] = [
+        b"GET / HTTP/1.1",
+        b"FPBS\x63\0\0\0\0\0\0\0",
+        b"FPBS\x01\0\0\0\xff\xff\xff\xff",
+        &[0; 5000],
+    ];
     held.extend(bad.map(connect));
     drop(connect(b""));
     let begun = Instant::now();
@@ -229,7 +252,11 @@ fn strangers_do_not_end_a_side_that_listens_nor_make_it_wait() {
 fn bad_input_says_what_was_looked_for_and_what_is_there() {
     let mut cases = vec![
         ("put --transport fabric --listen nonsense -T 1", 2, &["nonsense", "HOST:PORT"][..]),
-        ("put --transport fabric --connect 127.0.0.1:1 --provider tcp -T 1", 1, &["no process listens"]),
+        (
+            "put --transport fabric --connect 127.0.0.1:1 --provider tcp -T 1",
+            1,
+            &["no process listens"],
+        ),
     ];
     if absent("fabric, bad input") {
         cases.clear();
@@ -238,7 +265,11 @@ fn bad_input_says_what_was_looked_for_and_what_is_there() {
             ("put --transport fabric --provider pigeon", 2, &["pigeon", "tcp;ofi_rxm"][..]),
             ("put --transport fabric --provider pigeon,post", 2, &["pigeon", "post"]),
             ("put --transport fabric --provider tcp --interface carrier0", 2, &["carrier0", "lo"]),
-            ("put --transport fabric --provider tcp --interface lo --rails 2", 2, &["2 rails", "lo"]),
+            (
+                "put --transport fabric --provider tcp --interface lo --rails 2",
+                2,
+                &["2 rails", "lo"],
+            ),
             ("put --transport fabric --provider shm --rails 3", 2, &["3 rails", "shm"]),
             ("put --transport fabric --rails 17", 2, &["17"]),
         ]);
@@ -254,10 +285,13 @@ fn bad_input_says_what_was_looked_for_and_what_is_there() {
 
 #[test]
 fn a_libfabric_that_is_missing_or_none_is_named() {
-    for (path, says) in [("/nowhere/libfabric.so.1", "/nowhere/libfabric.so.1"), ("libc.so.6", "fi_getinfo")]
+    for (path, says) in
+        [("/nowhere/libfabric.so.1", "/nowhere/libfabric.so.1"), ("libc.so.6", "fi_getinfo")]
     {
-        let output =
-            fishplate("perf put --transport fabric").env("FISHPLATE_LIBFABRIC", path).output().unwrap();
+        let output = fishplate("perf put --transport fabric")
+            .env("FISHPLATE_LIBFABRIC", path)
+            .output()
+            .unwrap();
         let told = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{told}");
         assert!(told.contains(says) && told.contains(path), "{told}");
@@ -267,11 +301,21 @@ fn a_libfabric_that_is_missing_or_none_is_named() {
 #[test]
 fn variables_are_told_checked_and_used() {
     let told = info();
-    for name in
-        ["PROVIDER", "INTERFACES", "MAX_RAILS", "BATCH", "STRIPE_THRESHOLD", "WINDOW", "POLICY", "DEADLINE"]
-    {
+    for name in [
+        "PROVIDER",
+        "INTERFACES",
+        "MAX_RAILS",
+        "BATCH",
+        "STRIPE_THRESHOLD",
+        "WINDOW",
+        "POLICY",
+        "DEADLINE",
+    ] {
         let variable = &told["settings"][format!("FISHPLATE_{name}")];
-        assert!(variable["value"].is_string() && variable["default"].is_string(), "{name}: {variable}");
+        assert!(
+            variable["value"].is_string() && variable["default"].is_string(),
+            "{name}: {variable}"
+        );
         assert!(variable["meaning"].as_str().is_some_and(|text| text.len() > 10), "{name}");
     }
     let output = fishplate("info --json").env("FISHPLATE_BATCH", "7").output().unwrap();
@@ -282,7 +326,10 @@ fn variables_are_told_checked_and_used() {
         let output = fishplate(line).env("FISHPLATE_POLICY", "chance").output().unwrap();
         let told = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{told}");
-        assert!(told.contains("FISHPLATE_POLICY=chance") && told.contains("least-outstanding"), "{told}");
+        assert!(
+            told.contains("FISHPLATE_POLICY=chance") && told.contains("least-outstanding"),
+            "{told}"
+        );
     }
 }
 
@@ -294,7 +341,10 @@ fn info_tells_of_providers_interfaces_and_memory() {
     let told = info();
     let names = told["fabric"]["providers_in_library"].as_str().unwrap();
     let refused = text(&run("perf put --transport fabric --provider foo").stderr);
-    assert!(names.split(", ").any(|name| name == "tcp") && refused.contains(names), "{names}: {refused}");
+    assert!(
+        names.split(", ").any(|name| name == "tcp") && refused.contains(names),
+        "{names}: {refused}"
+    );
     let tcp = &told["fabric"]["providers"]["tcp"];
     assert!(tcp["interfaces"]["lo"]["distance"].is_string(), "{tcp}");
     let negotiated = &tcp["negotiated"];
@@ -340,7 +390,9 @@ fn a_side_that_stands_still_for_12_s_is_waited_for_as_long_as_the_run_has() {
     other.stdout.as_mut().unwrap().read_exact(&mut first).expect("the two sides meet");
     until_it_measures(other.id());
     let begun = Instant::now();
-    for (signal, wait) in [(libc::SIGSTOP, Duration::from_secs(12)), (libc::SIGCONT, Duration::ZERO)] {
+    for (signal, wait) in
+        [(libc::SIGSTOP, Duration::from_secs(12)), (libc::SIGCONT, Duration::ZERO)]
+    {
         // SAFETY: `kill` takes no pointers. The process is a child that the test has not reaped.
         assert_eq!(unsafe { libc::kill(side.id() as i32, signal) }, 0);
         std::thread::sleep(wait);
@@ -361,7 +413,8 @@ fn a_killed_side_is_reported_by_the_other_with_peer_and_rail() {
     for measuring in [false, true] {
         let port = free_port();
         let mut side = listen(&format!("perf put-signal {LO} --listen 127.0.0.1:{port}"));
-        let mut other = listen(&format!("perf put-signal -n 1e11 -T 600 {LO} --connect 127.0.0.1:{port}"));
+        let mut other =
+            listen(&format!("perf put-signal -n 1e11 -T 600 {LO} --connect 127.0.0.1:{port}"));
         // The headline is printed once the two have met.
         let mut first = [0];
         other.stdout.as_mut().unwrap().read_exact(&mut first).expect("the two sides meet");
@@ -373,7 +426,10 @@ fn a_killed_side_is_reported_by_the_other_with_peer_and_rail() {
         let output = other.wait_with_output().unwrap();
         let told = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains(&format!("127.0.0.1:{port}")) && told.contains("tcp on lo"), "{told}");
+        assert!(
+            told.contains(&format!("127.0.0.1:{port}")) && told.contains("tcp on lo"),
+            "{told}"
+        );
         assert!(begun.elapsed() < Duration::from_secs(10), "after {:?}", begun.elapsed());
         side.wait().unwrap();
     }

@@ -18,8 +18,10 @@ fn a_machine_without_a_driver_is_told_so_and_nothing_else_suffers() {
         );
         return;
     }
-    let output =
-        fishplate("info --json").env("LD_LIBRARY_PATH", env!("CARGO_TARGET_TMPDIR")).output().unwrap();
+    let output = fishplate("info --json")
+        .env("LD_LIBRARY_PATH", env!("CARGO_TARGET_TMPDIR"))
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{:?}", output.status);
     assert_eq!(text(&output.stderr), "");
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -47,9 +49,13 @@ fn payloads_in_memory_of_a_device_arrive_whole_directly_and_through_bounce_slots
                 assert_eq!(row["devices"], serde_json::json!(["host", "host"]), "{line}: {row}");
                 let moved = |how: &str| row["moved"][how].as_u64().unwrap();
                 let all = moved("direct") + moved("stored") + moved("relayed");
-                let as_asked: u64 = moved(way[0]) + if way[0] == way[1] { 0 } else { moved(way[1]) };
+                let as_asked: u64 =
+                    moved(way[0]) + if way[0] == way[1] { 0 } else { moved(way[1]) };
                 assert!(as_asked > 0 && as_asked == all, "{line}: {row}");
-                assert!(row["lat_ns"]["p50"].as_f64() <= row["lat_ns"]["p99"].as_f64(), "{line}: {row}");
+                assert!(
+                    row["lat_ns"]["p50"].as_f64() <= row["lat_ns"]["p99"].as_f64(),
+                    "{line}: {row}"
+                );
             }
         }
     }
@@ -57,7 +63,9 @@ fn payloads_in_memory_of_a_device_arrive_whole_directly_and_through_bounce_slots
 
 #[test]
 fn a_missing_device_is_named_in_the_error() {
-    for (device, says) in [("cuda:99", "cuda:99"), ("host,cuda:99", "cuda:99"), ("hip:99", "hip:99")] {
+    for (device, says) in
+        [("cuda:99", "cuda:99"), ("host,cuda:99", "cuda:99"), ("hip:99", "hip:99")]
+    {
         let output = run(&format!("perf put --transport gpu --device {device} -n 1"));
         assert_eq!(output.status.code(), Some(2));
         let told = text(&output.stderr);

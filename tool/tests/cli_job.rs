@@ -18,7 +18,8 @@ fn every_pattern_delivers_everything_and_its_rows_fit_the_schema() {
     let job = schema::load("job.json");
     for ranks in [2, 5] {
         let patterns = "pairs,one-to-many,many-to-one,all-to-all,ring";
-        let line = format!("perf job -N {ranks} -p {patterns} -s 8,100,5K -n 40 --window 4 --check");
+        let line =
+            format!("perf job -N {ranks} -p {patterns} -s 8,100,5K -n 40 --window 4 --check");
         let rows = rows(&line);
         assert_eq!(rows.len(), 15);
         for row in rows {
@@ -52,7 +53,11 @@ fn wrong_first_messages_are_errors_of_the_first_row() {
     let told = text(&first.stderr) + &text(&second.stderr);
     assert_eq!([first.status.code(), second.status.code()], [Some(1); 2], "{told}");
     let row: serde_json::Value = serde_json::from_str(&text(&first.stdout)).expect(&told);
-    assert_eq!((row["flows"].as_u64(), row["errors"].as_u64()), (Some(2), Some(2 * (3 + 1))), "{row}");
+    assert_eq!(
+        (row["flows"].as_u64(), row["errors"].as_u64()),
+        (Some(2), Some(2 * (3 + 1))),
+        "{row}"
+    );
 }
 
 /// Returns the ranks that a process has started: its children.

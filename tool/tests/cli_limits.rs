@@ -63,9 +63,14 @@ fn without_room_for_files_there_is_a_remedy() {
     }
     assert!(ended("enough", &limited("ulimit -f 1000000", "perf put-signal -n 100 -w 10"), &[]));
     // The results may go to a file, whose size is limited too.
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("limited-{}", std::process::id()));
+    let file =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("limited-{}", std::process::id()));
     let line = format!("perf put --transport loopback -n 100 >{}", file.display());
-    assert!(!ended("results", &limited("ulimit -f 0", &line), &["cannot write results: File too large"]));
+    assert!(!ended(
+        "results",
+        &limited("ulimit -f 0", &line),
+        &["cannot write results: File too large"]
+    ));
     fs::remove_file(file).unwrap();
 }
 

@@ -61,20 +61,24 @@ fn pool_info_and_doctor_print_what_their_schemas_describe() {
     schema::check(&described, &info, "info").unwrap();
     for (name, provider) in info["fabric"]["providers"].as_object().into_iter().flatten() {
         if provider["usable"] == "usable" {
-            let of_one =
-                &described["properties"]["fabric"]["properties"]["providers"]["additionalProperties"];
+            let of_one = &described["properties"]["fabric"]["properties"]["providers"]["additionalProperties"];
             schema::check(of_one, &whole(&format!("info -p {name} --json")), name).unwrap();
         }
     }
     info["topology"]["nics"] = serde_json::json!({ "eth0": { "interface": "eth0" } });
     let why = schema::check(&described, &info, "info").unwrap_err();
-    assert!(why.contains("info.topology.nics.eth0") && why.contains("\"verbs\" is missing"), "{why}");
+    assert!(
+        why.contains("info.topology.nics.eth0") && why.contains("\"verbs\" is missing"),
+        "{why}"
+    );
     schema::check(&schema::load("doctor.json"), &whole("doctor --json"), "doctor").unwrap();
 }
 
 #[test]
 fn both_sides_send_at_once_and_both_verify_everything() {
-    for test in ["put -s 8,3K,100K", "tag-bw -s 8,300,20K", "tag-bw --window 1024", "put --mode worker"] {
+    for test in
+        ["put -s 8,3K,100K", "tag-bw -s 8,300,20K", "tag-bw --window 1024", "put --mode worker"]
+    {
         for row in rows(&format!("perf {test} --bidirectional --check -n 300 --region 1M")) {
             let counts = ["iters", "checked", "errors"].map(|field| row[field].as_u64().unwrap());
             assert_eq!(counts, [300, 300, 0], "{test}: {row}");
@@ -86,7 +90,8 @@ fn both_sides_send_at_once_and_both_verify_everything() {
 
 #[test]
 fn a_duration_is_kept_and_processor_time_is_told() {
-    for line in ["put-signal", "put --check", "put --transport loopback", "tag-bw --bidirectional"] {
+    for line in ["put-signal", "put --check", "put --transport loopback", "tag-bw --bidirectional"]
+    {
         let begun = Instant::now();
         let mut run = fishplate(&format!("perf {line} -D 600ms --region 1M --json"));
         let run = run.stdout(Stdio::piped()).spawn().unwrap();
@@ -126,7 +131,8 @@ fn a_histogram_has_every_iteration() {
 #[test]
 fn pictures_are_drawn_of_a_run_and_of_results() {
     let (picture, results) = (file("run.svg"), file("results.jsonl"));
-    let line = format!("perf put -s 8,64,512 -n 1000 --region 1M --json --plot {}", picture.display());
+    let line =
+        format!("perf put -s 8,64,512 -n 1000 --region 1M --json --plot {}", picture.display());
     let output = run(&line);
     assert!(output.status.success(), "{}", text(&output.stderr));
     std::fs::write(&results, &output.stdout).unwrap();
@@ -138,14 +144,18 @@ fn pictures_are_drawn_of_a_run_and_of_results() {
     assert!(run(&both).status.success());
     let second = std::fs::read_to_string(&picture).unwrap();
     assert!(second.contains("results: put shm"), "{second}");
-    for (content, says) in [("not JSON\n", "line 1"), ("{\"size\":8}\n", "no row has a size"), ("", "no row")]
+    for (content, says) in
+        [("not JSON\n", "line 1"), ("{\"size\":8}\n", "no row has a size"), ("", "no row")]
     {
         std::fs::write(&results, content).unwrap();
         let output = run(&format!("plot {} -o {}", results.display(), picture.display()));
         let told = text(&output.stderr);
         assert!(output.status.code() == Some(2) && told.contains(says), "{content}: {told}");
     }
-    assert_eq!(run(&format!("plot /nowhere/at/all -o {}", picture.display())).status.code(), Some(2));
+    assert_eq!(
+        run(&format!("plot /nowhere/at/all -o {}", picture.display())).status.code(),
+        Some(2)
+    );
     std::fs::remove_file(&picture).unwrap();
     std::fs::remove_file(&results).unwrap();
 }

@@ -42,13 +42,17 @@ fn block(line: &str) -> String {
     // Sockets have other names in each run, because runs on one machine share these names.
     let (written, used) = ("@fishplate-", format!("@fishplate-{}-", std::process::id()));
     let mut shell = shell(&line.replace(written, &used));
-    shell.env("FISHPLATE_LIBFABRIC", "/nowhere/libfabric.so.1").env("TMPDIR", env!("CARGO_TARGET_TMPDIR"));
+    shell
+        .env("FISHPLATE_LIBFABRIC", "/nowhere/libfabric.so.1")
+        .env("TMPDIR", env!("CARGO_TARGET_TMPDIR"));
     let output = shell.output().unwrap();
     let status = output.status.code().expect("no signal ends it");
     let mut block = format!("$ {line}\n? {status}\n");
     for (mark, bytes) in [('>', &output.stdout), ('!', &output.stderr)] {
-        for line in
-            text(bytes).replace(&used, written).lines().filter(|line| !line.starts_with("# floor moved"))
+        for line in text(bytes)
+            .replace(&used, written)
+            .lines()
+            .filter(|line| !line.starts_with("# floor moved"))
         {
             let _ = writeln!(block, "{}", format!("{mark} {}", plain(line)).trim_end());
         }

@@ -18,7 +18,8 @@ struct Tree(PathBuf);
 
 impl Tree {
     fn new(name: &str) -> Tree {
-        let root = std::env::temp_dir().join(format!("fishplate-doctor-{name}-{}", std::process::id()));
+        let root =
+            std::env::temp_dir().join(format!("fishplate-doctor-{name}-{}", std::process::id()));
         fs::create_dir_all(root.join("dev/shm")).unwrap();
         let tree = Tree(root);
         tree.write("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance\n");
@@ -82,15 +83,20 @@ fn shell(line: &str) -> Output {
 fn finding(output: &Output, check: &str) -> (String, String) {
     let said: Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}{}", text(&output.stdout), text(&output.stderr)));
-    let levels: Vec<&str> =
-        said["findings"].as_array().unwrap().iter().map(|one| one["level"].as_str().unwrap()).collect();
+    let levels: Vec<&str> = said["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["level"].as_str().unwrap())
+        .collect();
     let (worst, code) = match levels {
         levels if levels.contains(&"FAIL") => ("FAIL", 1),
         levels if levels.contains(&"WARN") => ("WARN", 3),
         _ => ("PASS", 0),
     };
     assert_eq!((said["level"].as_str(), output.status.code()), (Some(worst), Some(code)));
-    let one = said["findings"].as_array().unwrap().iter().find(|one| one["check"] == check).expect(check);
+    let one =
+        said["findings"].as_array().unwrap().iter().find(|one| one["check"] == check).expect(check);
     for one in said["findings"].as_array().unwrap() {
         assert_eq!(one["level"] == "PASS", one["remedy"] == "", "{one}: a fault has a remedy");
     }
@@ -110,13 +116,20 @@ fn says(output: &Output, check: &str, level: &str, texts: &[&str]) {
 fn limits_of_the_process() {
     says(&shell("ulimit -l 64;"), "memlock", "WARN", &["64 KiB", "memlock"]);
     says(&shell("ulimit -S -l 64;"), "memlock", "WARN", &["64 KiB"]);
-    says(&shell("ulimit -v 3000000;"), "addresses", "WARN", &["3000000 KiB", "ulimit -v unlimited"]);
+    says(
+        &shell("ulimit -v 3000000;"),
+        "addresses",
+        "WARN",
+        &["3000000 KiB", "ulimit -v unlimited"],
+    );
     says(&shell("ulimit -S -n 1000;"), "descriptors", "WARN", &["1000", "ulimit -n"]);
     says(&shell("ulimit -n 100;"), "descriptors", "FAIL", &["100", "nofile"]);
     // Uses a processor of this process, because in a container it may have any number.
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
-    let pinned = format!("taskset -c {}", &allowed[..allowed.find([',', '-']).unwrap_or(allowed.len())]);
+    let allowed =
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
+    let pinned =
+        format!("taskset -c {}", &allowed[..allowed.find([',', '-']).unwrap_or(allowed.len())]);
     match Command::new("sh").args(["-c", &format!("{pinned} true")]).output() {
         Ok(output) if output.status.success() => {
             says(&shell(&pinned), "processors", "WARN", &["take turns", "taskset"]);
@@ -130,16 +143,24 @@ fn libfabric_and_launchers() {
     let no_library = shell("FISHPLATE_LIBFABRIC=/nowhere/libfabric.so");
     says(&no_library, "libfabric", "WARN", &["/nowhere/libfabric.so", "apt install libfabric1"]);
     let no_provider = shell("FI_PROVIDER=nonesuch");
-    let there =
-        finding(&shell(""), "libfabric").1.contains(':') && finding(&shell(""), "libfabric").0 == "PASS";
+    let there = finding(&shell(""), "libfabric").1.contains(':')
+        && finding(&shell(""), "libfabric").0 == "PASS";
     match there {
-        true => {
-            says(&no_provider, "libfabric", "WARN", &["no provider for other hosts", "unset FI_PROVIDER"])
-        }
+        true => says(
+            &no_provider,
+            "libfabric",
+            "WARN",
+            &["no provider for other hosts", "unset FI_PROVIDER"],
+        ),
         false => println!("SKIPPED a libfabric without providers: there is no libfabric"),
     }
     says(&shell("FISHPLATE_WINDOW=many"), "libfabric", "FAIL", &["FISHPLATE_WINDOW"]);
-    says(&shell("WORLD_SIZE=4 RANK=1"), "job", "FAIL", &["4 processes", "set FISHPLATE_RENDEZVOUS"]);
+    says(
+        &shell("WORLD_SIZE=4 RANK=1"),
+        "job",
+        "FAIL",
+        &["4 processes", "set FISHPLATE_RENDEZVOUS"],
+    );
     says(&shell("FISHPLATE_RENDEZVOUS=tcp://h:1"), "job", "FAIL", &["set FISHPLATE_SIZE"]);
     let four = shell("FISHPLATE_RENDEZVOUS=tcp://h:1 FISHPLATE_SIZE=4");
     says(&four, "job", "PASS", &["a job of 4, at h:1"]);
@@ -197,7 +218,10 @@ fn nics_and_gpus() {
     tree.nic("eth1", "0000:03:00.0", "down\n");
     says(&tree.examined(), "nics", "WARN", &["1 of 2", "eth1", "ip link set"]);
     let verbs = tree.0.join("sys/devices/pci0000:01/0000:01:00.0");
-    tree.write("sys/devices/pci0000:01/0000:01:00.0/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
+    tree.write(
+        "sys/devices/pci0000:01/0000:01:00.0/infiniband/mlx5_0/ports/1/state",
+        "4: ACTIVE\n",
+    );
     tree.link("sys/devices/pci0000:01/0000:01:00.0/infiniband/mlx5_0/device", &verbs);
     tree.link("sys/class/infiniband/mlx5_0", verbs.join("infiniband/mlx5_0"));
     says(&tree.examined(), "gpus", "WARN", &["nvidia_peermem is not loaded", "modprobe"]);
@@ -211,8 +235,10 @@ fn nics_and_gpus() {
 
 #[test]
 fn people_get_a_line_for_each_check() {
-    let output =
-        Command::new("sh").args(["-c", &format!("ulimit -n 100; {PROGRAM} doctor")]).output().unwrap();
+    let output = Command::new("sh")
+        .args(["-c", &format!("ulimit -n 100; {PROGRAM} doctor")])
+        .output()
+        .unwrap();
     let said = text(&output.stdout);
     assert!(said.lines().any(|line| line.starts_with("FAIL  descriptors")), "{said}");
     assert!(said.lines().any(|line| line.trim_start().starts_with("-> ")), "{said}");

@@ -59,8 +59,9 @@ fn every_workload_has_a_row_per_engine_and_depth() {
 
 #[test]
 fn ucx_is_an_engine_where_it_is_installed() {
-    let output =
-        run("--engines ours,ucx --workloads P1,P3,U2,C1 --depths 1,16 -n 100 --rounds 1 --format json");
+    let output = run(
+        "--engines ours,ucx --workloads P1,P3,U2,C1 --depths 1,16 -n 100 --rounds 1 --format json",
+    );
     let errors = text(&output.stderr);
     if errors.contains("not installed") {
         assert_eq!(output.status.code(), Some(2), "{errors}");

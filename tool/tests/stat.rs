@@ -28,7 +28,8 @@ fn node() -> Node {
 }
 
 fn nodes(output: &Output) -> Vec<Value> {
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let said: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     schema::check(&schema::load("stat.json"), &said, "stat").unwrap();
     said["nodes"].as_array().unwrap().clone()
 }
@@ -39,7 +40,11 @@ fn counters_are_read_from_outside_in_every_format() {
     let output = run(&format!("stat {own} --json"));
     let passes = |output: &Output| nodes(output)[0]["counters"]["passes"].as_u64().unwrap();
     let before = passes(&output);
-    assert!(before > 0 && nodes(&output)[0]["counters"]["peers"] == 1 && nodes(&output)[0]["pid"] == own);
+    assert!(
+        before > 0
+            && nodes(&output)[0]["counters"]["peers"] == 1
+            && nodes(&output)[0]["pid"] == own
+    );
     (0..1000).for_each(|_| _ = node.progress());
     // A page is written again only after an interval.
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -24,7 +24,9 @@ fn state() -> Option<&'static CStr> {
         // SAFETY: the name is a C string, and `STATE` is valid for its length.
         let file = unsafe {
             let file = libc::memfd_create(c"hfi1-port-state".as_ptr(), libc::MFD_CLOEXEC);
-            if file < 0 || libc::write(file, STATE.as_ptr().cast(), STATE.len()) != STATE.len() as isize {
+            if file < 0
+                || libc::write(file, STATE.as_ptr().cast(), STATE.len()) != STATE.len() as isize
+            {
                 return None;
             }
             file
@@ -41,7 +43,10 @@ fn stand_in(pattern: &CStr) -> Option<&'static CStr> {
     match pattern.to_bytes() {
         // The patterns of Open MPI and of libfabric.
         b"/dev/hfi1_[0-9]" | b"/dev/hfi[0-9]_[0-9]" => Some(c"/dev/null"),
-        pattern if pattern.starts_with(b"/sys/class/infiniband/hfi1_") && pattern.ends_with(b"/state") => {
+        pattern
+            if pattern.starts_with(b"/sys/class/infiniband/hfi1_")
+                && pattern.ends_with(b"/state") =>
+        {
             state()
         }
         _ => None,
@@ -62,7 +67,9 @@ pub unsafe extern "C" fn glob(
     static NEXT: OnceLock<Option<Glob>> = OnceLock::new();
     let next = NEXT.get_or_init(|| {
         // SAFETY: the name is a C string, and the next `glob` in the search order has this type.
-        unsafe { transmute::<*mut c_void, Option<Glob>>(libc::dlsym(libc::RTLD_NEXT, c"glob".as_ptr())) }
+        unsafe {
+            transmute::<*mut c_void, Option<Glob>>(libc::dlsym(libc::RTLD_NEXT, c"glob".as_ptr()))
+        }
     });
     let Some(next) = next else { return libc::GLOB_ABORTED };
     // SAFETY: our caller guarantees the same contract.

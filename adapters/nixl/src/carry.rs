@@ -310,9 +310,12 @@ impl State {
                 // still registered, so the program keeps the memory valid.
                 false => unsafe { copy_bytes(from as *const u8, to as *mut u8, len) },
                 true => {
-                    let regions =
-                        (transfer.locals[piece.local as usize], transfer.remotes[piece.remote as usize]);
-                    let (source, target) = if transfer.write { regions } else { (regions.1, regions.0) };
+                    let regions = (
+                        transfer.locals[piece.local as usize],
+                        transfer.remotes[piece.remote as usize],
+                    );
+                    let (source, target) =
+                        if transfer.write { regions } else { (regions.1, regions.0) };
                     let known = |region| locals.get(region).ok_or(Status::NOT_FOUND);
                     copies.add(node, (known(source)?, from), (known(target)?, to), len)?;
                 }
@@ -355,7 +358,11 @@ impl State {
                 // A failed operation does not show whether the peer or only the rail failed.
                 let peer = transfer.peer.and_then(|peer| self.peers.get(peer)?.id);
                 let lives = peer.is_some_and(|id| self.node.peer_error(id) == Ok(None));
-                transfer.fault.get_or_insert(if lives { Status::BACKEND } else { Status::REMOTE_DISCONNECT });
+                transfer.fault.get_or_insert(if lives {
+                    Status::BACKEND
+                } else {
+                    Status::REMOTE_DISCONNECT
+                });
             }
         }
         found
@@ -374,7 +381,12 @@ impl State {
 
 /// Copies at most [`STEP`] bytes at once where the node can copy directly. Otherwise posts pieces
 /// as single puts or gets: only the next piece if `one`, else all remaining pieces.
-fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool) -> Result<(), Status> {
+fn carry_apart(
+    node: &mut Node,
+    transfer: &mut Transfer,
+    number: u64,
+    one: bool,
+) -> Result<(), Status> {
     let Transfer { write, pieces, here, there, next, cut, copies, outstanding, .. } = transfer;
     let range = |piece: &Piece, cut: usize, len: usize| -> (Slice, RemoteAddr) {
         let (memory, base) = here[piece.local as usize];
@@ -484,7 +496,8 @@ fn here(local: Option<&Local>) -> Result<Known, Status> {
 }
 
 fn away(away: Option<&Away>, peer: Option<u64>) -> Result<Known, Status> {
-    let Away { export, .. } = away.filter(|away| Some(away.peer) == peer).ok_or(Status::NOT_FOUND)?;
+    let Away { export, .. } =
+        away.filter(|away| Some(away.peer) == peer).ok_or(Status::NOT_FOUND)?;
     Ok(((export.start as usize, export.len as usize), export.device))
 }
 

@@ -29,7 +29,11 @@ impl State {
             return if info == self.info { Ok(()) } else { Err(Status::NOT_ALLOWED) };
         }
         if let Some(peer) = self.loaded(name).and_then(|number| self.peers.get(number)) {
-            return if peer.info.as_ref() == Some(&info) { Ok(()) } else { Err(Status::NOT_ALLOWED) };
+            return if peer.info.as_ref() == Some(&info) {
+                Ok(())
+            } else {
+                Err(Status::NOT_ALLOWED)
+            };
         }
         let number = self.known(name, &info.address);
         if let Some(peer) = self.peers.get_mut(number) {
@@ -128,7 +132,9 @@ impl State {
     /// Keeps the stream on which a peer connected, to detect its death.
     pub fn keep(&mut self, number: u64, line: UnixStream) {
         let Some(peer) = self.peers.get_mut(number) else { return };
-        let Some(id) = peer.id.filter(|id| self.node.reach(*id).is_ok_and(|reach| reach.fabric != 0)) else {
+        let Some(id) =
+            peer.id.filter(|id| self.node.reach(*id).is_ok_and(|reach| reach.fabric != 0))
+        else {
             return;
         };
         if peer.lines.is_empty()
@@ -220,7 +226,9 @@ mod tests {
 
     #[test]
     fn a_peer_that_asks_again_is_admitted_by_an_agent_that_has_removed_it() {
-        let open = |name: &str| Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap();
+        let open = |name: &str| {
+            Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap()
+        };
         let (a, b) = (open("a"), open("b"));
         let (name, address) = with(&a, |state| (state.name.clone(), state.info.address.clone()));
         let key = with(&b, |state| state.info.key);
@@ -230,7 +238,9 @@ mod tests {
 
     #[test]
     fn hostile_connection_info_is_refused_and_leaves_the_agent_usable() {
-        let open = |name: &str| Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap();
+        let open = |name: &str| {
+            Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap()
+        };
         let (a, b) = (open("a"), open("b"));
         let good = with(&b, |state| state.info.encode());
         let load = |bytes: &[u8]| with(&a, |state| state.load_peer(b"x", bytes));
@@ -239,7 +249,11 @@ mod tests {
         }
         let long = [good.as_slice(), &[0; 1 << 16]].concat();
         assert!(load(&long).is_err() && load(&[0xff; 100]).is_err());
-        assert_eq!(with(&a, |state| state.peers.iter().count()), 0, "what was refused leaves no peer");
+        assert_eq!(
+            with(&a, |state| state.peers.iter().count()),
+            0,
+            "what was refused leaves no peer"
+        );
         // Changes bytes of the node's address. Some changes are only to a number, so the address
         // decodes but names no node.
         let before = good.len() - with(&b, |state| state.info.address.len());
@@ -248,7 +262,9 @@ mod tests {
                 let mut bytes = good.clone();
                 bytes[at] ^= wrong;
                 _ = load(&bytes);
-                with(&a, |state| state.loaded(b"x").into_iter().for_each(|number| state.forget(number)));
+                with(&a, |state| {
+                    state.loaded(b"x").into_iter().for_each(|number| state.forget(number))
+                });
             }
         }
         assert_eq!(with(&a, |state| state.load_peer(b"b", &good)), Ok(()));

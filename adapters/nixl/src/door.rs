@@ -61,7 +61,8 @@ impl Door {
             true => Some(Arc::new(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?)),
             false => None,
         };
-        let port = network.as_ref().map_or(Ok(0), |socket| socket.local_addr().map(|at| at.port()))?;
+        let port =
+            network.as_ref().map_or(Ok(0), |socket| socket.local_addr().map(|at| at.port()))?;
         Ok((Door { local, network }, port))
     }
 
@@ -88,7 +89,8 @@ impl Drop for Door {
     fn drop(&mut self) {
         // After the shutdown, `accept` fails on both sockets. `shutdown` works for either socket
         // type.
-        for socket in [Some(self.local.as_fd()), self.network.as_ref().map(AsFd::as_fd)].into_iter().flatten()
+        for socket in
+            [Some(self.local.as_fd()), self.network.as_ref().map(AsFd::as_fd)].into_iter().flatten()
         {
             if let Ok(copy) = socket.try_clone_to_owned() {
                 _ = UnixStream::from(copy).shutdown(Shutdown::Both);
@@ -142,7 +144,11 @@ fn start(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
 }
 
 /// Accepts connections until the door is dropped. Each connection gets a short-lived thread.
-fn listen(agent: Weak<Shared>, calls: Arc<AtomicUsize>, accept: impl Fn() -> io::Result<UnixStream>) {
+fn listen(
+    agent: Weak<Shared>,
+    calls: Arc<AtomicUsize>,
+    accept: impl Fn() -> io::Result<UnixStream>,
+) {
     loop {
         // Relaxed: the counter publishes no other data.
         while calls.load(Ordering::Relaxed) >= CALLS && agent.strong_count() != 0 {
@@ -289,7 +295,8 @@ pub(crate) fn drive(agent: Weak<Shared>, pause: Duration) -> io::Result<()> {
     start(move || {
         let (mut known, mut idle) = (0, IDLE);
         while let Some(agent) = agent.upgrade()
-            && let Some((moved, arrived)) = agent.with(|state| (state.pass(), state.node.stats().arrived))
+            && let Some((moved, arrived)) =
+                agent.with(|state| (state.pass(), state.node.stats().arrived))
         {
             idle = if moved || arrived != known { 0 } else { idle.saturating_add(1) };
             known = arrived;

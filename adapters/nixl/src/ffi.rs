@@ -207,7 +207,11 @@ pub extern "C" fn fishplate_nixl_export(
 
 /// Loads a peer's connection info.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fishplate_nixl_load_peer(agent: *const Agent, name: Bytes, info: Bytes) -> i32 {
+pub unsafe extern "C" fn fishplate_nixl_load_peer(
+    agent: *const Agent,
+    name: Bytes,
+    info: Bytes,
+) -> i32 {
     // SAFETY: the C++ half passes valid strings.
     let (name, info) = unsafe { (name.get(), info.get()) };
     on(agent, |state| state.load_peer(name, info))
@@ -366,7 +370,11 @@ pub extern "C" fn fishplate_nixl_notes(agent: *const Agent, sink: Sink, to: *mut
 
 /// Sends a notification to a peer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fishplate_nixl_notify(agent: *const Agent, name: Bytes, note: Bytes) -> i32 {
+pub unsafe extern "C" fn fishplate_nixl_notify(
+    agent: *const Agent,
+    name: Bytes,
+    note: Bytes,
+) -> i32 {
     // SAFETY: the C++ half passes valid strings.
     let (name, note) = unsafe { (name.get(), note.get()) };
     on(agent, |state| state.notify(name, note))

@@ -29,7 +29,10 @@ fn bytes(seed: u64, n: u64, most: u64) -> Vec<u8> {
 fn sample_info(seed: u64, into: &mut [u8]) -> usize {
     let hosts = (0..number(seed, 1) % 5).map(|n| Ipv4Addr::from_bits(number(seed, 2 + n) as u32));
     let (hosts, address) = (hosts.collect(), bytes(seed, 7, 300));
-    put(into, &Info { key: [seed as u8; 16], door: seed, port: seed as u16, hosts, address }.encode())
+    put(
+        into,
+        &Info { key: [seed as u8; 16], door: seed, port: seed as u16, hosts, address }.encode(),
+    )
 }
 
 fn read_info(input: &[u8], again: &mut [u8]) -> Option<usize> {

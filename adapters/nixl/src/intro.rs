@@ -186,8 +186,10 @@ mod tests {
     fn what_is_told_comes_back_and_a_wrong_one_is_refused() {
         let hosts = vec![Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST];
         let info = Info { key: [7; 16], door: 9, port: 80, hosts, address: vec![5; 70] };
-        let question = Question { key: [7; 16], again: true, name: b"a\0b".to_vec(), address: vec![1] };
-        let export = Export { start: u64::MAX - 8, len: 8, number: 6, device: true, handle: vec![3; 40] };
+        let question =
+            Question { key: [7; 16], again: true, name: b"a\0b".to_vec(), address: vec![1] };
+        let export =
+            Export { start: u64::MAX - 8, len: 8, number: 6, device: true, handle: vec![3; 40] };
         assert_eq!(Info::decode(&info.encode()), Ok(info.clone()));
         assert_eq!(Question::decode(&question.encode()), Ok(question.clone()));
         assert_eq!(Export::decode(&export.encode()), Ok(export.clone()));

@@ -22,7 +22,10 @@
 //! later messages, which are sent from `buffers`. `options` has the parameters, `status` the codes,
 //! `slab` the tables.
 
-#![allow(clippy::missing_safety_doc, reason = "plugin/fishplate.hpp says what each function demands")]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "plugin/fishplate.hpp says what each function demands"
+)]
 
 mod agent;
 mod buffers;

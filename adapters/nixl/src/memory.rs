@@ -57,7 +57,12 @@ pub(crate) fn read(
 }
 
 /// Copies bytes to registered memory. The range lies in the region.
-pub(crate) fn write(node: &mut Node, local: &Local, address: usize, bytes: &[u8]) -> Result<(), Status> {
+pub(crate) fn write(
+    node: &mut Node,
+    local: &Local,
+    address: usize,
+    bytes: &[u8],
+) -> Result<(), Status> {
     if local.device {
         return Ok(node.write_device(local.at(address), bytes)?);
     }

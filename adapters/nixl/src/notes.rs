@@ -169,7 +169,8 @@ impl Notes {
             spare: vec![node.alloc(SPARE_LEN)?],
             nowhere: node.alloc(8)?,
             found: false,
-            packs: !node.rails().is_empty() && node.rails().iter().all(|rail| is_soft(&rail.provider)),
+            packs: !node.rails().is_empty()
+                && node.rails().iter().all(|rail| is_soft(&rail.provider)),
             told: false,
         })
     }
@@ -221,7 +222,8 @@ impl Notes {
             self.found = true;
             let source = claimed.envelope.source;
             let kind = kind_of(&claimed);
-            let held = self.sources.get_mut(source).is_some_and(|source| !source.queue(kind).is_empty());
+            let held =
+                self.sources.get_mut(source).is_some_and(|source| !source.queue(kind).is_empty());
             if held || !self.begin(node, sides.peers, claimed) {
                 self.sources.entry(source).queue(kind).push_back(claimed);
             } else if self.incoming.len() == 1 {
@@ -247,7 +249,8 @@ impl Notes {
     fn begin_held(&mut self, node: &mut Node, peers: &Slab<Peer>) {
         for id in self.sources.which(Source::holds) {
             for of in [Kind::Data, Kind::Note] {
-                let next = |notes: &mut Notes| notes.sources.get_mut(id)?.queue(of).front().copied();
+                let next =
+                    |notes: &mut Notes| notes.sources.get_mut(id)?.queue(of).front().copied();
                 while let Some(claimed) = next(self)
                     && (self.ready_bytes < READY_MAX || !kind_of(&claimed).may_notify())
                     && self.begin(node, peers, claimed)
@@ -267,7 +270,8 @@ impl Notes {
         let source = claimed.envelope.source;
         let kind = Kind::of(claimed.envelope.tag.lo);
         let most = if kind == Some(Kind::Note) { NOTE_MAX } else { CHUNK_MAX };
-        let len = usize::try_from(claimed.envelope.len).ok().filter(|len| *len <= most && kind.is_some());
+        let len =
+            usize::try_from(claimed.envelope.len).ok().filter(|len| *len <= most && kind.is_some());
         let kind = kind.unwrap_or(Kind::Note);
         let wanted = len.unwrap_or(0);
         if self.sources.get(source).is_some_and(|source| !source.has_room(kind, wanted)) {
@@ -285,7 +289,10 @@ impl Notes {
                 Err(error) => {
                     if !std::mem::replace(&mut self.told, true) {
                         let text = "no memory for a notification";
-                        _ = writeln!(io::stderr(), "fishplate: {text} of {len} bytes, which waits: {error}");
+                        _ = writeln!(
+                            io::stderr(),
+                            "fishplate: {text} of {len} bytes, which waits: {error}"
+                        );
                     }
                     return false;
                 }
@@ -385,7 +392,8 @@ impl Notes {
             Kind::Write => {
                 let (done, note) = packed::take_write(node, sides, chunk)?;
                 let (transfer, post) = (done.transfer, done.post);
-                let peer = sides.peers.values_mut().find(|peer| peer.id == Some(incoming.source))?;
+                let peer =
+                    sides.peers.values_mut().find(|peer| peer.id == Some(incoming.source))?;
                 if done.status < 0 {
                     peer.refuse(transfer, post);
                 }
@@ -408,7 +416,8 @@ impl Notes {
     fn answer(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         for id in self.sources.which(|source| !source.is_idle()) {
             let Some(source) = self.sources.get_mut(id) else { continue };
-            let number = sides.peers.iter().find(|(_, peer)| peer.id == Some(id)).map(|(number, _)| number);
+            let number =
+                sides.peers.iter().find(|(_, peer)| peer.id == Some(id)).map(|(number, _)| number);
             let Some(number) = number else {
                 // The peer was removed.
                 (source.owed, source.asked) = Default::default();

@@ -64,7 +64,10 @@ pub(crate) fn open(params: &[(String, String)]) -> Result<(Node, Option<u32>), S
     match with {
         Some(Err(OpenError::Gpu(gpu, error))) if wanted == Wanted::Auto => {
             // A closed standard error must not cause a panic.
-            _ = writeln!(io::stderr(), "fishplate: no device memory over NIXL: cannot open {gpu}: {error}");
+            _ = writeln!(
+                io::stderr(),
+                "fishplate: no device memory over NIXL: cannot open {gpu}: {error}"
+            );
             builder.open().map(|node| (node, None))
         }
         Some(opened) => opened.map(|node| (node, device)),

@@ -218,8 +218,10 @@ pub(crate) fn take_data(node: &mut Node, sides: &mut Sides<'_>, source: PeerId, 
     transfer.waits -= 1;
     let result = fault(&head).map_or(Ok(()), Err).and_then(|()| {
         let first = head.first as usize;
-        let pieces = first.checked_add(head.ranges as usize).and_then(|end| transfer.pieces.get(first..end));
-        let pieces = pieces.filter(|_| !transfer.write && head.ranges != 0).ok_or(Status::BACKEND)?;
+        let pieces =
+            first.checked_add(head.ranges as usize).and_then(|end| transfer.pieces.get(first..end));
+        let pieces =
+            pieces.filter(|_| !transfer.write && head.ranges != 0).ok_or(Status::BACKEND)?;
         if pieces.iter().map(|piece| piece.len).sum::<usize>() != chunk.len - HEAD {
             return Err(Status::BACKEND);
         }
@@ -397,7 +399,8 @@ pub(crate) fn carry(
     .encode(&mut bytes);
     let mut device = false;
     for piece in pieces {
-        let local = sides.locals.get(transfer.locals[piece.local as usize]).ok_or(Status::NOT_FOUND)?;
+        let local =
+            sides.locals.get(transfer.locals[piece.local as usize]).ok_or(Status::NOT_FOUND)?;
         device |= local.device;
         let away = aways.get(transfer.remotes[piece.remote as usize]).ok_or(Status::NOT_FOUND)?;
         Range { region: away.export.number, address: piece.there as u64, len: piece.len as u32 }
@@ -408,8 +411,10 @@ pub(crate) fn carry(
     let parts: Vec<(usize, usize)> = match write {
         true if device => {
             for piece in pieces {
-                let local =
-                    sides.locals.get(transfer.locals[piece.local as usize]).ok_or(Status::NOT_FOUND)?;
+                let local = sides
+                    .locals
+                    .get(transfer.locals[piece.local as usize])
+                    .ok_or(Status::NOT_FOUND)?;
                 read(node, local, piece.here, piece.len, &mut bytes)?;
             }
             vec![]

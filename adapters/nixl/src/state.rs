@@ -78,7 +78,9 @@ impl Shared {
     /// it.
     pub fn let_others(&self) {
         let served = self.served.load(Ordering::Relaxed);
-        while self.waiting.load(Ordering::Relaxed) != 0 && self.served.load(Ordering::Relaxed) == served {
+        while self.waiting.load(Ordering::Relaxed) != 0
+            && self.served.load(Ordering::Relaxed) == served
+        {
             thread::yield_now();
         }
     }
@@ -200,7 +202,12 @@ impl State {
     ///
     /// # Safety
     /// The same as for [`Node::register`] and [`Node::register_device`].
-    pub unsafe fn register(&mut self, device: Option<u64>, start: usize, len: usize) -> Result<u64, Status> {
+    pub unsafe fn register(
+        &mut self,
+        device: Option<u64>,
+        start: usize,
+        len: usize,
+    ) -> Result<u64, Status> {
         if device.is_some() && device != self.device.map(u64::from) {
             return Err(Status::NOT_SUPPORTED);
         }

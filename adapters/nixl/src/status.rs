@@ -26,9 +26,9 @@ impl From<OpError> for Status {
     fn from(error: OpError) -> Status {
         match error {
             OpError::Again => Status::IN_PROG,
-            OpError::PeerFailed(_) | OpError::UnknownPeer | OpError::Rail(_, PostError::PeerDown) => {
-                Status::REMOTE_DISCONNECT
-            }
+            OpError::PeerFailed(_)
+            | OpError::UnknownPeer
+            | OpError::Rail(_, PostError::PeerDown) => Status::REMOTE_DISCONNECT,
             OpError::UnknownRegion => Status::NOT_FOUND,
             OpError::OutOfBounds { .. } => Status::INVALID_PARAM,
             _ => Status::BACKEND,
@@ -50,7 +50,9 @@ impl From<Error> for Status {
             ) => Status::NOT_SUPPORTED,
             Error::Attach(AttachError::InUse(_)) => Status::NOT_ALLOWED,
             Error::Attach(AttachError::UnknownRegion) => Status::NOT_FOUND,
-            Error::Attach(AttachError::UnknownPeer | AttachError::Unattached(_)) => Status::REMOTE_DISCONNECT,
+            Error::Attach(AttachError::UnknownPeer | AttachError::Unattached(_)) => {
+                Status::REMOTE_DISCONNECT
+            }
             _ => Status::BACKEND,
         }
     }

@@ -35,7 +35,8 @@ impl State {
 
     /// Sends a notification to a connected peer. Returns false if there was no room.
     pub fn tell(&mut self, number: u64, bytes: &[u8]) -> Result<bool, Status> {
-        let id = self.peers.get(number).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;
+        let id =
+            self.peers.get(number).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;
         let sent = self.node.send(id, TAG, bytes, Notice::Silent);
         if matches!(sent, Err(Error::Full { .. })) {
             // The node has no memory to copy a long notification into.

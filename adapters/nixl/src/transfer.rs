@@ -43,7 +43,8 @@ impl Desc {
     pub(crate) fn region(&self, private: bool) -> Option<u64> {
         // SAFETY: the pointer is null, or points to metadata that the C++ half allocated and keeps
         // until NIXL unloads it.
-        let metadata = unsafe { self.metadata.as_ref() }.filter(|metadata| metadata.private == private);
+        let metadata =
+            unsafe { self.metadata.as_ref() }.filter(|metadata| metadata.private == private);
         metadata.map(|metadata| metadata.number)
     }
 }

@@ -245,7 +245,8 @@ mod tests {
 
     /// Opens two connected nodes. Returns each node with its id for the other node.
     fn pair() -> [(Am, PeerId); 2] {
-        let mut nodes = [(); 2].map(|()| Node::builder().fabric(Fabric::Off).requests(ROOM).open().unwrap());
+        let mut nodes =
+            [(); 2].map(|()| Node::builder().fabric(Fabric::Off).requests(ROOM).open().unwrap());
         let addresses = [1, 0].map(|at: usize| nodes[at].address().to_vec());
         let ids = [0, 1].map(|at: usize| nodes[at].connect(&addresses[at]).unwrap());
         while (0..2).any(|at| !nodes[at].reach(ids[at]).unwrap().shared_memory) {

@@ -45,7 +45,9 @@ pub unsafe extern "C" fn psm2_epaddr_to_epid(address: *mut EpAddr, epid: *mut u6
     }
     guard(|| {
         let Some((endpoint, id)) = find_address(address) else { return Error::PARAM };
-        let Some(peer) = endpoint.peers.iter().find(|peer| peer.id == id) else { return Error::PARAM };
+        let Some(peer) = endpoint.peers.iter().find(|peer| peer.id == id) else {
+            return Error::PARAM;
+        };
         // SAFETY: `epid` was checked not null, and PSM2 requires it to be writable.
         unsafe { epid.write(peer.epid) };
         Error::OK

@@ -36,7 +36,8 @@ const ASYNC: i32 = 1;
 const NOREPLY: i32 = 2;
 
 /// `psm2_am_handler_2_fn_t` and `psm2_am_completion_fn_t`.
-type Handler = unsafe extern "C" fn(*mut c_void, *mut u64, i32, *mut c_void, u32, *mut c_void) -> i32;
+type Handler =
+    unsafe extern "C" fn(*mut c_void, *mut u64, i32, *mut c_void, u32, *mut c_void) -> i32;
 type Completion = unsafe extern "C" fn(*mut c_void);
 
 /// `struct psm2_am_parameters`.
@@ -46,7 +47,14 @@ pub struct AmParameters([u32; 4]);
 
 /// A callback to run after the lock is released.
 enum Job {
-    Handle { peer: PeerId, handler: (usize, usize), kind: u32, token: u64, args: Vec<u64>, data: Box<[u8]> },
+    Handle {
+        peer: PeerId,
+        handler: (usize, usize),
+        kind: u32,
+        token: u64,
+        args: Vec<u64>,
+        data: Box<[u8]>,
+    },
     Complete(Vec<(usize, usize)>),
 }
 
@@ -83,7 +91,8 @@ impl Endpoint {
         let Claimed { from, tag: [first, handler, _], len, bytes } = am.next()?;
         let peer = self.peers.iter().find(|peer| peer.am == Some(from))?.id;
         let (kind, args) = (first & 0xff, (first >> 8) as usize);
-        let word = |at: usize| bytes.get(8 * at..8 * at + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let word =
+            |at: usize| bytes.get(8 * at..8 * at + 8)?.try_into().ok().map(u64::from_le_bytes);
         if args > ARGS || !(8 * (args + 1)..=8 * (args + 1) + PAYLOAD).contains(&len) {
             return None;
         }
@@ -127,7 +136,9 @@ fn run(home: Home, job: Job) {
                 // SAFETY: the program passed this function with this context to one request, and
                 // `completed` removed that entry, so the function runs once.
                 unsafe {
-                    transmute::<*const (), Completion>(function as *const ())(context as *mut c_void);
+                    transmute::<*const (), Completion>(function as *const ())(
+                        context as *mut c_void,
+                    );
                 }
             }
         }
@@ -179,7 +190,11 @@ impl Message {
         context: *mut c_void,
     ) -> Result<Message, Error> {
         let count = usize::try_from(count).map_err(|_| Error::PARAM)?;
-        if count > ARGS || len > PAYLOAD || (count != 0 && args.is_null()) || (len != 0 && src.is_null()) {
+        if count > ARGS
+            || len > PAYLOAD
+            || (count != 0 && args.is_null())
+            || (len != 0 && src.is_null())
+        {
             return Err(Error::PARAM);
         }
         let mut bytes = vec![0; 8];
@@ -194,7 +209,11 @@ impl Message {
             bytes.extend(unsafe { std::slice::from_raw_parts(src.cast::<u8>(), len) });
         }
         let completion = (!function.is_null()).then_some((function.addr(), context.addr()));
-        Ok(Message { tag: [kind | (count as u32) << 8, handler, 0], bytes: bytes.into(), completion })
+        Ok(Message {
+            tag: [kind | (count as u32) << 8, handler, 0],
+            bytes: bytes.into(),
+            completion,
+        })
     }
 
     fn send(self, endpoint: &mut Endpoint, peer: PeerId) -> Result<(), Error> {
@@ -348,7 +367,8 @@ pub unsafe extern "C" fn psm2_am_reply_short(
 
 /// Sends the reply to the current request.
 fn reply(token: *mut c_void, message: Message) -> Result<(), Error> {
-    let current = CURRENT.get().filter(|current| current.token == token.addr() && current.may_reply);
+    let current =
+        CURRENT.get().filter(|current| current.token == token.addr() && current.may_reply);
     let current = current.ok_or(Error::PARAM)?;
     message.send(&mut *current.home.find().ok_or(Error::PARAM)?, current.peer)?;
     CURRENT.set(Some(Current { may_reply: false, ..current }));

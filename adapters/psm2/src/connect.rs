@@ -83,8 +83,8 @@ pub unsafe extern "C" fn psm2_ep_connect(
     guard(|| {
         // SAFETY: `epids` was checked not null. PSM2 requires `count` epids, and as many mask
         // entries unless `mask` is null.
-        let wanted =
-            (0..count).map(|at| unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *epids.add(at)) });
+        let wanted = (0..count)
+            .map(|at| unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *epids.add(at)) });
         let wanted: Vec<Option<u64>> = wanted.collect();
         let Some((home, stages)) = connect(ep, &wanted, Instant::now() + timeout) else {
             return Error::PARAM;
@@ -115,7 +115,11 @@ pub unsafe extern "C" fn psm2_ep_connect(
 }
 
 /// Returns `None` if the endpoint is not open, or is closed meanwhile.
-fn connect(ep: *mut Ep, wanted: &[Option<u64>], deadline: Instant) -> Option<(Home, Vec<Option<Stage>>)> {
+fn connect(
+    ep: *mut Ep,
+    wanted: &[Option<u64>],
+    deadline: Instant,
+) -> Option<(Home, Vec<Option<Stage>>)> {
     let endpoint = find(ep)?;
     let home = endpoint.home;
     let address = endpoint.node.address().to_vec();
@@ -176,7 +180,10 @@ fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
                     endpoint.keep(peer, line);
                 }
                 let local = dial.is_local().then_some(frame.epid);
-                Some(admitted.map_or_else(Stage::Failed, |peer| Stage::Meets(Meeting::new(peer, local))))
+                Some(
+                    admitted
+                        .map_or_else(Stage::Failed, |peer| Stage::Meets(Meeting::new(peer, local))),
+                )
             }
             Err(error) => Some(Stage::Failed(error)),
         },
@@ -211,7 +218,8 @@ pub unsafe extern "C" fn psm2_ep_disconnect2(
         for at in 0..count {
             // SAFETY: `addresses` was checked not null. PSM2 requires `count` addresses, and as
             // many mask entries unless `mask` is null.
-            let wanted = unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *addresses.add(at)) };
+            let wanted =
+                unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *addresses.add(at)) };
             let error = match wanted {
                 None => Error::UNKNOWN,
                 Some(address) => match endpoint.named(address) {

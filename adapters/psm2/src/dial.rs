@@ -47,7 +47,13 @@ pub(crate) fn is_own(stream: &UnixStream) -> bool {
     // `cred`.
     let got = unsafe {
         let cred = (&raw mut cred).cast();
-        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len)
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            cred,
+            &raw mut len,
+        )
     };
     got == 0 && cred.uid == user()
 }
@@ -197,8 +203,9 @@ fn connect_local(epid: u64) -> io::Result<UnixStream> {
     }
     let len = size_of::<libc::sa_family_t>() + 1 + name.len();
     // SAFETY: `address` has at least length `len` and outlives the call.
-    let connected =
-        unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len as libc::socklen_t) };
+    let connected = unsafe {
+        libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len as libc::socklen_t)
+    };
     if connected == 0 { Ok(stream) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -208,8 +215,9 @@ pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Re
         let rest = &bytes[*sent..];
         // SAFETY: `rest` is valid for `rest.len()` bytes. MSG_NOSIGNAL, because SIGPIPE could kill
         // the program.
-        let n =
-            unsafe { libc::send(stream.as_raw_fd(), rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL) };
+        let n = unsafe {
+            libc::send(stream.as_raw_fd(), rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL)
+        };
         let written = usize::try_from(n).map_err(|_| io::Error::last_os_error());
         match written {
             Ok(n) => *sent += n,

@@ -58,7 +58,9 @@ impl Sockets {
                     local.set_nonblocking(true)?;
                     return Ok(Sockets { epid, local, network });
                 }
-                Err(error) if error.kind() != io::ErrorKind::AddrInUse || tries == 100 => return Err(error),
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse || tries == 100 => {
+                    return Err(error);
+                }
                 Err(_) => {}
             }
         }
@@ -137,7 +139,9 @@ impl Keeper {
         let mut fds = vec![entry(self.woken.as_raw_fd(), libc::POLLIN)];
         if self.calls.len() < CALLS {
             fds.push(entry(self.sockets.local.as_raw_fd(), libc::POLLIN));
-            fds.extend(self.sockets.network.iter().map(|socket| entry(socket.as_raw_fd(), libc::POLLIN)));
+            fds.extend(
+                self.sockets.network.iter().map(|socket| entry(socket.as_raw_fd(), libc::POLLIN)),
+            );
         }
         fds.extend(self.calls.iter().map(|call| {
             let events = if call.answer.is_some() { libc::POLLOUT } else { libc::POLLIN };
@@ -173,7 +177,15 @@ impl Keeper {
         for stream in streams {
             if stream.set_nonblocking(true).is_ok() {
                 let question = Box::new([0; LEN]);
-                self.calls.push(Call { stream, question, got: 0, answer: None, peer: None, sent: 0, until });
+                self.calls.push(Call {
+                    stream,
+                    question,
+                    got: 0,
+                    answer: None,
+                    peer: None,
+                    sent: 0,
+                    until,
+                });
             }
         }
     }

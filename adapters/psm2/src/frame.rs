@@ -64,7 +64,8 @@ impl Frame {
         if version != VERSION {
             return Err(Error::EPID_VERSION);
         }
-        let mut frame = Frame { verdict: bytes[6], uuid: [0; 16], epid: 0, address: vec![], am: vec![] };
+        let mut frame =
+            Frame { verdict: bytes[6], uuid: [0; 16], epid: 0, address: vec![], am: vec![] };
         frame.uuid.copy_from_slice(&bytes[8..24]);
         if frame.verdict == 0 && frame.uuid != *uuid {
             return Err(Error::BAD_UUID);
@@ -118,7 +119,8 @@ mod tests {
         for _ in 0..20_000 {
             let address = vec![random(256) as u8; random(ADDRESS_MAX + 1)];
             let am = vec![random(256) as u8; random(ADDRESS_MAX + 1)];
-            let mut bytes = Frame { verdict: 0, uuid, epid: random(9) as u64, address, am }.encode();
+            let mut bytes =
+                Frame { verdict: 0, uuid, epid: random(9) as u64, address, am }.encode();
             for _ in 0..random(4) {
                 let at = if random(2) == 0 { random(HEAD) } else { random(LEN) };
                 bytes[at] = random(256) as u8;

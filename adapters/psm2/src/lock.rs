@@ -85,7 +85,11 @@ impl<T> Lock<T> {
     #[inline(always)]
     fn held<'a>(&'a self, taken: &'a AtomicU8) -> Option<Held<'a, T>> {
         let value = NonNull::new(self.value.get())?;
-        Some(Held { value, release: Release { taken, state: &self.words.state }, exclusive: PhantomData })
+        Some(Held {
+            value,
+            release: Release { taken, state: &self.words.state },
+            exclusive: PhantomData,
+        })
     }
 
     /// Takes the lock for its owner. Returns false if another thread has the lock, or if the lock
@@ -245,7 +249,10 @@ mod tests {
 
     fn new<T>(value: T) -> Lock<T> {
         let [state, inside] = [0; 2].map(AtomicU8::new);
-        Lock::new(Words { state, inside, owner: AtomicU64::new(0), others: AtomicU32::new(0) }, value)
+        Lock::new(
+            Words { state, inside, owner: AtomicU64::new(0), others: AtomicU32::new(0) },
+            value,
+        )
     }
 
     #[test]
@@ -308,7 +315,8 @@ mod tests {
         assert_eq!(lock.words.owner.load(Ordering::Relaxed), system::me());
         // Another thread of the program makes the lock lose its owner. Threads still exclude each
         // other.
-        thread::scope(|scope| scope.spawn(|| (0..200).for_each(|_| count(lock.lock()))).join()).unwrap();
+        thread::scope(|scope| scope.spawn(|| (0..200).for_each(|_| count(lock.lock()))).join())
+            .unwrap();
         assert_eq!(lock.words.owner.load(Ordering::Relaxed), NOBODY);
         count(lock.lock());
         assert_eq!(lock.lock().unwrap()[0], own + aside + 201);

@@ -332,14 +332,22 @@ pub unsafe extern "C" fn psm2_mq_improbe2(
 
 /// Returns the oldest completed request. Leaves it in the queue.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn psm2_mq_ipeek2(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus2) -> Error {
+pub unsafe extern "C" fn psm2_mq_ipeek2(
+    mq: *mut Mq,
+    req: *mut *mut Req,
+    status: *mut MqStatus2,
+) -> Error {
     // SAFETY: PSM2 requires `req` and `status` to be null or writable.
     unsafe { peek(mq, req, status) }
 }
 
 /// [`psm2_mq_ipeek2`] for 64-bit tags.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn psm2_mq_ipeek(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus) -> Error {
+pub unsafe extern "C" fn psm2_mq_ipeek(
+    mq: *mut Mq,
+    req: *mut *mut Req,
+    status: *mut MqStatus,
+) -> Error {
     // SAFETY: PSM2 requires `req` and `status` to be null or writable.
     unsafe { peek(mq, req, status) }
 }

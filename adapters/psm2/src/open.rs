@@ -75,7 +75,8 @@ pub unsafe extern "C" fn psm2_init(major: *mut i32, minor: *mut i32) -> Error {
 /// Reverts one [`psm2_init`]. The last call closes open endpoints.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_finalize() -> Error {
-    let last = USERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |users| users.checked_sub(1));
+    let last =
+        USERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |users| users.checked_sub(1));
     match last {
         Err(_) => Error::NOT_INIT,
         Ok(1) => guard(|| {
@@ -166,8 +167,9 @@ fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
     let matching = MatchConfig { shared_shorts: unexpected(), ..MATCHING };
     let node = open_node(REQUESTS, Some(matching)).map_err(|error| failed(error.to_string()))?;
     let host = if node.rails().is_empty() { None } else { host() };
-    let sockets = Sockets::open(host)
-        .map_err(|error| failed(format!("cannot open a socket for peers to connect to: {error}")))?;
+    let sockets = Sockets::open(host).map_err(|error| {
+        failed(format!("cannot open a socket for peers to connect to: {error}"))
+    })?;
     let epid = sockets.epid;
     let own = Frame { verdict: 0, uuid, epid, address: node.address().to_vec(), am: vec![] };
     reserved.insert(Endpoint::new(home, epid, uuid, node));

@@ -45,7 +45,14 @@ pub(crate) struct Idle {
 impl Idle {
     pub fn new() -> Self {
         let patience = number("FISHPLATE_PSM2_PATIENCE").map_or(PATIENCE, Duration::from_secs);
-        Idle { empty: 0, calls: 0, looked: Instant::now(), calls_at_look: 0, crowded: None, patience }
+        Idle {
+            empty: 0,
+            calls: 0,
+            looked: Instant::now(),
+            calls_at_look: 0,
+            crowded: None,
+            patience,
+        }
     }
 
     /// Called at a liveness check. `crowding` is `None` unless unexpected messages fill all their
@@ -58,7 +65,8 @@ impl Idle {
             Some(awaited) => {
                 let begun = self.crowded.filter(|(_, before)| *before == awaited);
                 let (since, _) = *self.crowded.insert(begun.unwrap_or((Instant::now(), awaited)));
-                since.elapsed() >= if awaited { self.patience } else { self.patience.saturating_mul(THIRD) }
+                since.elapsed()
+                    >= if awaited { self.patience } else { self.patience.saturating_mul(THIRD) }
             }
             None => {
                 self.crowded = None;

@@ -168,7 +168,21 @@ impl Endpoint {
         let (handler, peers, own, idle) = (global(), vec![], null_mut(), Idle::new());
         let (queue, retired) = (Err(Error::PARAM), false);
         let (am, door) = (None, None);
-        Endpoint { home, epid, uuid, handler, queue, retired, node, am, serve: None, peers, own, idle, door }
+        Endpoint {
+            home,
+            epid,
+            uuid,
+            handler,
+            queue,
+            retired,
+            node,
+            am,
+            serve: None,
+            peers,
+            own,
+            idle,
+            door,
+        }
     }
 
     /// True if an address names this endpoint itself.
@@ -223,7 +237,14 @@ impl Endpoint {
             return Err(Error::EPID_NETWORK);
         }
         if self.peers.iter().all(|peer| peer.id != id) {
-            self.peers.push(Peer { id, epid, context: 0, am: None, reported: false, lines: vec![] });
+            self.peers.push(Peer {
+                id,
+                epid,
+                context: 0,
+                am: None,
+                reported: false,
+                lines: vec![],
+            });
             if epid == self.epid {
                 self.own = self.home.address(id);
             }
@@ -234,7 +255,9 @@ impl Endpoint {
     /// Keeps the stream on which a remote peer was found. The peer's death closes it.
     pub fn keep(&mut self, id: PeerId, line: UnixStream) {
         let elsewhere = self.node.reach(id).is_ok_and(|reach| reach.fabric != 0);
-        let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id && elsewhere) else { return };
+        let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id && elsewhere) else {
+            return;
+        };
         if peer.lines.is_empty()
             && let Ok(copy) = line.try_clone()
         {
@@ -386,7 +409,9 @@ impl Endpoint {
             if let Some(am) = &mut self.am {
                 am.forget(id);
             }
-            failed.extend(self.peers.iter().find(|peer| peer.am == Some(id)).map(|peer| (peer.id, error)));
+            failed.extend(
+                self.peers.iter().find(|peer| peer.am == Some(id)).map(|peer| (peer.id, error)),
+            );
         }
         for (id, error) in failed {
             let peer = self.peers.iter_mut().find(|peer| peer.id == id && !peer.reported);
@@ -532,7 +557,8 @@ pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
     let bits = request.addr() as u64;
     let slot = TABLE[(bits >> 28) as usize % SLOTS].lock().ok_or(Error::PARAM)?;
     let mark = bits >> 20 & 0xfff;
-    let found = slot.narrow(|slot| slot.endpoint.as_deref_mut().filter(|_| slot.home.mark() == mark));
+    let found =
+        slot.narrow(|slot| slot.endpoint.as_deref_mut().filter(|_| slot.home.mark() == mark));
     Ok((found.ok_or(Error::PARAM)?, MqReq::from_raw(bits & !(0xfff << 20))))
 }
 

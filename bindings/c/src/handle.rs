@@ -218,10 +218,17 @@ fn adopt(node: *mut FpNode) -> Result<&'static Slot, Status> {
     if slot.owner.is(me() as u64) {
         // SAFETY: this thread owns the slot. If this runs in a signal handler, the interrupted call
         // has borrowed the node but not the pointer.
-        return Err(if unsafe { (*slot.inner.get()).is_null() } { broken() } else { interrupted() });
+        return Err(if unsafe { (*slot.inner.get()).is_null() } {
+            broken()
+        } else {
+            interrupted()
+        });
     }
     if !slot.owner.take(me() as u64) {
-        return Err(fail(libc::EPERM, "the node belongs to another thread; call fp_node_unbind there first"));
+        return Err(fail(
+            libc::EPERM,
+            "the node belongs to another thread; call fp_node_unbind there first",
+        ));
     }
     // Another thread may have closed the node before the exchange.
     if slot.name.load(Ordering::Relaxed) != node.addr() {
@@ -256,7 +263,10 @@ pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) 
 
 /// Makes a call into a node, and returns its result to C. A panic makes the node unusable.
 #[inline(always)]
-pub(crate) fn enter(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> Result<c_int, Status>) -> c_int {
+pub(crate) fn enter(
+    node: *mut FpNode,
+    call: impl FnOnce(&mut Inner) -> Result<c_int, Status>,
+) -> c_int {
     let slot = match idle(node) {
         Ok(slot) => slot,
         Err(status) => return status.0,

@@ -30,7 +30,8 @@ pub unsafe extern "C" fn fp_mem_register(
 ) -> c_int {
     enter(node, |inner| {
         let place = place(memory, "memory")?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| fail(libc::EINVAL, "invalid memory: null"))?;
+        let start =
+            NonNull::new(start.cast()).ok_or_else(|| fail(libc::EINVAL, "invalid memory: null"))?;
         // SAFETY: the header requires the memory to stay valid until it is freed and peers have
         // released it.
         let memory = unsafe { inner.node.register(start, len) }?;
@@ -136,7 +137,12 @@ pub unsafe extern "C" fn fp_mem_read(
 
 /// Stores a 64-bit word.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fp_mem_store(node: *mut FpNode, memory: u64, offset: u64, value: u64) -> c_int {
+pub unsafe extern "C" fn fp_mem_store(
+    node: *mut FpNode,
+    memory: u64,
+    offset: u64,
+    value: u64,
+) -> c_int {
     enter(node, |inner| {
         let at = inner.here(memory, offset);
         inner.node.store(at, value)?;

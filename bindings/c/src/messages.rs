@@ -103,7 +103,8 @@ pub unsafe extern "C" fn fp_recv(
         let into = buffer(into, len)?;
         let place = if message.is_null() { None } else { Some(place(message, "message")?) };
         let source = inner.anyone(source);
-        let envelope = inner.node.recv(source, tag.tag(), ignore.tag(), into, millis(timeout_ms))?;
+        let envelope =
+            inner.node.recv(source, tag.tag(), ignore.tag(), into, millis(timeout_ms))?;
         if let Some(place) = place {
             place.write(inner.message(envelope));
         }

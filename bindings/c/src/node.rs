@@ -130,7 +130,8 @@ fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
     }
     // SAFETY: `list` is not null, and the header requires a string that ends with a zero byte.
     let list = unsafe { CStr::from_ptr(list) };
-    let list = list.to_str().map_err(|_| fail(libc::EINVAL, format_args!("{what} is not UTF-8")))?;
+    let list =
+        list.to_str().map_err(|_| fail(libc::EINVAL, format_args!("{what} is not UTF-8")))?;
     Ok(list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
@@ -158,7 +159,11 @@ fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
     }
     // SAFETY: both structures have at least this length, and any bytes are valid field values.
     unsafe {
-        std::ptr::copy_nonoverlapping(given.cast(), (&raw mut options).cast::<u8>(), size.min(known));
+        std::ptr::copy_nonoverlapping(
+            given.cast(),
+            (&raw mut options).cast::<u8>(),
+            size.min(known),
+        );
     }
     Ok(options)
 }
@@ -166,9 +171,8 @@ fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
 fn limit<T: TryFrom<u32>>(given: u32, default: T, what: &str) -> Result<T, Status> {
     match given {
         DEFAULTS => Ok(default),
-        given => {
-            T::try_from(given).map_err(|_| fail(libc::EINVAL, format_args!("{what} is too large: {given}")))
-        }
+        given => T::try_from(given)
+            .map_err(|_| fail(libc::EINVAL, format_args!("{what} is too large: {given}"))),
     }
 }
 
@@ -179,7 +183,8 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
         let node = place(node, "node")?;
         node.write(std::ptr::null_mut());
         let options = options(given)?;
-        let most = FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC | FP_WAIT_FD | FP_COUNTERS;
+        let most =
+            FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC | FP_WAIT_FD | FP_COUNTERS;
         if options.flags & !most != 0 || options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) == 6 {
             return Err(fail(
                 libc::EINVAL,
@@ -215,7 +220,8 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
             builder = builder.patience(Duration::from_millis(options.patience_ms.into()));
         }
         if options.connect_timeout_ms != DEFAULTS {
-            builder = builder.connect_timeout(Duration::from_millis(options.connect_timeout_ms.into()));
+            builder =
+                builder.connect_timeout(Duration::from_millis(options.connect_timeout_ms.into()));
         }
         node.write(insert(builder.open()?)?);
         Ok(0)
@@ -234,7 +240,11 @@ pub unsafe extern "C" fn fp_node_close(node: *mut FpNode, timeout_ms: i64) -> c_
 
 /// Copies out the node's address.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fp_node_address(node: *mut FpNode, into: *mut c_void, len: *mut usize) -> c_int {
+pub unsafe extern "C" fn fp_node_address(
+    node: *mut FpNode,
+    into: *mut c_void,
+    len: *mut usize,
+) -> c_int {
     enter(node, |inner| hand_out(&inner.node.address(), into, len))
 }
 
@@ -312,7 +322,8 @@ pub(crate) fn unknown_region() -> Status {
 /// Returns the library's version.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_version() -> u32 {
-    let part = |text: &str| text.bytes().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
+    let part =
+        |text: &str| text.bytes().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
     part(env!("CARGO_PKG_VERSION_MAJOR")) << 16
         | part(env!("CARGO_PKG_VERSION_MINOR")) << 8
         | part(env!("CARGO_PKG_VERSION_PATCH"))

@@ -74,7 +74,11 @@ impl FpCompletion {
 
 /// Makes one pass, and takes completions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, count: usize) -> c_int {
+pub unsafe extern "C" fn fp_poll(
+    node: *mut FpNode,
+    into: *mut FpCompletion,
+    count: usize,
+) -> c_int {
     enter(node, |inner| {
         if count != 0 {
             place(into, "completions")?;

@@ -35,7 +35,13 @@ pub(crate) fn issued(inner: &Inner, issued: Issued, token: *mut u64) -> Result<c
 }
 
 #[inline(always)]
-fn signal(inner: &Inner, remote: u64, offset: u64, op: c_int, value: u64) -> Result<Signal, Status> {
+fn signal(
+    inner: &Inner,
+    remote: u64,
+    offset: u64,
+    op: c_int,
+    value: u64,
+) -> Result<Signal, Status> {
     let op = match op {
         1 => SignalOp::Set,
         2 => SignalOp::Add,
@@ -47,7 +53,8 @@ fn signal(inner: &Inner, remote: u64, offset: u64, op: c_int, value: u64) -> Res
 fn amo(op: c_int, width: u32, operand: u64, compare: u64) -> Result<Amo, Status> {
     let op = u8::try_from(op).ok().and_then(AmoOp::from_wire);
     let op = op.ok_or_else(|| fail(libc::EINVAL, "invalid op: use one of FP_AMO_*"))?;
-    let width = u8::try_from(width).map_err(|_| fail(libc::EINVAL, "invalid width: use 1, 2, 4 or 8"))?;
+    let width =
+        u8::try_from(width).map_err(|_| fail(libc::EINVAL, "invalid width: use 1, 2, 4 or 8"))?;
     Ok(Amo { op, width, operand, compare })
 }
 

@@ -86,12 +86,19 @@ impl Data<'_> {
 }
 
 /// Rejects objects of another node.
-pub(crate) fn same(py: Python<'_>, node: &Arc<Shared>, other: &Arc<Shared>, what: &str) -> PyResult<()> {
+pub(crate) fn same(
+    py: Python<'_>,
+    node: &Arc<Shared>,
+    other: &Arc<Shared>,
+    what: &str,
+) -> PyResult<()> {
     match Arc::ptr_eq(node, other) {
         true => Ok(()),
-        false => {
-            Err(misuse(py, "other_node", format!("the {what} belongs to another node; use it with that one")))
-        }
+        false => Err(misuse(
+            py,
+            "other_node",
+            format!("the {what} belongs to another node; use it with that one"),
+        )),
     }
 }
 
@@ -164,15 +171,24 @@ pub(crate) fn peer(node: &Arc<Shared>, peer: &Bound<'_, Peer>) -> PyResult<PeerI
 }
 
 /// Converts a peer, or `None` for any peer.
-pub(crate) fn anyone(node: &Arc<Shared>, given: Option<&Bound<'_, Peer>>) -> PyResult<Option<PeerId>> {
+pub(crate) fn anyone(
+    node: &Arc<Shared>,
+    given: Option<&Bound<'_, Peer>>,
+) -> PyResult<Option<PeerId>> {
     given.map(|given| peer(node, given)).transpose()
 }
 
 /// Converts seconds. Returns the default for `None`.
-pub(crate) fn timeout(py: Python<'_>, default: Duration, seconds: Option<f64>) -> PyResult<Duration> {
+pub(crate) fn timeout(
+    py: Python<'_>,
+    default: Duration,
+    seconds: Option<f64>,
+) -> PyResult<Duration> {
     match seconds {
         None => Ok(default),
-        Some(seconds) if seconds >= 0.0 => Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+        Some(seconds) if seconds >= 0.0 => {
+            Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+        }
         Some(seconds) => Err(misuse(py, "argument", format!("invalid timeout: {seconds} seconds"))),
     }
 }
@@ -214,7 +230,13 @@ pub(crate) fn signal(py: Python<'_>, name: &str) -> PyResult<SignalOp> {
     }
 }
 
-pub(crate) fn atomic(py: Python<'_>, name: &str, operand: u64, compare: u64, width: u8) -> PyResult<Amo> {
+pub(crate) fn atomic(
+    py: Python<'_>,
+    name: &str,
+    operand: u64,
+    compare: u64,
+    width: u8,
+) -> PyResult<Amo> {
     let op = match name {
         "set" => AmoOp::Set,
         "add" => AmoOp::Add,

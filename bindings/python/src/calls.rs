@@ -27,8 +27,9 @@ impl Calls {
         for fd in [node, bell.as_fd()] {
             let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
             // SAFETY: both descriptors are open, and `event` is only read during the call.
-            if unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) }
-                < 0
+            if unsafe {
+                libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event)
+            } < 0
             {
                 return Err(io::Error::last_os_error());
             }
@@ -50,7 +51,9 @@ impl Calls {
         if self.armed.load(Ordering::SeqCst) && self.armed.swap(false, Ordering::SeqCst) {
             // SAFETY: `ONE` is eight bytes long. The write fails only if the descriptor is already
             // readable.
-            unsafe { libc::write(self.bell.as_raw_fd(), (&raw const ONE).cast(), size_of_val(&ONE)) };
+            unsafe {
+                libc::write(self.bell.as_raw_fd(), (&raw const ONE).cast(), size_of_val(&ONE))
+            };
         }
     }
 

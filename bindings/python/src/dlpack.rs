@@ -232,12 +232,16 @@ struct Lent {
 pub(crate) fn check(options: Option<&Bound<'_, PyDict>>, on: On) -> PyResult<()> {
     let Some(options) = options else { return Ok(()) };
     if options.get_item("copy")?.is_some_and(|copy| copy.is_truthy().unwrap_or(true)) {
-        return Err(PyBufferError::new_err("cannot export a copy of the tensor; copy it after the import"));
+        return Err(PyBufferError::new_err(
+            "cannot export a copy of the tensor; copy it after the import",
+        ));
     }
     match options.get_item("dl_device")?.filter(|device| !device.is_none()) {
-        Some(device) if device.extract::<(i32, i32)>()? != on.device() => Err(PyBufferError::new_err(
-            "cannot export the tensor to another device; copy it after the import",
-        )),
+        Some(device) if device.extract::<(i32, i32)>()? != on.device() => {
+            Err(PyBufferError::new_err(
+                "cannot export the tensor to another device; copy it after the import",
+            ))
+        }
         _ => Ok(()),
     }
 }
@@ -270,7 +274,8 @@ pub(crate) fn lend<'py>(
     unsafe {
         (*lent).managed.context = lent.cast();
         (*lent).managed.tensor.shape = &raw const (*lent).len;
-        let capsule = ffi::PyCapsule_New((&raw mut (*lent).managed).cast(), FRESH.as_ptr(), Some(forget));
+        let capsule =
+            ffi::PyCapsule_New((&raw mut (*lent).managed).cast(), FRESH.as_ptr(), Some(forget));
         if capsule.is_null() {
             give_back(&raw mut (*lent).managed);
             return Err(PyErr::fetch(object.py()));

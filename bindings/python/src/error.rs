@@ -115,7 +115,9 @@ impl Fault {
 fn of_node(error: &Error) -> (&'static str, &'static str) {
     match error {
         Error::BadAddress => ("Misuse", "address"),
-        Error::Version { .. } | Error::Differs { .. } | Error::Handshake(_) => ("Error", "mismatch"),
+        Error::Version { .. } | Error::Differs { .. } | Error::Handshake(_) => {
+            ("Error", "mismatch")
+        }
         Error::NoRail | Error::NoGpuRail(_) => ("Error", "no_rail"),
         Error::NotConnected(_) => ("NotConnected", "not_connected"),
         Error::Full { .. } => ("Full", "limit"),

@@ -79,7 +79,9 @@ impl Inner {
     ) -> Result<Arc<Flight>, Fault> {
         let (range, lease) = match held {
             Held::Region(range, _) => (*range, None),
-            Held::View(view) => self.lend(view, writes).map(|(range, lease)| (range, Some(lease)))?,
+            Held::View(view) => {
+                self.lend(view, writes).map(|(range, lease)| (range, Some(lease)))?
+            }
         };
         match begin(&mut self.node, range) {
             Ok(Begun::Issued(issued)) => Ok(self.issued(issued, Brings::Nothing, lease)),
@@ -138,8 +140,9 @@ impl Inner {
         let offset = at % 8;
         // SAFETY: the same holds as above. The driver aligns allocations to more than 8, so the
         // bytes before the view belong to the same allocation, and nothing accesses them.
-        let registered =
-            unsafe { self.node.register_device(DevicePtr((at - offset) as u64), offset + view.len()) };
+        let registered = unsafe {
+            self.node.register_device(DevicePtr((at - offset) as u64), offset + view.len())
+        };
         match (registered, self.gpu.map(On::of)) {
             (Err(Error::Device(DeviceError::OtherDevice { owner, .. })), Some(ours)) => {
                 Err(elsewhere(ours.with_number(owner), ours))
@@ -176,7 +179,9 @@ impl Inner {
             Issued::Done { value } => value,
             // A silent operation: the bytes were copied.
             Issued::Pending(Token::NONE) => 0,
-            Issued::Pending(token) => return self.depart(Number::Operation(token.to_raw()), brings, lease),
+            Issued::Pending(token) => {
+                return self.depart(Number::Operation(token.to_raw()), brings, lease);
+            }
         };
         let end = End::Done(value);
         if let Some(lease) = lease {
@@ -240,7 +245,9 @@ impl Inner {
     /// Copies received bytes to their buffer, and releases the operation's memory.
     fn land(&mut self, lease: Lease, end: End) {
         let arrived = match end {
-            End::Receive(Status { outcome: Received::Ok | Received::Truncated, delivered, .. }) => delivered,
+            End::Receive(Status {
+                outcome: Received::Ok | Received::Truncated, delivered, ..
+            }) => delivered,
             End::Operation(Completion { outcome: Outcome::Done, .. }) | End::Done(_) => u64::MAX,
             _ => 0,
         };

@@ -100,7 +100,8 @@ impl Registered {
     /// Returns the views after the node is closed: first the unused views, then the views that
     /// peers may still write.
     pub fn into_views(self) -> (Vec<Arc<View>>, Vec<Arc<View>>) {
-        let (lent, own): (Vec<_>, Vec<_>) = self.now.into_values().partition(|(_, exported)| *exported);
+        let (lent, own): (Vec<_>, Vec<_>) =
+            self.now.into_values().partition(|(_, exported)| *exported);
         let views = |of: Vec<(Arc<View>, bool)>| of.into_iter().map(|(view, _)| view);
         (views(own).collect(), views(lent).chain(self.lent).collect())
     }
@@ -124,7 +125,8 @@ impl Flights {
 
     /// Takes all views, after the node is closed.
     pub fn into_views(self) -> Vec<Arc<View>> {
-        let leases = self.under_way.into_values().filter_map(|(_, lease)| lease).chain(self.leaving);
+        let leases =
+            self.under_way.into_values().filter_map(|(_, lease)| lease).chain(self.leaving);
         leases.filter_map(|lease| lease.view).chain(self.released).collect()
     }
 }

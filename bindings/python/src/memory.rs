@@ -109,7 +109,11 @@ impl Memory {
     }
 
     /// Describes a range for libraries that use GPUs.
-    fn array<'py>(&self, py: Python<'py>, (start, len): (u64, usize)) -> PyResult<Bound<'py, PyDict>> {
+    fn array<'py>(
+        &self,
+        py: Python<'py>,
+        (start, len): (u64, usize),
+    ) -> PyResult<Bound<'py, PyDict>> {
         if self.on() == On::Host {
             return Err(PyAttributeError::new_err("the memory is not on a GPU"));
         }
@@ -142,7 +146,9 @@ impl Memory {
         let at = self.bytes(start)?.as_ptr().cast();
         // SAFETY: `view` is null or the caller's structure. It receives a reference to `object`,
         // which keeps the pages alive. The range lies inside them, and is writable.
-        match unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), at, len as ffi::Py_ssize_t, 0, flags) } {
+        match unsafe {
+            ffi::PyBuffer_FillInfo(view, object.as_ptr(), at, len as ffi::Py_ssize_t, 0, flags)
+        } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(object.py())),
         }
@@ -213,7 +219,12 @@ impl Memory {
     }
 
     #[pyo3(signature = (offset=0, len=None))]
-    fn read<'py>(&self, py: Python<'py>, offset: u64, len: Option<usize>) -> PyResult<Bound<'py, PyBytes>> {
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        offset: u64,
+        len: Option<usize>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let len = len.unwrap_or((self.memory.len() as u64).saturating_sub(offset) as usize);
         let at = self.place(py, offset, len)?;
         PyBytes::new_with(py, len, |bytes| {
@@ -270,7 +281,11 @@ impl Memory {
 
     /// # Safety
     /// `view` is null or points to a `Py_buffer`, as Python guarantees.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         let this = slf.get();
         // SAFETY: the caller guarantees that `view` is null or points to a `Py_buffer`.
         unsafe { this.fill(slf.as_any(), (0, this.memory.len()), view, flags) }
@@ -326,7 +341,11 @@ impl Slice {
 
     /// # Safety
     /// `view` is null or points to a `Py_buffer`, as Python guarantees.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         let this = slf.get();
         // SAFETY: the caller guarantees that `view` is null or points to a `Py_buffer`.
         unsafe { this.memory.get().fill(slf.as_any(), (this.start, this.len), view, flags) }

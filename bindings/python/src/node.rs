@@ -107,7 +107,8 @@ impl Node {
         gpu: Option<&str>,
         counters: bool,
     ) -> PyResult<Node> {
-        let (providers, interfaces) = (providers.unwrap_or_default(), interfaces.unwrap_or_default());
+        let (providers, interfaces) =
+            (providers.unwrap_or_default(), interfaces.unwrap_or_default());
         let rails = Rails { fabric, shared_memory, providers, interfaces, max_rails };
         let tables = Tables { peers, regions, imports, operations, receives };
         let seconds = |seconds| arguments::timeout(py, Duration::ZERO, Some(seconds));
@@ -205,7 +206,8 @@ impl Node {
         op: &str,
     ) -> PyResult<()> {
         let (data, to) = (self::data(&self.shared, data)?, there(&self.shared, to)?);
-        let signal = Signal { at: there(&self.shared, signal)?, op: arguments::signal(py, op)?, value };
+        let signal =
+            Signal { at: there(&self.shared, signal)?, op: arguments::signal(py, op)?, value };
         let from = data.payload();
         self.shared.issue(py, from.is_short(), |inner| {
             from.issue(inner, |node, from| Ok(node.put_signal(from, to, signal, Notice::Silent)?))
@@ -213,8 +215,15 @@ impl Node {
     }
 
     #[pyo3(signature = (signal, value=1, op="set"))]
-    fn signal(&self, py: Python<'_>, signal: &Bound<'_, PyAny>, value: u64, op: &str) -> PyResult<()> {
-        let signal = Signal { at: there(&self.shared, signal)?, op: arguments::signal(py, op)?, value };
+    fn signal(
+        &self,
+        py: Python<'_>,
+        signal: &Bound<'_, PyAny>,
+        value: u64,
+        op: &str,
+    ) -> PyResult<()> {
+        let signal =
+            Signal { at: there(&self.shared, signal)?, op: arguments::signal(py, op)?, value };
         self.shared.issue(py, true, |inner| {
             inner.node.signal(signal, Notice::Silent)?;
             Ok(())
@@ -222,15 +231,29 @@ impl Node {
     }
 
     #[pyo3(signature = (data, to))]
-    fn iput(&self, py: Python<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_, PyAny>) -> PyResult<Request> {
+    fn iput(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        to: &Bound<'_, PyAny>,
+    ) -> PyResult<Request> {
         let (data, to) = (self::data(&self.shared, data)?.held()?, there(&self.shared, to)?);
-        self.begin(py, &data, false, |node, from| Ok(Begun::Issued(node.put(from, to, Notice::Report(0))?)))
+        self.begin(py, &data, false, |node, from| {
+            Ok(Begun::Issued(node.put(from, to, Notice::Report(0))?))
+        })
     }
 
     #[pyo3(signature = (into, at))]
-    fn iget(&self, py: Python<'_>, into: &Bound<'_, PyAny>, at: &Bound<'_, PyAny>) -> PyResult<Request> {
+    fn iget(
+        &self,
+        py: Python<'_>,
+        into: &Bound<'_, PyAny>,
+        at: &Bound<'_, PyAny>,
+    ) -> PyResult<Request> {
         let (into, at) = (target(&self.shared, into)?, there(&self.shared, at)?);
-        self.begin(py, &into, true, |node, into| Ok(Begun::Issued(node.get(into, at, Notice::Report(0))?)))
+        self.begin(py, &into, true, |node, into| {
+            Ok(Begun::Issued(node.get(into, at, Notice::Report(0))?))
+        })
     }
 
     #[pyo3(signature = (into, at, timeout=None))]
@@ -256,7 +279,8 @@ impl Node {
         compare: u64,
         width: u8,
     ) -> PyResult<()> {
-        let (at, amo) = (there(&self.shared, at)?, arguments::atomic(py, op, operand, compare, width)?);
+        let (at, amo) =
+            (there(&self.shared, at)?, arguments::atomic(py, op, operand, compare, width)?);
         self.shared.issue(py, true, |inner| {
             inner.node.amo(at, amo, Notice::Silent)?;
             Ok(())
@@ -273,7 +297,8 @@ impl Node {
         compare: u64,
         width: u8,
     ) -> PyResult<Request> {
-        let (at, amo) = (there(&self.shared, at)?, arguments::atomic(py, op, operand, compare, width)?);
+        let (at, amo) =
+            (there(&self.shared, at)?, arguments::atomic(py, op, operand, compare, width)?);
         let flight = self.shared.issue(py, true, |inner| {
             let issued = inner.node.start_fetch(at, amo)?;
             Ok(inner.issued(issued, Brings::Value, None))
@@ -320,7 +345,8 @@ impl Node {
     ) -> PyResult<u64> {
         let (at, from) = (here(&self.shared, at)?, anyone(&self.shared, peer)?);
         let (compare, timeout) = (arguments::compare(py, compare)?, self.timeout_of(py, timeout)?);
-        let wait = |inner: &mut Inner, slice| Ok(inner.node.wait(at, compare, value, from, slice)?);
+        let wait =
+            |inner: &mut Inner, slice| Ok(inner.node.wait(at, compare, value, from, slice)?);
         self.shared.wait(py, timeout, true, wait)
     }
 
@@ -337,7 +363,8 @@ impl Node {
         let compare = arguments::compare(py, compare)?;
         self.shared.enter(py, |inner| {
             inner.reap();
-            let looked = inner.node.wait(at, compare, value, from, Duration::ZERO).map_err(Fault::from);
+            let looked =
+                inner.node.wait(at, compare, value, from, Duration::ZERO).map_err(Fault::from);
             match looked {
                 Err(fault) if fault.is_deadline() => Ok(None),
                 looked => looked.map(Some),
@@ -354,7 +381,9 @@ impl Node {
         peer: Option<&Bound<'py, Peer>>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("fishplate._aio")?.call_method1("until", (slf, at, compare, value, peer, timeout))
+        slf.py()
+            .import("fishplate._aio")?
+            .call_method1("until", (slf, at, compare, value, peer, timeout))
     }
 
     fn _waker(&self) -> Waker {
@@ -362,7 +391,12 @@ impl Node {
     }
 
     #[pyo3(signature = (peer=None, timeout=None))]
-    fn quiet(&self, py: Python<'_>, peer: Option<&Bound<'_, Peer>>, timeout: Option<f64>) -> PyResult<()> {
+    fn quiet(
+        &self,
+        py: Python<'_>,
+        peer: Option<&Bound<'_, Peer>>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
         let (peer, timeout) = (anyone(&self.shared, peer)?, self.timeout_of(py, timeout)?);
         self.shared.wait(py, timeout, true, |inner, slice| {
             match peer {
@@ -418,7 +452,9 @@ impl Node {
                     Ok(inner.issued(sent, Brings::Nothing, None))
                 }
                 // The bytes are copied at once or by the node, so the buffer may change afterwards.
-                Held::View(view) if view.is_readonly() || view.len() <= inner.node.eager_max(to) => {
+                Held::View(view)
+                    if view.is_readonly() || view.len() <= inner.node.eager_max(to) =>
+                {
                     let sent = inner.node.send(to, tag, view.bytes(), Notice::Silent)?;
                     Ok(inner.issued(sent, Brings::Nothing, None))
                 }
@@ -541,7 +577,8 @@ impl Node {
 
     fn rails(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
         self.shared.enter(py, |inner| {
-            let names = |rail: &fishplate::node::RailInfo| (rail.provider.clone(), rail.interface.clone());
+            let names =
+                |rail: &fishplate::node::RailInfo| (rail.provider.clone(), rail.interface.clone());
             Ok(inner.node.rails().iter().map(names).collect())
         })
     }

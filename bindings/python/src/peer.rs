@@ -37,7 +37,8 @@ impl Peer {
     fn import_memory(slf: &Bound<'_, Self>, handle: &[u8]) -> PyResult<Remote> {
         let this = slf.get();
         let id = this.id;
-        let remote = this.shared.issue(slf.py(), true, |inner| Ok(inner.node.import(id, handle)?))?;
+        let remote =
+            this.shared.issue(slf.py(), true, |inner| Ok(inner.node.import(id, handle)?))?;
         Ok(Remote::new(&this.shared, remote, slf.clone().unbind()))
     }
 
@@ -53,7 +54,9 @@ impl Peer {
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
         let other = other.cast::<Peer>();
-        other.is_ok_and(|other| Arc::ptr_eq(&self.shared, &other.get().shared) && self.id == other.get().id)
+        other.is_ok_and(|other| {
+            Arc::ptr_eq(&self.shared, &other.get().shared) && self.id == other.get().id
+        })
     }
 
     fn __hash__(&self) -> u64 {
@@ -137,7 +140,9 @@ impl Place {
 
     fn __add__(&self, py: Python<'_>, bytes: u64) -> PyResult<Place> {
         match self.at.offset.checked_add(bytes) {
-            Some(offset) => Ok(Place { shared: self.shared.clone(), at: RemoteAddr { offset, ..self.at } }),
+            Some(offset) => {
+                Ok(Place { shared: self.shared.clone(), at: RemoteAddr { offset, ..self.at } })
+            }
             None => Err(misuse(py, "range", "the offset exceeds the address space")),
         }
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fishplate::core::engine::protocol::{Cancelled, Envelope, Received, Request as Receive, Status};
+use fishplate::core::engine::protocol::{
+    Cancelled, Envelope, Received, Request as Receive, Status,
+};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
@@ -58,12 +60,13 @@ impl Request {
         match (end, self.flight.brings) {
             (End::Done(value), Brings::Value) => value.into_py_any(py),
             (End::Operation(end), Brings::Value) => end.value.into_py_any(py),
-            (End::Receive(Status { envelope: Some(envelope), outcome, .. }), Brings::Message(max)) => {
-                match outcome {
-                    Received::Truncated => Err(Fault::Truncated { len: envelope.len, max }.raise(py)),
-                    _ => Message::new(&self.shared, envelope).into_py_any(py),
-                }
-            }
+            (
+                End::Receive(Status { envelope: Some(envelope), outcome, .. }),
+                Brings::Message(max),
+            ) => match outcome {
+                Received::Truncated => Err(Fault::Truncated { len: envelope.len, max }.raise(py)),
+                _ => Message::new(&self.shared, envelope).into_py_any(py),
+            },
             _ => Ok(py.None()),
         }
     }

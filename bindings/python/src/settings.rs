@@ -64,7 +64,8 @@ fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
         "off" => Ok(Fabric::Off),
         "required" => Ok(Fabric::Required),
         _ => {
-            let text = format!("fabric={name:?}: \"auto\", \"off\", \"required\", or how many rails");
+            let text =
+                format!("fabric={name:?}: \"auto\", \"off\", \"required\", or how many rails");
             Err(misuse(py, "setting", text))
         }
     }
@@ -72,7 +73,8 @@ fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
 
 /// Converts the name of a device.
 pub(crate) fn gpu(py: Python<'_>, name: &str) -> PyResult<Gpu> {
-    let wrong = |_| misuse(py, "setting", format!("gpu={name:?}: \"cuda:N\", \"hip:N\" or \"stand-in\""));
+    let wrong =
+        |_| misuse(py, "setting", format!("gpu={name:?}: \"cuda:N\", \"hip:N\" or \"stand-in\""));
     name.parse().map_err(wrong)
 }
 

@@ -96,13 +96,23 @@ impl Shared {
         gpu: Option<Gpu>,
         [patience, connect_timeout, timeout]: [Duration; 3],
     ) -> Result<Shared, Fault> {
-        let node = catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?.map_err(Fault::Open)?;
+        let node =
+            catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?.map_err(Fault::Open)?;
         let address = node.address();
         let calls = node.wait_fd().map(Calls::new).transpose().map_err(Fault::System)?;
         let (flights, registered) = (Flights::default(), Registered::default());
         let (peers, devices, disconnected) = (vec![], vec![], false);
-        let inner =
-            Inner { node, flights, registered, patience, connect_timeout, gpu, devices, peers, disconnected };
+        let inner = Inner {
+            node,
+            flights,
+            registered,
+            patience,
+            connect_timeout,
+            gpu,
+            devices,
+            peers,
+            disconnected,
+        };
         Ok(Shared {
             state: Mutex::new(State::Open(Box::new(inner))),
             holder: AtomicUsize::new(0),
@@ -153,7 +163,8 @@ impl Shared {
         loop {
             let done = self.apart(py, |inner| {
                 let spent = begun.elapsed();
-                let done = inner.patiently(slice.min(inner.patience.saturating_sub(spent)), &mut call);
+                let done =
+                    inner.patiently(slice.min(inner.patience.saturating_sub(spent)), &mut call);
                 Ok(done.map_err(|fault| (spent < inner.limit(&fault), fault)))
             });
             match done {
@@ -265,7 +276,9 @@ impl Shared {
     /// True if every further call fails.
     pub fn is_closed(&self) -> bool {
         match self.state.try_lock() {
-            Ok(state) => !matches!(*state, State::Open(_)) || self.forks != FORKS.load(Ordering::Relaxed),
+            Ok(state) => {
+                !matches!(*state, State::Open(_)) || self.forks != FORKS.load(Ordering::Relaxed)
+            }
             // Another call is in progress.
             Err(_) => false,
         }
@@ -369,7 +382,10 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let state = mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed);
+        let state = mem::replace(
+            self.state.get_mut().unwrap_or_else(PoisonError::into_inner),
+            State::Closed,
+        );
         match state {
             // Never dropped after a fork or a panic: the node belongs to the parent process, or its
             // state may be inconsistent.

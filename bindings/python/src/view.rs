@@ -95,14 +95,21 @@ impl View {
     }
 
     /// Takes a device array by its `__cuda_array_interface__`.
-    fn of_array(object: &Bound<'_, PyAny>, array: &Bound<'_, PyAny>, writes: bool) -> PyResult<View> {
-        let wrong = |what: &str| PyBufferError::new_err(format!("__cuda_array_interface__: {what}"));
+    fn of_array(
+        object: &Bound<'_, PyAny>,
+        array: &Bound<'_, PyAny>,
+        writes: bool,
+    ) -> PyResult<View> {
+        let wrong =
+            |what: &str| PyBufferError::new_err(format!("__cuda_array_interface__: {what}"));
         let array = array.cast::<PyDict>()?;
         let get = |name: &str| array.get_item(name)?.ok_or_else(|| wrong(&format!("no {name:?}")));
         let (start, readonly): (usize, bool) = get("data")?.extract()?;
-        let (shape, kind): (Vec<usize>, String) = (get("shape")?.extract()?, get("typestr")?.extract()?);
+        let (shape, kind): (Vec<usize>, String) =
+            (get("shape")?.extract()?, get("typestr")?.extract()?);
         let width: Option<usize> = kind.get(2..).and_then(|width| width.parse().ok());
-        let width = width.filter(|_| kind.as_bytes()[1] != b't').ok_or_else(|| wrong("unknown type"))?;
+        let width =
+            width.filter(|_| kind.as_bytes()[1] != b't').ok_or_else(|| wrong("unknown type"))?;
         let len = shape.iter().try_fold(width, |len, &extent| len.checked_mul(extent));
         let len = len
             .filter(|&len| len <= isize::MAX as usize)

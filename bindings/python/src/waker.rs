@@ -42,7 +42,10 @@ impl Waker {
             let longest = inner.node.arm();
             inner.reap();
             // Adds this call, which is counted when it ends.
-            Ok::<_, Fault>((longest.map_or(0.0, |longest| longest.as_secs_f64()), calls.count() + 1))
+            Ok::<_, Fault>((
+                longest.map_or(0.0, |longest| longest.as_secs_f64()),
+                calls.count() + 1,
+            ))
         })
     }
 

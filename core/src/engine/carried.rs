@@ -44,14 +44,24 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Posts the rest of a carried put.
     #[cold]
     #[inline(never)]
-    pub(super) fn post_carried(&mut self, stream: u32, index: u32, budget: &mut u32) -> Result<(), Blocked> {
+    pub(super) fn post_carried(
+        &mut self,
+        stream: u32,
+        index: u32,
+        budget: &mut u32,
+    ) -> Result<(), Blocked> {
         while self.state.pending.slots[index as usize].left != 0 {
             self.post_carried_piece(stream, index, budget)?;
         }
         Ok(())
     }
 
-    fn post_carried_piece(&mut self, stream: u32, index: u32, budget: &mut u32) -> Result<(), Blocked> {
+    fn post_carried_piece(
+        &mut self,
+        stream: u32,
+        index: u32,
+        budget: &mut u32,
+    ) -> Result<(), Blocked> {
         let state = &mut self.state;
         let s = &state.streams[stream as usize];
         let (peer, seq, word) = (s.peer, s.next, s.word(state.mask));
@@ -59,14 +69,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(Blocked::Window);
         }
         let slot = &state.pending.slots[index as usize];
-        let (region, offset, remote) = (slot.local_region, slot.offset, &state.remotes[slot.remote as usize]);
-        let (most, at) =
-            (remote.pieces as u32, Place { region: remote.theirs.0, generation: remote.theirs.1, offset });
+        let (region, offset, remote) =
+            (slot.local_region, slot.offset, &state.remotes[slot.remote as usize]);
+        let (most, at) = (
+            remote.pieces as u32,
+            Place { region: remote.theirs.0, generation: remote.theirs.1, offset },
+        );
         let unacknowledged = match (&state.protocol, most) {
             (_, 0) => 0,
             // The numbers of answers must not hide how many pieces are in flight.
-            (Some(_), _) if s.in_flight() > 64 && state.is_kept(stream) => state.data_in_flight(stream),
-            (Some(protocol), _) => protocol.accounts[stream as usize].carriage.in_flight(seq, s.in_flight()),
+            (Some(_), _) if s.in_flight() > 64 && state.is_kept(stream) => {
+                state.data_in_flight(stream)
+            }
+            (Some(protocol), _) => {
+                protocol.accounts[stream as usize].carriage.in_flight(seq, s.in_flight())
+            }
             (None, _) => most,
         };
         if most != 0 && unacknowledged >= most {
@@ -86,7 +103,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             error => Blocked::Refused(COPIER, error),
         })?;
         let body = Body::Data { at };
-        if self.post_message(stream, peer, word, body, payload, Owner::Op(index))? == Posted::Pending {
+        if self.post_message(stream, peer, word, body, payload, Owner::Op(index))?
+            == Posted::Pending
+        {
             self.state.pending.slots[index as usize].posts += 1;
         }
         let state = &mut self.state;
@@ -140,7 +159,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// only when all its data was copied.
     #[cold]
     #[inline(never)]
-    pub(super) fn post_fetch(&mut self, stream: u32, index: u32, budget: &mut u32) -> Result<(), Blocked> {
+    pub(super) fn post_fetch(
+        &mut self,
+        stream: u32,
+        index: u32,
+        budget: &mut u32,
+    ) -> Result<(), Blocked> {
         if !self.state.streams[stream as usize].live {
             // The peer has not said yet whether it keeps the stream.
             return Err(Blocked::Window);
@@ -174,7 +198,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             let s = &state.streams[stream as usize];
             let kept = state.is_kept(stream);
-            let asked = state.protocol.as_ref().map_or(0, |p| p.accounts[stream as usize].carriage.asked);
+            let asked =
+                state.protocol.as_ref().map_or(0, |p| p.accounts[stream as usize].carriage.asked);
             if s.in_flight() >= state.config.window as u64 || kept && asked as usize >= GETS {
                 return Err(Blocked::Window);
             }
@@ -182,7 +207,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 return Err(Blocked::Budget);
             }
             *budget -= 1;
-            let (peer, context, word, cursor) = (s.peer, s.context, s.word(state.mask), s.window.expected());
+            let (peer, context, word, cursor) =
+                (s.peer, s.context, s.word(state.mask), s.window.expected());
             let piece = state.room(peer).min(state.block_size()) as u32;
             let most = if device { state.pieces() as u64 * piece as u64 } else { u64::MAX };
             let remote = &state.remotes[slot.remote as usize];
@@ -192,7 +218,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let ack = truncate::<32>(cursor.0);
             let get = Get { context, word, ack, at, token, len, into, piece };
             let nothing = Untrusted::from_slice(&[]);
-            let posted = self.post_bytes(stream, peer, &get.encode(), nothing, Owner::Op(index), cursor)?;
+            let posted =
+                self.post_bytes(stream, peer, &get.encode(), nothing, Owner::Op(index), cursor)?;
             let state = &mut self.state;
             if kept {
                 state.keep(stream, Sent::Get { op: index, piece, at, len, into }, nothing);
@@ -202,7 +229,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             let slot = &mut state.pending.slots[index as usize];
             slot.posts += (posted == Posted::Pending) as u32;
-            (slot.left, slot.asked, slot.request) = (slot.left - len, slot.asked + len, slot.request + len);
+            (slot.left, slot.asked, slot.request) =
+                (slot.left - len, slot.asked + len, slot.request + len);
             (slot.numbered, slot.fetch) = (true, true);
             let s = &mut state.streams[stream as usize];
             s.next = s.next.plus(1);
@@ -227,7 +255,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let carriage = &mut protocol.accounts[stream as usize].carriage;
             match placed {
                 Ok(None) => {
-                    (carriage.first, carriage.placing) = (protocol.blocks.slots[block as usize].next(), 0);
+                    (carriage.first, carriage.placing) =
+                        (protocol.blocks.slots[block as usize].next(), 0);
                     carriage.got -= 1;
                     protocol.blocks.free(block);
                 }
@@ -237,7 +266,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 }
                 Err(error) => {
                     // The device may still finish the copy, so the outcome is unknown.
-                    self.state.pending.slots[index as usize].fail(Fault::Post(COPIER, error), false);
+                    self.state.pending.slots[index as usize]
+                        .fail(Fault::Post(COPIER, error), false);
                     return Err(Blocked::Refused(COPIER, error));
                 }
             }
@@ -258,7 +288,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // SAFETY: the block was taken for a payload of this length.
         let from = unsafe { Untrusted::new(protocol.blocks.bytes(block), len) };
         let ptr = NonNull::new(start.wrapping_add(into as usize)).ok_or(PostError::BadKey)?;
-        let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[COPIER.0 as usize]);
+        let desc =
+            self.state.locals.get(region as usize).map_or(0, |local| local.desc[COPIER.0 as usize]);
         let to = Local { ptr, len, desc };
         // SAFETY: the caller has checked the range against its region, which is registered with
         // this rail. Its owner may write it.
@@ -304,9 +335,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// rail has failed.
     #[cold]
     #[inline(never)]
-    pub(super) fn answer(&mut self, stream: u32, answer: Answer) -> Result<Option<Answer>, PeerError> {
+    pub(super) fn answer(
+        &mut self,
+        stream: u32,
+        answer: Answer,
+    ) -> Result<Option<Answer>, PeerError> {
         match self.state.is_kept(stream) {
-            true => self.state.answer_later(stream, answer).map(|()| None).map_err(PeerError::Protocol),
+            true => {
+                self.state.answer_later(stream, answer).map(|()| None).map_err(PeerError::Protocol)
+            }
             false => self.send_pieces(stream, answer),
         }
     }
@@ -328,7 +365,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Sends the next pieces that answer a get, or one without data if the memory is gone. Returns
     /// `None` once all are sent, otherwise what is left.
-    fn send_pieces(&mut self, stream: u32, mut answer: Answer) -> Result<Option<Answer>, PeerError> {
+    fn send_pieces(
+        &mut self,
+        stream: u32,
+        mut answer: Answer,
+    ) -> Result<Option<Answer>, PeerError> {
         let kept = self.state.is_kept(stream);
         for _ in 0..self.state.config.batch {
             let state = &mut self.state;
@@ -352,7 +393,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let mut copy = protocol.accounts[stream as usize].carriage.answering;
             let mut bytes = [0; LONGEST];
             let staged = match start {
-                Some(ptr) => self.staged((ptr, answer.at.region, len as usize), &mut bytes, &mut copy),
+                Some(ptr) => {
+                    self.staged((ptr, answer.at.region, len as usize), &mut bytes, &mut copy)
+                }
                 None => {
                     copy = 0;
                     Ok(Untrusted::from_slice(&[]))
@@ -378,7 +421,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Err(_) => return Ok(Some(answer)),
             }
             if kept {
-                let what = Sent::Got { at: answer.at, len: payload.len() as u32, last, token, into };
+                let what =
+                    Sent::Got { at: answer.at, len: payload.len() as u32, last, token, into };
                 self.state.keep_piece_sent(stream, what);
             }
             answer.at.offset += len;
@@ -402,9 +446,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     #[cold]
     #[inline(never)]
-    fn unreached_of(&self, peer: u16, here: Option<&LocalSlot<RAILS>>, carried: bool) -> Option<RailId> {
+    fn unreached_of(
+        &self,
+        peer: u16,
+        here: Option<&LocalSlot<RAILS>>,
+        carried: bool,
+    ) -> Option<RailId> {
         let joined = self.joined_rails(peer);
-        let misses = |rail: &usize| carried || here.is_some_and(|l| l.keys[*rail] == RailKey::ELSEWHERE);
+        let misses =
+            |rail: &usize| carried || here.is_some_and(|l| l.keys[*rail] == RailKey::ELSEWHERE);
         let rail = (0..RAILS).filter(|rail| joined >> rail & 1 != 0).find(misses)?;
         Some(RailId(rail as u8))
     }
@@ -443,7 +493,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// operations.
     fn may_send_piece(&self, stream: u32) -> bool {
         let window = self.config.window;
-        let pieces = self.failover.as_ref().map_or(0, |failover| failover.streams[stream as usize].pieces);
+        let pieces =
+            self.failover.as_ref().map_or(0, |failover| failover.streams[stream as usize].pieces);
         self.streams[stream as usize].in_flight() < window.into() && pieces < (window / 4).max(1)
     }
 
@@ -549,7 +600,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Resolves memory of any kind that a peer names. Also returns whether it is device memory.
-    pub(super) fn place_anywhere(&self, place: Place, len: u64) -> Result<(*mut u8, bool), Violation> {
+    pub(super) fn place_anywhere(
+        &self,
+        place: Place,
+        len: u64,
+    ) -> Result<(*mut u8, bool), Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
         if slot.ptr.is_null() || slot.generation as u16 != place.generation {
             return Err(Violation::Region);
@@ -563,7 +618,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Takes a block for a piece of `stream` and copies the piece into it. The caller has checked
     /// that the stream may have another piece.
-    fn keep_piece(&mut self, stream: u32, payload: Untrusted<'_>, token: u64) -> Result<u32, Violation> {
+    fn keep_piece(
+        &mut self,
+        stream: u32,
+        payload: Untrusted<'_>,
+        token: u64,
+    ) -> Result<u32, Violation> {
         let peer = self.streams[stream as usize].peer;
         let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
@@ -608,7 +668,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Handles a message of a get. Returns `None` if it is another message.
     #[cold]
-    pub(super) fn get_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Option<Result<(), Violation>> {
+    pub(super) fn get_arrived(
+        &mut self,
+        peer: Peer,
+        bytes: Untrusted<'_>,
+    ) -> Option<Result<(), Violation>> {
         if let Some(get) = Get::decode(bytes) {
             return Some(get.and_then(|get| self.park_get(peer, get)));
         }
@@ -694,7 +758,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Keeps a piece of a get until a later pass copies it to the device.
-    fn keep_got(&mut self, stream: u32, into: u64, payload: Untrusted<'_>) -> Result<(), Violation> {
+    fn keep_got(
+        &mut self,
+        stream: u32,
+        into: u64,
+        payload: Untrusted<'_>,
+    ) -> Result<(), Violation> {
         let Some(protocol) = &self.protocol else { return Err(Violation::Kind) };
         if protocol.accounts[stream as usize].carriage.got >= protocol.pieces {
             return Err(Violation::Credit);

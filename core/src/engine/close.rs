@@ -261,7 +261,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn post_bye(&mut self, stream: u32) -> bool {
         let s = &self.state.streams[stream as usize];
         let (peer, cursor) = (s.peer, s.window.expected());
-        let account = self.state.protocol.as_ref().map(|protocol| &protocol.accounts[stream as usize]);
+        let account =
+            self.state.protocol.as_ref().map(|protocol| &protocol.accounts[stream as usize]);
         let bye = Bye {
             context: s.context,
             word: s.stamp,
@@ -372,7 +373,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Sequence);
         }
         let waiting = self.unmatched(stream).count() as u32;
-        let mut account = self.protocol.as_mut().map(|protocol| &mut protocol.accounts[stream as usize]);
+        let mut account =
+            self.protocol.as_mut().map(|protocol| &mut protocol.accounts[stream as usize]);
         let heard = account.as_ref().map_or(0, |account| account.fins_heard);
         if bye.fins.wrapping_sub(heard) > waiting {
             return Err(Violation::Reply);
@@ -382,7 +384,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         self.credits_freed(stream, bye.freed)?;
         self.acknowledged(stream, bye.ack)?;
-        self.pairings[peer.0 as usize].parting.heard[bye.context as usize / 64] |= 1 << (bye.context % 64);
+        self.pairings[peer.0 as usize].parting.heard[bye.context as usize / 64] |=
+            1 << (bye.context % 64);
         if self.peers[peer.0 as usize].state == PeerState::Connected {
             self.begin_closing(peer.0);
         }
@@ -394,8 +397,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn unmatched(&self, stream: u32) -> impl Iterator<Item = (u32, &PendingSlot)> {
         let s = &self.streams[stream as usize];
         let slot = |index: u32| Some((index, self.pending.slots.get(index as usize)?));
-        let list = move |head| core::iter::successors(slot(head), move |(_, at)| slot(at.links.next));
-        let waits = |(_, slot): &(u32, &PendingSlot)| slot.kind == OpKind::Send && slot.fetch && !slot.pulled;
+        let list =
+            move |head| core::iter::successors(slot(head), move |(_, at)| slot(at.links.next));
+        let waits = |(_, slot): &(u32, &PendingSlot)| {
+            slot.kind == OpKind::Send && slot.fetch && !slot.pulled
+        };
         list(s.ops.head).chain(list(s.closing.head)).filter(waits)
     }
 

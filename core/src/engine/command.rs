@@ -200,7 +200,11 @@ impl Reply {
         match self {
             Self::Done(_) | Self::Found(_) | Self::Claimed(_) | Self::Cancelled(_) => true,
             Self::Received(status) => status.outcome == Received::Ok,
-            Self::Failed(_) | Self::Refused(_) | Self::Wait(_) | Self::Dependency | Self::Abandoned => false,
+            Self::Failed(_)
+            | Self::Refused(_)
+            | Self::Wait(_)
+            | Self::Dependency
+            | Self::Abandoned => false,
         }
     }
 }
@@ -255,8 +259,10 @@ unsafe impl Sync for Entry<'_> {}
 unsafe impl Send for Entry<'_> {}
 
 #[cfg(all(not(fishplate_loom), any(target_arch = "x86_64", target_arch = "aarch64")))]
-const _: () =
-    assert!(size_of::<crate::sync::pool::Slot<Entry<'static>>>() <= 320, "the size class of commands");
+const _: () = assert!(
+    size_of::<crate::sync::pool::Slot<Entry<'static>>>() <= 320,
+    "the size class of commands"
+);
 
 impl<'m> Entry<'m> {
     /// Creates a command for the queue whose worker notifies these listeners.

@@ -131,7 +131,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<u64, WaitError> {
-        let found = self.block(waiter, deadline_ns, |e| e.look_anywhere(at, cmp, value, from).transpose());
+        let found =
+            self.block(waiter, deadline_ns, |e| e.look_anywhere(at, cmp, value, from).transpose());
         found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
     }
 
@@ -153,7 +154,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let desc = self.state.locals[at.region.index()].desc[COPIER.0 as usize];
         // SAFETY: `locate` checked that the word is in memory registered with this rail, which its
         // owner may read.
-        match unsafe { self.rails.first_mut().read_device(Local { ptr, len: word.len(), desc }, &mut word) } {
+        match unsafe {
+            self.rails.first_mut().read_device(Local { ptr, len: word.len(), desc }, &mut word)
+        } {
             Ok(()) => self.judge(u64::from_ne_bytes(word), cmp, value, from),
             Err(PostError::Again) => {
                 // No event announces that the device has room, so the waiter must not sleep. A due
@@ -195,9 +198,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         // Copied out again, because the peer may have changed the message. Nothing from the first
         // copy is relied on.
         let (message, payload) = Message::decode(bytes)?;
-        let Some(stream) = self.arrival_stream(peer, message.context, message.word)? else { return Ok(()) };
+        let Some(stream) = self.arrival_stream(peer, message.context, message.word)? else {
+            return Ok(());
+        };
         let (at, width, what, data) = match message.body {
-            Body::Signal { at, op, value, data } => (at, SIGNAL, Action::Signal { op, value }, data),
+            Body::Signal { at, op, value, data } => {
+                (at, SIGNAL, Action::Signal { op, value }, data)
+            }
             Body::Amo { at, amo, token } => (at, amo.width, Action::Amo { amo, token }, None),
             Body::Data { at } => return self.piece_arrived(stream, message.word, at, payload),
             _ => return Err(Violation::Bounds),
@@ -218,16 +225,18 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Resolves a word in device memory that a peer names.
     fn device_word(&self, place: Place, width: u8) -> Result<Local, Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
-        let Some(start) = NonNull::new(slot.ptr).filter(|_| slot.generation as u16 == place.generation)
+        let Some(start) =
+            NonNull::new(slot.ptr).filter(|_| slot.generation as u16 == place.generation)
         else {
             return Err(Violation::Region);
         };
         let aligned = place.offset & (width as u64 - 1) == 0;
-        if slot.native != NO_RAIL || !aligned || !in_bounds(place.offset, width as u64, slot.device) {
+        if slot.native != NO_RAIL || !aligned || !in_bounds(place.offset, width as u64, slot.device)
+        {
             return Err(Violation::Bounds);
         }
-        let ptr =
-            NonNull::new(start.as_ptr().wrapping_add(place.offset as usize)).ok_or(Violation::Bounds)?;
+        let ptr = NonNull::new(start.as_ptr().wrapping_add(place.offset as usize))
+            .ok_or(Violation::Bounds)?;
         Ok(Local { ptr, len: width as usize, desc: slot.desc[COPIER.0 as usize] })
     }
 }

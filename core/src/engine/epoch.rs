@@ -122,7 +122,13 @@ impl Meeting {
     /// Returns the oldest waiting Hello.
     fn first(&self) -> Option<Hello> {
         let yours = *self.answers[..self.count as usize].first()?;
-        Some(Hello { mine: self.mine, yours, bond: self.bond(yours), keeps: self.keeps, again: self.again })
+        Some(Hello {
+            mine: self.mine,
+            yours,
+            bond: self.bond(yours),
+            keeps: self.keeps,
+            again: self.again,
+        })
     }
 
     /// Records that the oldest waiting Hello was sent.
@@ -222,7 +228,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         for context in 0..self.config.contexts {
             let (index, context) = (self.stream_of(context as u8, peer), context as u8);
-            let (sends, takes) = (stamp(context, theirs, self.mask), stamp(context, mine, self.mask));
+            let (sends, takes) =
+                (stamp(context, theirs, self.mask), stamp(context, mine, self.mask));
             self.streams[index as usize].open(sends, takes);
             if waited {
                 self.due.push(self.streams, index);
@@ -240,7 +247,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Handles a message of a get, or a rare message: a Hello, a Bye, a report on a failed rail, or
     /// an invalid message.
     #[cold]
-    pub(super) fn contextless_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>, violation: Violation) {
+    pub(super) fn contextless_arrived(
+        &mut self,
+        peer: Peer,
+        bytes: Untrusted<'_>,
+        violation: Violation,
+    ) {
         let heard = match self.get_arrived(peer, bytes) {
             Some(heard) => heard,
             None => self.rare_arrived(peer, bytes, violation),
@@ -266,9 +278,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     None => match Asks::decode(bytes) {
                         Some(asks) => asks.and_then(|asks| self.asked_again(peer, &asks)),
                         None => match Rejoin::decode(bytes) {
-                            Some(rejoin) => rejoin.and_then(|rejoin| self.rejoin_arrived(peer, &rejoin)),
+                            Some(rejoin) => {
+                                rejoin.and_then(|rejoin| self.rejoin_arrived(peer, &rejoin))
+                            }
                             None => match Leave::decode(bytes) {
-                                Some(leave) => leave.and_then(|leave| self.leave_arrived(peer, &leave)),
+                                Some(leave) => {
+                                    leave.and_then(|leave| self.leave_arrived(peer, &leave))
+                                }
                                 None => Err(violation),
                             },
                         },
@@ -398,15 +414,19 @@ mod tests {
                 engine.state.meet(peer.index, false);
                 peer
             });
-            let stamps =
-                peers.map(|peer| stamp(0, engine.state.pairings[peer.index as usize].meeting.mine, MASK));
+            let stamps = peers.map(|peer| {
+                stamp(0, engine.state.pairings[peer.index as usize].meeting.mine, MASK)
+            });
             peers.iter().for_each(|&peer| engine.remove_peer(peer).unwrap());
             stamps
         };
         let mut before = round();
         for _ in 0..40 {
             let now = round();
-            assert!(now.iter().zip(&before).all(|(now, before)| now != before), "{now:x?} {before:x?}");
+            assert!(
+                now.iter().zip(&before).all(|(now, before)| now != before),
+                "{now:x?} {before:x?}"
+            );
             before = now;
         }
     }
@@ -417,7 +437,9 @@ mod tests {
         assert_eq!([1, 2, 2, 3, 4].map(|epoch| meeting.answer(epoch)), [1, 1, 0, 1, 1]);
         assert_eq!((meeting.answer(5), meeting.count), (0, 4));
         meeting.theirs = 3;
-        for (yours, bond) in [(2, Bond::Other), (3, Bond::Yours), (4, Bond::Other), (5, Bond::Other)] {
+        for (yours, bond) in
+            [(2, Bond::Other), (3, Bond::Yours), (4, Bond::Other), (5, Bond::Other)]
+        {
             let hello = meeting.first().unwrap();
             assert_eq!(hello, Hello { mine: 9, yours, bond, keeps: false, again: false });
             meeting.sent(hello);

@@ -339,7 +339,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
         let bit = self.kept_rail(peer, rail)?;
         if self.state.peers[peer.index as usize].rails & !bit == 0 {
-            return Err(AttachError::Config("rail: the last one in use; enable another rail first"));
+            return Err(AttachError::Config(
+                "rail: the last one in use; enable another rail first",
+            ));
         }
         if let Some(kept) = self.state.kept_peer_mut(peer.index) {
             kept.disabled |= bit;
@@ -378,10 +380,14 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.peer_error(peer)?;
         let up = self.state.peers[peer.index as usize].state.is_up();
         let Some(kept) = self.state.kept_peer(peer.index).filter(|_| up) else {
-            return Err(AttachError::Config("peer: not connected with failover; check has_failover"));
+            return Err(AttachError::Config(
+                "peer: not connected with failover; check has_failover",
+            ));
         };
         match kept.joined & 1u16.checked_shl(rail.0.into()).unwrap_or(0) {
-            0 => Err(AttachError::Config("rail: does not lead to the peer; name one of the rails that do")),
+            0 => Err(AttachError::Config(
+                "rail: does not lead to the peer; name one of the rails that do",
+            )),
             bit => Ok(bit),
         }
     }
@@ -423,7 +429,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns the failover state of a peer, if its streams are kept.
     #[cold]
     pub(super) fn kept_peer(&self, peer: u16) -> Option<&FailoverPeer> {
-        let failover = self.failover.as_ref().filter(|failover| RAILS > 1 && failover.keeps(peer))?;
+        let failover =
+            self.failover.as_ref().filter(|failover| RAILS > 1 && failover.keeps(peer))?;
         // SAFETY: the peer's first stream is kept, so `keep_peer` has initialized the entry.
         failover.peers.get(peer as usize).map(|kept| unsafe { kept.assume_init_ref() })
     }
@@ -431,7 +438,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns the failover state of a peer for changes, if its streams are kept.
     #[cold]
     fn kept_peer_mut(&mut self, peer: u16) -> Option<&mut FailoverPeer> {
-        let failover = self.failover.as_mut().filter(|failover| RAILS > 1 && failover.keeps(peer))?;
+        let failover =
+            self.failover.as_mut().filter(|failover| RAILS > 1 && failover.keeps(peer))?;
         // SAFETY: as in `kept_peer`.
         failover.peers.get_mut(peer as usize).map(|kept| unsafe { kept.assume_init_mut() })
     }
@@ -457,7 +465,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             self.streams[stream].fence |= KEPT;
             let heard = self.streams[stream].next;
             if let Some(failover) = &mut self.failover {
-                failover.streams[stream] = FailoverStream { kept: true, heard, ..FailoverStream::EMPTY };
+                failover.streams[stream] =
+                    FailoverStream { kept: true, heard, ..FailoverStream::EMPTY };
             }
         }
     }
@@ -478,7 +487,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             self.streams[stream].fence &= !KEPT;
         }
         let (rails, pairing) = (self.peers[peer as usize].rails, &mut self.pairings[peer as usize]);
-        let messages = pairing.messages.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
+        let messages =
+            pairing.messages.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
         pairing.longest = messages.map(|(_, &most)| most).max().unwrap_or(0);
         self.open_accounts(peer);
         true
@@ -530,8 +540,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         pairing.parting.say_again();
         pairing.wait.end(rail);
         // The rail may have mapped memory of the peer.
-        for remote in
-            self.remotes.iter_mut().filter(|remote| remote.is_of(peer) && remote.rail as usize == rail)
+        for remote in self
+            .remotes
+            .iter_mut()
+            .filter(|remote| remote.is_of(peer) && remote.rail as usize == rail)
         {
             (remote.mapped, remote.rail) = (core::ptr::null_mut(), left.trailing_zeros() as u8);
         }

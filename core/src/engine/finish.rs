@@ -65,7 +65,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Pending { slots, ended, .. } = &mut self.pending;
         let slot = &slots[index as usize];
         let (token, Seq(order)) = (slot.token(), slot.end);
-        let completion = Completion { token, tag: slot.tag, outcome: slot.outcome, value: slot.value, order };
+        let completion =
+            Completion { token, tag: slot.tag, outcome: slot.outcome, value: slot.value, order };
         slots.free(index);
         ended.remove(slots, index);
         completion
@@ -135,7 +136,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let waits = |index: &u32| {
             let slot = &self.pending.slots[*index as usize];
             let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
-            theirs && slot.fetch && slot.posted && slot.state == Stage::Open && slot.kind == OpKind::Message
+            theirs
+                && slot.fetch
+                && slot.posted
+                && slot.state == Stage::Open
+                && slot.kind == OpKind::Message
         };
         let index = match self.pending.find(Token(token)).ok().filter(waits) {
             Some(index) => index,
@@ -171,7 +176,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Records the completion of an atomic that a rail executed. The stream has waited for it, and
     /// continues in the next pass.
     #[cold]
-    pub(super) fn atomic_done(&mut self, rail: usize, index: u32, result: Result<(), CompleteError>) {
+    pub(super) fn atomic_done(
+        &mut self,
+        rail: usize,
+        index: u32,
+        result: Result<(), CompleteError>,
+    ) {
         let Some(slot) = self.pending.slots.get(index as usize) else { return };
         let (stream, waits) = (slot.stream, !slot.posted);
         self.post_done(rail, index, result);
@@ -196,7 +206,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Records the failure of a silent post without a slot.
     #[cold]
-    pub(super) fn silent_post_failed(&mut self, rail: usize, stream: u32, tag: u64, error: CompleteError) {
+    pub(super) fn silent_post_failed(
+        &mut self,
+        rail: usize,
+        stream: u32,
+        tag: u64,
+        error: CompleteError,
+    ) {
         let Some(s) = self.streams.get_mut(stream as usize) else { return };
         if s.tag != tag || s.silent_posts == 0 {
             return;
@@ -263,7 +279,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline]
     pub(super) fn end_if_over(&mut self, index: u32) {
         let slot = &mut self.pending.slots[index as usize];
-        if !(slot.posted && slot.acked && slot.posts == 0 && !slot.fetch) || slot.state != Stage::Open {
+        if !(slot.posted && slot.acked && slot.posts == 0 && !slot.fetch)
+            || slot.state != Stage::Open
+        {
             return;
         }
         let (stream, report, failed) = (slot.stream, slot.report, slot.outcome != Outcome::Done);
@@ -327,7 +345,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     // An acknowledged operation is done, even if one of its posts is outstanding.
                     // An atomic that a rail executes has no number, and may have been executed
                     // already.
-                    let native = slot.kind == OpKind::Atomic && !slot.numbered && slot.message.is_none();
+                    let native =
+                        slot.kind == OpKind::Atomic && !slot.numbered && slot.message.is_none();
                     let executed = native && slot.posts == 0;
                     if !executed && (!slot.acked || slot.fetch || !slot.numbered) {
                         let sent = slot.numbered || native;

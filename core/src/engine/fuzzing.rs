@@ -59,7 +59,11 @@ pub fn put(into: &mut [u8], bytes: &[u8]) -> usize {
 
 fn place(seed: u64, n: u64) -> Place {
     let word = number(seed, n);
-    Place { region: word as u16 & 3, generation: (word >> 16) as u16, offset: word >> (16 + word % 48) }
+    Place {
+        region: word as u16 & 3,
+        generation: (word >> 16) as u16,
+        offset: word >> (16 + word % 48),
+    }
 }
 
 fn sample_message(seed: u64, into: &mut [u8]) -> usize {
@@ -71,7 +75,8 @@ fn sample_message(seed: u64, into: &mut [u8]) -> usize {
         1 => (Body::Signal { at, op, value: c, data: Some((place(seed, 5), len)) }, len),
         2 => (Body::Data { at }, len),
         3 => {
-            let (width, op) = (1 << (b % 4), AmoOp::from_wire((b >> 8) as u8 % 8).unwrap_or(AmoOp::Add));
+            let (width, op) =
+                (1 << (b % 4), AmoOp::from_wire((b >> 8) as u8 % 8).unwrap_or(AmoOp::Add));
             (Body::Amo { at, amo: Amo { op, width, operand: c, compare: !c }, token: a }, 0)
         }
         4 => (Body::Reply { token: a, value: b }, 0),
@@ -109,7 +114,13 @@ fn read_message(input: &[u8], _: &mut [u8]) -> Option<usize> {
 fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
     let bond = [Bond::None, Bond::Yours, Bond::Other][number(seed, 1) as usize % 3];
     let (mine, yours) = (number(seed, 2) as u32, number(seed, 3) as u32);
-    let hello = Hello { mine, yours, bond, keeps: number(seed, 4) & 1 != 0, again: number(seed, 5) & 1 != 0 };
+    let hello = Hello {
+        mine,
+        yours,
+        bond,
+        keeps: number(seed, 4) & 1 != 0,
+        again: number(seed, 5) & 1 != 0,
+    };
     put(into, &hello.encode())
 }
 
@@ -176,7 +187,8 @@ fn read_rejoin(input: &[u8], again: &mut [u8]) -> Option<usize> {
 
 fn sample_leave(seed: u64, into: &mut [u8]) -> usize {
     let [a, b] = [1, 2].map(|n| number(seed, n));
-    let stage = [LeaveStage::Asks, LeaveStage::Answers, LeaveStage::Confirms][(a >> 48) as usize % 3];
+    let stage =
+        [LeaveStage::Asks, LeaveStage::Answers, LeaveStage::Confirms][(a >> 48) as usize % 3];
     let (rail, apart) = ((a >> 60) as u8, 1 + (a >> 52) as u8 % 15);
     let (over, word, epoch) = ((rail + apart) % 16, a as u32, (a >> 32) as u16);
     let leave = Leave { rail, over, stage, word, epoch, ticket: b };
@@ -192,7 +204,8 @@ fn sample_get(seed: u64, into: &mut [u8]) -> usize {
     let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
     let (context, word, ack) = ((a >> 32) as u8 & 3, a as u32, b as u32);
     let (len, piece) = (1 + c % 100_000, 1 + (b >> 40) as u32);
-    let get = Get { context, word, ack, at: place(seed, 4), token: a | 1, len, into: c >> 20, piece };
+    let get =
+        Get { context, word, ack, at: place(seed, 4), token: a | 1, len, into: c >> 20, piece };
     put(into, &get.encode())
 }
 

@@ -78,13 +78,17 @@ impl Pairing {
         for joint in joints {
             let (at, there) = (usize::from(joint.ours.0), usize::from(joint.theirs));
             if at >= rails || there >= RAILS_MAX {
-                return Err(AttachError::Config("joints: a rail does not exist; name rails of both sides"));
+                return Err(AttachError::Config(
+                    "joints: a rail does not exist; name rails of both sides",
+                ));
             }
             if ours & 1 << at != 0 || theirs & 1 << there != 0 {
                 return Err(AttachError::Config("joints: a rail is listed twice"));
             }
             if joint.max_message < MESSAGE_MIN {
-                return Err(AttachError::Config("joints: max_message is too short; at least 128 bytes"));
+                return Err(AttachError::Config(
+                    "joints: max_message is too short; at least 128 bytes",
+                ));
             }
             (ours, theirs) = (ours | 1 << at, theirs | 1 << there);
             pairing.theirs |= (there as u64) << (4 * at);
@@ -113,7 +117,8 @@ impl Pairing {
         key: impl Fn(usize) -> Option<RailKey>,
     ) -> Option<[RailKey; RAILS]> {
         let mut keys = [RailKey::default(); RAILS];
-        for (ours, place) in keys.iter_mut().enumerate().filter(|(ours, _)| rails >> ours & 1 != 0) {
+        for (ours, place) in keys.iter_mut().enumerate().filter(|(ours, _)| rails >> ours & 1 != 0)
+        {
             *place = key(self.theirs(ours))?;
         }
         Some(keys)

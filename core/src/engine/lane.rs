@@ -211,7 +211,10 @@ impl Drop for Side<'_> {
             // SAFETY: `drop` runs once and is the last use of both ends. The cell is this side's
             // until the subtraction below.
             unsafe {
-                let ends = (ManuallyDrop::take(&mut self.outgoing), ManuallyDrop::take(&mut self.incoming));
+                let ends = (
+                    ManuallyDrop::take(&mut self.outgoing),
+                    ManuallyDrop::take(&mut self.incoming),
+                );
                 (*cell.get()).write(ends);
             }
             // Release, edge `lane.left`: hands over the ends of this side. Acquire: takes the ends

@@ -176,14 +176,19 @@ impl<const RAILS: usize> Loads<RAILS> {
         if let Some(latest) = load.measure(bytes, now, busy) {
             let fastest = self.fastest();
             let late = &mut self.rails[rail].late;
-            *late = if latest > SLOW.saturating_mul(fastest) { (*late + 1).min(LATE_MAX) } else { *late / 2 };
+            *late = if latest > SLOW.saturating_mul(fastest) {
+                (*late + 1).min(LATE_MAX)
+            } else {
+                *late / 2
+            };
             self.judge(fastest);
         }
     }
 
     /// Returns the least known cost of the rails that are compared, or `u64::MAX`.
     fn fastest(&self) -> u64 {
-        let known = ahead(self.shared, 0).map(|rail| self.rails[rail].cost).filter(|&cost| cost != 0);
+        let known =
+            ahead(self.shared, 0).map(|rail| self.rails[rail].cost).filter(|&cost| cost != 0);
         known.min().unwrap_or(u64::MAX)
     }
 
@@ -248,7 +253,14 @@ impl<const RAILS: usize> Loads<RAILS> {
     }
 
     /// Chooses the rail that is expected to complete the post first, or one that has to be probed.
-    fn choose_long(&mut self, rails: u16, full: u16, turn: u8, bytes: u64, wait: &mut Wait) -> Option<usize> {
+    fn choose_long(
+        &mut self,
+        rails: u16,
+        full: u16,
+        turn: u8,
+        bytes: u64,
+        wait: &mut Wait,
+    ) -> Option<usize> {
         let (now, untimed) = (self.now(), self.untimed());
         let waited = if wait.since != 0 { now.wrapping_sub(wait.since) } else { 0 };
         let (mut best, mut least) = (None, u64::MAX);

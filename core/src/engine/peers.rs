@@ -123,7 +123,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         let slot = &mut self.state.peers[peer.index as usize];
         slot.rails = rails;
-        let skipped = mix(config.seed ^ ((peer.index as u64) << 32)) % u64::from(rails.count_ones());
+        let skipped =
+            mix(config.seed ^ ((peer.index as u64) << 32)) % u64::from(rails.count_ones());
         let first = (0..skipped).fold(rails, |rails, _| rails & (rails - 1));
         slot.turn = first.trailing_zeros() as u8;
         for context in 0..config.contexts {
@@ -137,7 +138,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         *place = Pairing { last: place.last, ..pairing };
         self.state.shortest = self.state.shortest.min(shortest);
         if shortest as usize >= failover::LONGEST {
-            let least = self.state.max_rma.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
+            let least =
+                self.state.max_rma.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
             let least = least.map(|(_, &most)| most).min().unwrap_or(0);
             self.state.keep_peer(peer.index, rails, (least, shortest));
         }
@@ -198,7 +200,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         match slot.state {
             _ if slot.generation != peer.generation => Err(AttachError::UnknownPeer),
             PeerState::Connected | PeerState::Meeting => Ok(None),
-            PeerState::Closing => Ok(self.state.has_said_bye(peer.index).then_some(PeerError::Closed)),
+            PeerState::Closing => {
+                Ok(self.state.has_said_bye(peer.index).then_some(PeerError::Closed))
+            }
             PeerState::Failed(why) => Ok(Some(why)),
             PeerState::Free | PeerState::Reserved => Err(AttachError::UnknownPeer),
         }

@@ -172,7 +172,15 @@ impl PendingSlot {
             Notice::Silent => (false, 0),
         };
         let name = self.name;
-        *self = PendingSlot { name, stream, state: State::Open, kind, report, tag, ..PendingSlot::EMPTY };
+        *self = PendingSlot {
+            name,
+            stream,
+            state: State::Open,
+            kind,
+            report,
+            tag,
+            ..PendingSlot::EMPTY
+        };
     }
 
     /// Returns whether the operation still needs its pointer into this registered region. Rails

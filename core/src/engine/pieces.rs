@@ -41,8 +41,13 @@ pub(super) struct Answer {
 
 impl Answer {
     /// An unused entry: zeros.
-    pub const NONE: Answer =
-        Answer { at: Place { region: 0, generation: 0, offset: 0 }, token: 0, left: 0, into: 0, piece: 0 };
+    pub const NONE: Answer = Answer {
+        at: Place { region: 0, generation: 0, offset: 0 },
+        token: 0,
+        left: 0,
+        into: 0,
+        piece: 0,
+    };
 
     /// Returns what a [parked](Self::parked) message has left to send.
     pub(super) fn of(at: Place, token: u64, left: u64, into: u64) -> Answer {
@@ -52,7 +57,10 @@ impl Answer {
     /// Returns the message to park until the answer continues.
     pub(super) fn parked(&self) -> Parked {
         let Answer { at, token, left, into, piece } = *self;
-        Parked { at, what: Action::Get { token, left, into: into << PIECE_BITS | u64::from(piece) } }
+        Parked {
+            at,
+            what: Action::Get { token, left, into: into << PIECE_BITS | u64::from(piece) },
+        }
     }
 }
 
@@ -160,7 +168,8 @@ mod tests {
 
     extern crate std;
 
-    const PLACE: Place = Place { region: 0x0201, generation: 0x0403, offset: 0x0c0b_0a09_0807_0605 };
+    const PLACE: Place =
+        Place { region: 0x0201, generation: 0x0403, offset: 0x0c0b_0a09_0807_0605 };
 
     const SAMPLE_GET: Get = Get {
         context: 9,
@@ -173,8 +182,14 @@ mod tests {
         piece: 0x4443_4241,
     };
 
-    const SAMPLE_GOT: Got =
-        Got { context: 9, last: true, word: 0xa4a3_a2a1, ack: 0xb4b3_b2b1, token: 0x11, into: 0x33 };
+    const SAMPLE_GOT: Got = Got {
+        context: 9,
+        last: true,
+        word: 0xa4a3_a2a1,
+        ack: 0xb4b3_b2b1,
+        token: 0x11,
+        into: 0x33,
+    };
 
     #[test]
     fn messages_have_the_bytes_of_their_description() {
@@ -182,7 +197,8 @@ mod tests {
         let front = [0xa1, 0xa2, 0xa3, 0xa4, 0xb1, 0xb2, 0xb3, 0xb4];
         let last = [0x41, 0x42, 0x43, 0x44, 0, 0, 0, 0];
         let place = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
-        let golden = [&[13, 9, 0, 0][..], &front, &place, &word(0x11), &word(0x22), &word(0x33), &last];
+        let golden =
+            [&[13, 9, 0, 0][..], &front, &place, &word(0x11), &word(0x22), &word(0x33), &last];
         assert_eq!(SAMPLE_GET.encode()[..], golden.concat());
         let golden = [&[14, 9, 1, 0][..], &front, &[0; 4], &word(0x11), &word(0x33)];
         assert_eq!(SAMPLE_GOT.encode()[..], golden.concat());
@@ -198,21 +214,26 @@ mod tests {
         }
         let long = [&get[..], &[0]].concat();
         assert_eq!(Get::decode(Untrusted::from_slice(&long)), Some(Err(Violation::Length)));
-        let none =
-            [Get { token: 0, ..SAMPLE_GET }, Get { len: 0, ..SAMPLE_GET }, Get { piece: 0, ..SAMPLE_GET }];
+        let none = [
+            Get { token: 0, ..SAMPLE_GET },
+            Get { len: 0, ..SAMPLE_GET },
+            Get { piece: 0, ..SAMPLE_GET },
+        ];
         for bad in none {
             let decoded = Get::decode(Untrusted::from_slice(&bad.encode()));
             assert_eq!(decoded, Some(Err(Violation::Kind)), "{bad:?}");
         }
         let got = [&SAMPLE_GOT.encode()[..], b"piece"].concat();
         let decode = |bytes: &[u8]| {
-            Got::decode(Untrusted::from_slice(bytes)).map(|got| got.map(|(got, rest)| (got, rest.len())))
+            Got::decode(Untrusted::from_slice(bytes))
+                .map(|got| got.map(|(got, rest)| (got, rest.len())))
         };
         assert_eq!(decode(&got), Some(Ok((SAMPLE_GOT, 5))));
         for cut in 1..GOT {
             assert_eq!(decode(&got[..cut]), Some(Err(Violation::Length)), "cut to {cut}");
         }
-        for (at, bytes) in [(2, &get[..]), (3, &get), (52, &get), (2, &got), (3, &got), (12, &got)] {
+        for (at, bytes) in [(2, &get[..]), (3, &get), (52, &get), (2, &got), (3, &got), (12, &got)]
+        {
             let mut bad = bytes.to_vec();
             bad[at] ^= 0x82;
             let refused = Get::decode(Untrusted::from_slice(&bad)).map(|get| get.map(drop));

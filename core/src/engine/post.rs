@@ -55,7 +55,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Err(Blocked::Rail | Blocked::Budget) => {
                     return self.state.due.push(self.state.streams, stream);
                 }
-                Err(Blocked::Refused(_, error)) if self.state.carry_instead(stream, index, error) => {}
+                Err(Blocked::Refused(_, error))
+                    if self.state.carry_instead(stream, index, error) => {}
                 Err(Blocked::Refused(rail, error)) => {
                     let applied = self.state.streams[stream as usize].in_flight() == 0;
                     let slot = &mut self.state.pending.slots[index as usize];
@@ -141,7 +142,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         *budget -= 1;
         let slot = &state.pending.slots[index as usize];
-        let (left, offset, remote, local_region) = (slot.left, slot.offset, slot.remote, slot.local_region);
+        let (left, offset, remote, local_region) =
+            (slot.left, slot.offset, slot.remote, slot.local_region);
         let (fetch, local_ptr) = (slot.inner, slot.local);
         let Some(local) = NonNull::new(slot.local) else { return Err(Blocked::PeerDown) };
         let inject = local_region == u16::MAX;
@@ -176,8 +178,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             // so the rail checks it again.
             let result = unsafe {
                 match (write, fetch) {
-                    (true, _) => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
-                    (_, true) => self.rails[rail].post_rendezvous_read(Peer(peer), local, remote, cx),
+                    (true, _) => {
+                        self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx)
+                    }
+                    (_, true) => {
+                        self.rails[rail].post_rendezvous_read(Peer(peer), local, remote, cx)
+                    }
                     _ => self.rails[rail].post_read(Peer(peer), local, remote, cx),
                 }
             };
@@ -228,7 +234,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let payload = match body {
             // SAFETY: the source was checked when the operation was submitted. `Region::new`
             // requires that it stays valid until the operation ends.
-            Body::Signal { data: Some((_, len)), .. } => unsafe { Untrusted::new(slot.local, len as usize) },
+            Body::Signal { data: Some((_, len)), .. } => unsafe {
+                Untrusted::new(slot.local, len as usize)
+            },
             // SAFETY: only an inject has this body. The inject is posted during the user's call,
             // and its bytes are valid until that call returns.
             Body::Data { .. } => unsafe { Untrusted::new(slot.local, slot.left as usize) },
@@ -243,7 +251,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let injected = matches!(body, Body::Data { .. });
             let local = if injected { core::ptr::null() } else { payload.as_ptr() };
             let what = Sent::Message { op: index, body, local, len: payload.len() as u32 };
-            self.state.keep(stream, what, if injected { payload } else { Untrusted::from_slice(&[]) });
+            self.state.keep(
+                stream,
+                what,
+                if injected { payload } else { Untrusted::from_slice(&[]) },
+            );
         }
         let slot = &mut self.state.pending.slots[index as usize];
         slot.numbered = true;
@@ -287,7 +299,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // the reply is posted.
         let cursor = s.window.expected().plus(matches!(body, Body::Reply { .. }) as u64);
         let mut head = [0; HEAD_MAX];
-        let len = Message { context: s.context, word, ack: truncate::<32>(cursor.0), body }.encode(&mut head);
+        let len = Message { context: s.context, word, ack: truncate::<32>(cursor.0), body }
+            .encode(&mut head);
         self.post_bytes(stream, peer, &head[..len], payload, owner, cursor)
     }
 
@@ -309,7 +322,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let Some(rail) = state.pick(peer, tried, full, bytes as u64) else {
                 return Err(state.no_room());
             };
-            match self.rails[rail].post_message(Peer(peer), head, payload, PostTag { owner, bytes }.pack()) {
+            match self.rails[rail].post_message(
+                Peer(peer),
+                head,
+                payload,
+                PostTag { owner, bytes }.pack(),
+            ) {
                 Ok(posted) => {
                     if posted == Posted::Pending {
                         state.loads.posted(rail, bytes as u64);
@@ -350,7 +368,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Chooses one of the rails in `rails` for a post to a peer. Those in `full` have refused it.
     #[inline(always)]
-    pub(super) fn pick_from(&mut self, peer: u16, rails: u16, full: u16, bytes: u64) -> Option<usize> {
+    pub(super) fn pick_from(
+        &mut self,
+        peer: u16,
+        rails: u16,
+        full: u16,
+        bytes: u64,
+    ) -> Option<usize> {
         if RAILS == 1 {
             return (rails & !full != 0).then_some(0);
         }
@@ -397,7 +421,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// the sender already respects the limit.
     #[inline(always)]
     pub(super) fn too_short(&self, peer: u16, bytes: u32) -> u16 {
-        if RAILS == 1 || bytes <= self.shortest { 0 } else { self.pairings[peer as usize].too_short(bytes) }
+        if RAILS == 1 || bytes <= self.shortest {
+            0
+        } else {
+            self.pairings[peer as usize].too_short(bytes)
+        }
     }
 
     /// Returns the rails to a peer that can inject this many bytes, as a bitmask.
@@ -425,7 +453,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline(always)]
     fn piece(&self, peer: u16, left: u64, inject: bool) -> u64 {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
-        let several = || self.peers.get(peer as usize).is_some_and(|slot| slot.rails.count_ones() > 1);
+        let several =
+            || self.peers.get(peer as usize).is_some_and(|slot| slot.rails.count_ones() > 1);
         if stripe && several() { left.min(self.config.stripe_chunk) } else { left }
     }
 
@@ -438,7 +467,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Handles a permanent rejection: fails the operation, the rail, or the peer. Returns `Ok` if
     /// other rails may take the post.
     #[cold]
-    pub(super) fn hard_error(&mut self, peer: u16, rail: usize, error: PostError) -> Result<(), Blocked> {
+    pub(super) fn hard_error(
+        &mut self,
+        peer: u16,
+        rail: usize,
+        error: PostError,
+    ) -> Result<(), Blocked> {
         let id = RailId(rail as u8);
         self.stats.failed += 1;
         let of_rail = matches!(error, PostError::Provider(_)) && self.kept_peer(peer).is_some();

@@ -311,7 +311,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let shorts = config.shared_shorts as usize;
         let most = config.blocks(streams) + shorts;
         lent("matching.blocks, MatchConfig::blocks plus shared_shorts", blocks.len(), most)?;
-        check(short_bytes.len() == shorts * SHORT, "matching.short_bytes: wrong length; 64 x shared_shorts")?;
+        check(
+            short_bytes.len() == shorts * SHORT,
+            "matching.short_bytes: wrong length; 64 x shared_shorts",
+        )?;
         lent("matching.headers, MatchConfig::waiting", headers.len(), config.waiting(streams))?;
         check(
             blocks.len() < 1 << 31 && headers.len() < 1 << 31,
@@ -337,7 +340,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         )?;
         let fits = |rail: &R| rail.caps().max_message >= head::RTS + 16;
         check(self.rails.iter().all(fits), "rail: messages too short for a request to send")?;
-        let matching = MatcherConfig { seed: config.seed, lazily: LAZILY, ..MatcherConfig::DEFAULT };
+        let matching =
+            MatcherConfig { seed: config.seed, lazily: LAZILY, ..MatcherConfig::DEFAULT };
         self.state.protocol = Some(Protocol {
             matcher: Matcher::with_config(matcher, matching)?,
             requests: Requests::new(receives),
@@ -395,7 +399,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let account = &protocol.accounts[stream as usize];
         let credits = protocol.credits.after(account.credit_doublings);
         let headers = protocol.waiting.after(account.header_doublings);
-        let words = [u64::from(credits) | u64::from(account.shorts_granted) << 32, u64::from(headers)];
+        let words =
+            [u64::from(credits) | u64::from(account.shorts_granted) << 32, u64::from(headers)];
         let posted = self.post_answer(stream, head::ROOM, 0, words, None, None);
         if posted.is_some()
             && let Some(protocol) = &mut self.state.protocol
@@ -483,7 +488,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns whether the protocol has due work.
     #[inline(always)]
     pub(super) fn has_chores(&self) -> bool {
-        self.protocol.as_ref().is_some_and(|protocol| protocol.requests.due() + protocol.pulled.len() != 0)
+        self.protocol
+            .as_ref()
+            .is_some_and(|protocol| protocol.requests.due() + protocol.pulled.len() != 0)
     }
 
     /// Returns the total of credits returned to a stream's peer. Acknowledgements carry it.

@@ -57,7 +57,8 @@ impl End {
         let words = NonNull::from(&shared.words);
         // SAFETY: `shared` keeps the words alive longer than the engine. They are only used as
         // atomics.
-        let region = unsafe { Region::new(words.cast(), size_of_val(&shared.words), RegionKind::Private) };
+        let region =
+            unsafe { Region::new(words.cast(), size_of_val(&shared.words), RegionKind::Private) };
         let local = engine.register(region).unwrap();
         let mut handle = [0; super::HANDLE_MAX];
         let len = engine.export(local, &mut handle).unwrap();

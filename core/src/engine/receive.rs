@@ -31,7 +31,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     pub(super) fn window(&mut self, stream: u32) -> (&mut Window, Cells<'_>) {
         let (size, words) = (self.config.window as usize, bitmap_words(self.config.window));
         let at = stream as usize;
-        let (arrived, message) = self.bitmap[2 * at * words..2 * (at + 1) * words].split_at_mut(words);
+        let (arrived, message) =
+            self.bitmap[2 * at * words..2 * (at + 1) * words].split_at_mut(words);
         let parked = &mut self.parked[at * size..(at + 1) * size];
         (&mut self.streams[at].window, Cells { arrived, message, parked, mask: self.mask })
     }
@@ -60,7 +61,12 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     }
 
     #[inline(always)]
-    pub(super) fn apply_signal(&mut self, at: Place, op: SignalOp, value: u64) -> Result<(), Violation> {
+    pub(super) fn apply_signal(
+        &mut self,
+        at: Place,
+        op: SignalOp,
+        value: u64,
+    ) -> Result<(), Violation> {
         let word = self.word(at, 8)?;
         // The data of this signal, and everything earlier, has been applied by this thread or by a
         // rail that reported it. SAFETY: `word` checked that the word is inside a registered region
@@ -92,7 +98,9 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     ) -> Result<Option<u32>, Violation> {
         let stream = self.stream_of(context, peer.0);
         match self.streams.get(stream as usize) {
-            Some(s) if s.window.stamp() == word & !self.mask && s.peer == peer.0 => Ok(Some(stream)),
+            Some(s) if s.window.stamp() == word & !self.mask && s.peer == peer.0 => {
+                Ok(Some(stream))
+            }
             _ => self.strange_arrival(peer, context, word),
         }
     }
@@ -138,7 +146,9 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
 
     #[inline(never)]
     fn write_landed(&mut self, peer: Peer, data: u32) -> Result<(), Violation> {
-        let Some(stream) = self.arrival_stream(peer, context_of(data), data)? else { return Ok(()) };
+        let Some(stream) = self.arrival_stream(peer, context_of(data), data)? else {
+            return Ok(());
+        };
         let (window, mut cells) = self.window(stream);
         let arrival = window.write(data, &mut cells)?;
         self.held(stream, arrival);
@@ -160,7 +170,12 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
 
     /// Parks a message until its turn. Returns `true` if the message, and so its payload, is new.
     #[inline(never)]
-    pub(super) fn park(&mut self, stream: u32, word: u32, parked: Parked) -> Result<bool, Violation> {
+    pub(super) fn park(
+        &mut self,
+        stream: u32,
+        word: u32,
+        parked: Parked,
+    ) -> Result<bool, Violation> {
         let (window, mut cells) = self.window(stream);
         let arrival = window.message(word, parked, &mut cells)?;
         self.held(stream, arrival);
@@ -181,7 +196,9 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     #[inline(always)]
     fn untagged_checked(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
         let (message, payload) = Message::decode(bytes)?;
-        let Some(stream) = self.arrival_stream(peer, message.context, message.word)? else { return Ok(()) };
+        let Some(stream) = self.arrival_stream(peer, message.context, message.word)? else {
+            return Ok(());
+        };
         self.acknowledged(stream, message.ack)?;
         match message.body {
             Body::Signal { at, op, value, data } => {
@@ -190,7 +207,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                     Some((place, len)) => self.place(place, len as u64)?,
                     None => core::ptr::null_mut(),
                 };
-                let next = self.streams[stream as usize].window.take_in_order(message.word, self.mask);
+                let next =
+                    self.streams[stream as usize].window.take_in_order(message.word, self.mask);
                 let parked = Parked { at, what: Action::Signal { op, value } };
                 if next || self.park(stream, message.word, parked)? {
                     // Data lands at once, in any order; only the signal waits for its turn. SAFETY:
@@ -221,7 +239,11 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                     self.stats.applied += 1;
                     self.in_order(stream);
                 } else {
-                    self.park(stream, message.word, Parked { at, what: Action::Amo { amo, token } })?;
+                    self.park(
+                        stream,
+                        message.word,
+                        Parked { at, what: Action::Amo { amo, token } },
+                    )?;
                 }
             }
             Body::Reply { token, value } => self.replied(peer.0, token, value)?,
@@ -329,7 +351,9 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
         }
         match why {
             // These errors concern the peer itself, whichever rail reports them.
-            PeerError::Died | PeerError::Closed | PeerError::Protocol(_) => self.state.fail_peer(peer.0, why),
+            PeerError::Died | PeerError::Closed | PeerError::Protocol(_) => {
+                self.state.fail_peer(peer.0, why)
+            }
             _ => self.state.rail_failed(peer.0, self.rail, Fault::Peer(why), why),
         }
     }

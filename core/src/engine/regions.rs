@@ -5,7 +5,9 @@
 use core::ptr::NonNull;
 
 use crate::error::{AttachError, OpError, Use};
-use crate::mem::{LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteAddr, RemoteId};
+use crate::mem::{
+    LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteAddr, RemoteId,
+};
 use crate::rail::{Local, Rail, RailKey};
 
 use super::stream::{MESSAGES, WRITES};
@@ -13,7 +15,8 @@ use super::table::{self, Access, Handle, LocalSlot, NO_RAIL, RemoteSlot};
 use super::{Engine, State};
 
 /// Either [`Rail::import`] or [`Rail::try_import`].
-pub(super) type Import<R> = fn(&mut R, Peer, RailKey, u64) -> Result<Option<NonNull<u8>>, AttachError>;
+pub(super) type Import<R> =
+    fn(&mut R, Peer, RailKey, u64) -> Result<Option<NonNull<u8>>, AttachError>;
 /// Deregisters a region on every rail, even after one of them returned `Kept`.
 fn deregister_on<R: Rail, const RAILS: usize>(
     rails: &mut [R],
@@ -57,7 +60,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             match self.rails[i].register(&region) {
                 Ok((key, desc)) => (slot.keys[i], slot.desc[i]) = (key, desc),
                 Err(error) => {
-                    return Err(deregister_on(&mut self.rails[..i], slot.keys).err().unwrap_or(error));
+                    return Err(deregister_on(&mut self.rails[..i], slot.keys)
+                        .err()
+                        .unwrap_or(error));
                 }
             }
         }
@@ -105,16 +110,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             NO_RAIL => Access::Plain,
             rail => Access::Native(rail),
         };
-        Handle { theirs, len: slot.len + slot.device, access, keys: slot.keys }.encode(self.rails.len(), into)
+        Handle { theirs, len: slot.len + slot.device, access, keys: slot.keys }
+            .encode(self.rails.len(), into)
     }
 
     /// Returns what still uses a registered region, if anything does.
     fn use_of(&mut self, index: u16, slot: &LocalSlot<RAILS>) -> Option<Use> {
         let State { pending, protocol, remotes, .. } = &self.state;
-        if pending.slots.iter().any(|op| op.uses_local(index)) || self.may_repost(Some(index), None) {
+        if pending.slots.iter().any(|op| op.uses_local(index)) || self.may_repost(Some(index), None)
+        {
             return Some(Use::Operations);
         }
-        if protocol.as_ref().is_some_and(|protocol| protocol.requests.slots.iter().any(|r| r.uses(index))) {
+        if protocol
+            .as_ref()
+            .is_some_and(|protocol| protocol.requests.slots.iter().any(|r| r.uses(index)))
+        {
             return Some(Use::Receives);
         }
         if remotes.iter().any(|remote| slot.holds(remote)) {
@@ -143,7 +153,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         slot.usable().map_err(|_| AttachError::UnknownPeer)?;
         let rails = self.state.joined_rails(peer.index);
-        let handle = Handle::<RAILS>::decode(handle, &self.state.pairings[peer.index as usize], rails)?;
+        let handle =
+            Handle::<RAILS>::decode(handle, &self.state.pairings[peer.index as usize], rails)?;
         self.import_evicting(peer, handle, R::import)
     }
 
@@ -182,7 +193,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let plain = handle.access == Access::Plain;
         let (len, device) = if plain { (handle.len, 0) } else { (0, handle.len) };
         let native = match handle.access {
-            Access::Native(_) if self.state.failover.is_some() => return Err(AttachError::Unsupported),
+            Access::Native(_) if self.state.failover.is_some() => {
+                return Err(AttachError::Unsupported);
+            }
             Access::Native(rail) => rail,
             Access::Plain | Access::Device(_) => NO_RAIL,
         };
@@ -206,27 +219,27 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let carries = pieces != 0 && self.state.can_carry(peer.index);
         let kept = self.state.kept_peer(peer.index).is_some();
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
-            let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
-            {
-                Err(AttachError::Unsupported)
-                    if !plain && (carries || !kept && (unable | 1 << i) != rails) =>
-                {
-                    unable |= 1 << i;
-                    continue;
-                }
-                // The peer chooses where the region begins, and only the offset of a word is
-                // checked for alignment.
-                Ok(Some(mapped)) if !mapped.as_ptr().addr().is_multiple_of(8) && plain => {
-                    (i + 1, AttachError::Misaligned)
-                }
-                Ok(Some(mapped)) if remote.mapped.is_null() && plain => {
-                    (remote.mapped, remote.rail) = (mapped.as_ptr(), i as u8);
-                    continue;
-                }
-                Ok(_) => continue,
-                Err(AttachError::UnknownPeer) => (i, AttachError::Unattached(RailId(i as u8))),
-                Err(error) => (i, error),
-            };
+            let (imported, error) =
+                match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len) {
+                    Err(AttachError::Unsupported)
+                        if !plain && (carries || !kept && (unable | 1 << i) != rails) =>
+                    {
+                        unable |= 1 << i;
+                        continue;
+                    }
+                    // The peer chooses where the region begins, and only the offset of a word is
+                    // checked for alignment.
+                    Ok(Some(mapped)) if !mapped.as_ptr().addr().is_multiple_of(8) && plain => {
+                        (i + 1, AttachError::Misaligned)
+                    }
+                    Ok(Some(mapped)) if remote.mapped.is_null() && plain => {
+                        (remote.mapped, remote.rail) = (mapped.as_ptr(), i as u8);
+                        continue;
+                    }
+                    Ok(_) => continue,
+                    Err(AttachError::UnknownPeer) => (i, AttachError::Unattached(RailId(i as u8))),
+                    Err(error) => (i, error),
+                };
             for j in (0..imported).filter(|j| rails & !unable & (1 << j) != 0) {
                 self.rails[j].release(peer.peer(), handle.keys[j]);
             }
@@ -289,7 +302,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// unknown.
     pub fn is_carried(&self, region: RemoteId) -> bool {
         let slot = self.state.remotes.get(region.index());
-        slot.is_some_and(|slot| slot.taken && slot.generation == region.generation() && slot.carried)
+        slot.is_some_and(|slot| {
+            slot.taken && slot.generation == region.generation() && slot.carried
+        })
     }
 
     /// Returns a pointer to `addr` in a registered region. Peers may write the memory at any time:

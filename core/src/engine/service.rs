@@ -106,10 +106,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Action::Amo { amo, token } => {
                     let value = match self.state.apply_amo(at, amo) {
                         Ok(value) => value,
-                        Err(why) => match self.amo_on_device(stream, at, amo, token != NO_TOKEN, why)? {
-                            Some(value) => value,
-                            None => return Ok(Applied::More),
-                        },
+                        Err(why) => {
+                            match self.amo_on_device(stream, at, amo, token != NO_TOKEN, why)? {
+                                Some(value) => value,
+                                None => return Ok(Applied::More),
+                            }
+                        }
                     };
                     if token != NO_TOKEN && self.state.is_kept(stream) {
                         self.state.keep_reply(stream, value);
@@ -117,7 +119,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     if token != NO_TOKEN && !self.reply(stream, token, value) {
                         // The atomic was executed: only its reply is outstanding.
                         let (window, mut cells) = self.state.window(stream);
-                        window.replace(Parked { at, what: Action::Reply { token, value } }, &mut cells);
+                        window.replace(
+                            Parked { at, what: Action::Reply { token, value } },
+                            &mut cells,
+                        );
                         return Ok(Applied::More);
                     }
                 }
@@ -132,7 +137,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Action::Piece { block, copy } => {
                     if let Some(copy) = self.place_piece(stream, at, block, copy)? {
                         let (window, mut cells) = self.state.window(stream);
-                        window.replace(Parked { at, what: Action::Piece { block, copy } }, &mut cells);
+                        window.replace(
+                            Parked { at, what: Action::Piece { block, copy } },
+                            &mut cells,
+                        );
                         return Ok(Applied::More);
                     }
                 }
@@ -153,7 +161,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Sends the old value of an atomic. Returns `false` if no rail has room. Sends nothing to a
     /// failed peer, and returns `true`.
     fn reply(&mut self, stream: u32, token: u64, value: u64) -> bool {
-        self.post_control(stream, Body::Reply { token, value }) || !self.state.streams[stream as usize].live
+        self.post_control(stream, Body::Reply { token, value })
+            || !self.state.streams[stream as usize].live
     }
 
     /// Sends an acknowledgement if half a window is owed, if the peer has requested it, or after
@@ -169,8 +178,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let s = &mut self.state.streams[stream as usize];
         // A wrap-around only delays the retry.
         s.age = s.age.wrapping_add(1);
-        let asked = s.ack_sent.is_before(s.ack_wanted) && !s.window.expected().is_before(s.ack_wanted);
-        let now = asked || many || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
+        let asked =
+            s.ack_sent.is_before(s.ack_wanted) && !s.window.expected().is_before(s.ack_wanted);
+        let now =
+            asked || many || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
         if many {
             self.state.credits_alone(stream);
         }
@@ -286,7 +297,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns the first number missing here, in one peer's streams or in any, and its peer. For
     /// diagnostics.
     pub(super) fn first_hole(&self, from: Option<PeerId>) -> Option<(u16, Seq)> {
-        let wanted = |s: &&Stream| s.window.held() != 0 && from.is_none_or(|from| from.index == s.peer);
+        let wanted =
+            |s: &&Stream| s.window.held() != 0 && from.is_none_or(|from| from.index == s.peer);
         let holed = self.streams.iter().find(wanted)?;
         Some((holed.peer, holed.window.expected()))
     }

@@ -119,7 +119,9 @@ impl<'m, T: Slot> Slots<'m, T> {
 
     /// Returns the taken slots and their indexes. Scans all slots that were ever taken.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (u32, &T)> {
-        (0..self.used()).zip(self.slots.iter()).filter(|&(index, slot)| slot.name().0 as u32 == index)
+        (0..self.used())
+            .zip(self.slots.iter())
+            .filter(|&(index, slot)| slot.name().0 as u32 == index)
     }
 }
 
@@ -182,7 +184,8 @@ mod tests {
                         assert!(held.insert(name, index).is_none() && !stale.contains(&name));
                     }
                     2 => {
-                        let Some((&name, &index)) = held.iter().nth(random.within(0..len + 1)) else {
+                        let Some((&name, &index)) = held.iter().nth(random.within(0..len + 1))
+                        else {
                             continue;
                         };
                         slots.free(index);

@@ -179,7 +179,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// bytes.
     #[doc(alias = "shmem_p")]
     #[inline]
-    pub fn inject(&mut self, context: ContextId, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
+    pub fn inject(
+        &mut self,
+        context: ContextId,
+        bytes: &[u8],
+        to: RemoteAddr,
+    ) -> Result<(), OpError> {
         if let Some(target) = self.there(context, to, bytes.len()) {
             // SAFETY: `there` checked the target against its region, and the source is a slice. A
             // mapping stays until its peer is detached.
@@ -193,14 +198,22 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Returns the longest [`inject`](Self::inject) to this peer, in bytes. 0 if the peer is
     /// unknown.
     pub fn inject_max(&self, peer: PeerId) -> usize {
-        let known =
-            self.state.peers.get(peer.index as usize).filter(|slot| slot.generation == peer.generation);
+        let known = self
+            .state
+            .peers
+            .get(peer.index as usize)
+            .filter(|slot| slot.generation == peer.generation);
         known.map_or(0, |_| self.state.inject_max(peer.index))
     }
 
     /// Applies a signal after everything sent earlier has landed.
     #[inline]
-    pub fn signal(&mut self, context: ContextId, signal: Signal, notice: Notice) -> Result<Issued, OpError> {
+    pub fn signal(
+        &mut self,
+        context: ContextId,
+        signal: Signal,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
         match self.signal_mapped(context, signal) {
             Some(issued) => Ok(issued),
             None => self.signal_posted(context, signal, notice),
@@ -317,7 +330,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return None;
         }
-        Some(Mapped { ptr: slot.mapped.wrapping_add(addr.offset as usize), peer: slot.peer, rail: slot.rail })
+        Some(Mapped {
+            ptr: slot.mapped.wrapping_add(addr.offset as usize),
+            peer: slot.peer,
+            rail: slot.rail,
+        })
     }
 
     /// Like [`there`](Self::there), for data and its signal word at the same peer. Both are usually

@@ -131,7 +131,9 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
     /// does.
     pub(crate) fn holds(&self, remote: &RemoteSlot<RAILS>) -> bool {
         let (start, mapped) = (self.ptr.addr() as u64, remote.mapped.addr() as u64);
-        mapped != 0 && start < mapped.saturating_add(remote.len) && mapped < start.saturating_add(self.len)
+        mapped != 0
+            && start < mapped.saturating_add(remote.len)
+            && mapped < start.saturating_add(self.len)
     }
 }
 
@@ -396,8 +398,10 @@ pub(crate) fn lent(what: &'static str, len: usize, least: usize) -> Result<(), A
 
 /// Takes the next free slot for a peer.
 pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError> {
-    let index =
-        peers.iter().position(|p| p.state == PeerState::Free).ok_or(AttachError::Full("memory.peers"))?;
+    let index = peers
+        .iter()
+        .position(|p| p.state == PeerState::Free)
+        .ok_or(AttachError::Full("memory.peers"))?;
     peers[index].state = PeerState::Reserved;
     Ok(PeerId { index: index as u16, generation: peers[index].generation })
 }
@@ -406,7 +410,10 @@ pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError
 /// space. It must be aligned to 8 bytes if it may hold signals and atomics.
 pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
     let start = region.ptr().as_ptr() as usize;
-    if region.is_empty() || region.len() > isize::MAX as usize || start.checked_add(region.len()).is_none() {
+    if region.is_empty()
+        || region.len() > isize::MAX as usize
+        || start.checked_add(region.len()).is_none()
+    {
         return Err(AttachError::BadRange);
     }
     if !start.is_multiple_of(8) && !matches!(region.kind(), RegionKind::Device { .. }) {
@@ -420,7 +427,8 @@ pub(crate) fn free_local<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
     owner: u16,
 ) -> Result<LocalId, AttachError> {
-    let index = locals.iter().position(|l| l.ptr.is_null()).ok_or(AttachError::Full("memory.locals"))?;
+    let index =
+        locals.iter().position(|l| l.ptr.is_null()).ok_or(AttachError::Full("memory.locals"))?;
     Ok(LocalId::new(index as u32, owned(locals[index].generation, owner)))
 }
 
@@ -433,7 +441,10 @@ pub(crate) fn free_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
     owner: u16,
 ) -> Result<RemoteId, AttachError> {
-    let index = remotes.iter().position(|remote| !remote.taken).ok_or(AttachError::Full("memory.remotes"))?;
+    let index = remotes
+        .iter()
+        .position(|remote| !remote.taken)
+        .ok_or(AttachError::Full("memory.remotes"))?;
     Ok(RemoteId::new(index as u32, owned(remotes[index].generation, owner)))
 }
 
@@ -461,7 +472,8 @@ mod tests {
         assert_eq!(len, handle_len(3));
         assert_eq!(decode::<3>(&bytes, 0b111), Ok(handle()));
         assert_eq!(decode::<3>(&bytes[..len], 0b111), Ok(handle()));
-        for access in [Access::Device(0), Access::Device(255), Access::Native(0), Access::Native(2)] {
+        for access in [Access::Device(0), Access::Device(255), Access::Native(0), Access::Native(2)]
+        {
             let other = Handle { access, ..handle() };
             other.encode(3, &mut bytes).unwrap();
             assert_eq!(decode::<3>(&bytes, 0b111), Ok(other));
@@ -478,7 +490,8 @@ mod tests {
     #[test]
     fn a_device_s_memory_is_located_and_never_resolved() {
         let mut locals = [LocalSlot::<1>::EMPTY; 2];
-        locals[1] = LocalSlot { ptr: ptr::without_provenance_mut(0x7000), device: 64, ..LocalSlot::EMPTY };
+        locals[1] =
+            LocalSlot { ptr: ptr::without_provenance_mut(0x7000), device: 64, ..LocalSlot::EMPTY };
         let at = |offset| LocalId::new(1, 0).at(offset);
         assert_eq!(resolve_local(&locals, at(8), 8), Err(OpError::DeviceMemory));
         assert_eq!(resolve_local(&locals, at(64), 0), Err(OpError::DeviceMemory));
@@ -494,7 +507,11 @@ mod tests {
         let mut bytes = [0; HANDLE_MAX];
         let len = handle().encode(3, &mut bytes).unwrap();
         for cut in 0..len {
-            assert_eq!(decode::<3>(&bytes[..cut], 0b111), Err(AttachError::BadHandle), "cut to {cut}");
+            assert_eq!(
+                decode::<3>(&bytes[..cut], 0b111),
+                Err(AttachError::BadHandle),
+                "cut to {cut}"
+            );
         }
         // The two sides may have different numbers of rails. Every rail that joins them has a key.
         assert_eq!(decode::<2>(&bytes, 0b11).map(|handle| handle.keys), Ok([1, 2].map(key)));
@@ -508,7 +525,10 @@ mod tests {
         bytes[16] = 4;
         assert_eq!(decode::<3>(&bytes[..len], 1), Err(AttachError::BadHandle), "one key too many");
         bytes[2] = 9;
-        assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION }));
+        assert_eq!(
+            decode::<3>(&bytes, 0b111),
+            Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION })
+        );
         bytes[0] = 0;
         assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::BadHandle));
         let short = AttachError::BufferTooShort { len: len - 1, least: len };

@@ -28,8 +28,13 @@ pub struct Tables<
     pending: [PendingSlot; OPS],
 }
 
-impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS: usize, const OPS: usize>
-    Tables<RAILS, PEERS, WINDOW, REGIONS, OPS>
+impl<
+    const RAILS: usize,
+    const PEERS: usize,
+    const WINDOW: usize,
+    const REGIONS: usize,
+    const OPS: usize,
+> Tables<RAILS, PEERS, WINDOW, REGIONS, OPS>
 {
     /// Creates empty tables.
     pub const fn new() -> Self {
@@ -60,8 +65,13 @@ impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS:
     }
 }
 
-impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS: usize, const OPS: usize>
-    Default for Tables<RAILS, PEERS, WINDOW, REGIONS, OPS>
+impl<
+    const RAILS: usize,
+    const PEERS: usize,
+    const WINDOW: usize,
+    const REGIONS: usize,
+    const OPS: usize,
+> Default for Tables<RAILS, PEERS, WINDOW, REGIONS, OPS>
 {
     fn default() -> Self {
         Self::new()

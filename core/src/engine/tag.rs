@@ -68,7 +68,9 @@ mod words;
 pub use posted::PostedSlot;
 pub use setup::{MatcherConfig, MatcherMemory};
 pub use unexpected::UnexpectedSlot;
-pub use words::{Arrive, Arrived, Cancel, MatchStats, Post, ReceiveId, ShapeId, Tag, TagError, UnexpectedId};
+pub use words::{
+    Arrive, Arrived, Cancel, MatchStats, Post, ReceiveId, ShapeId, Tag, TagError, UnexpectedId,
+};
 
 use crate::engine::mix;
 use crate::error::AttachError;
@@ -112,7 +114,10 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     ///
     /// # Errors
     /// [`AttachError::Config`] names the value that is out of range.
-    pub fn with_config(memory: MatcherMemory<'m>, config: MatcherConfig) -> Result<Self, AttachError> {
+    pub fn with_config(
+        memory: MatcherMemory<'m>,
+        config: MatcherConfig,
+    ) -> Result<Self, AttachError> {
         const { assert!(SHAPES <= shape::MOST && INDEXES <= unexpected::MOST_INDEXES) };
         let MatcherMemory { posted, unexpected, buckets } = memory;
         let first = config.first_sequence.unwrap_or(mix(!config.seed) >> 16);
@@ -171,7 +176,13 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
         let mask = Key::mask(source.is_some(), ignore);
         let shape = self.shapes.last(mask)?;
-        self.posted.append(&mut self.shapes, shape, mask, Key::new(source.unwrap_or(0), tag), context)
+        self.posted.append(
+            &mut self.shapes,
+            shape,
+            mask,
+            Key::new(source.unwrap_or(0), tag),
+            context,
+        )
     }
 
     /// Posts a receive with a reserved shape. `source` is ignored if the shape compares no source.
@@ -195,7 +206,13 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     }
 
     #[inline(always)]
-    fn post_under(&mut self, shape: u8, mask: Key, key: Key, context: u64) -> Result<Post, TagError> {
+    fn post_under(
+        &mut self,
+        shape: u8,
+        mask: Key,
+        key: Key,
+        context: u64,
+    ) -> Result<Post, TagError> {
         if self.unexpected.len != 0 {
             if let Some(arrived) = self.unexpected.pop_unindexed(&mut self.shapes, mask, key) {
                 self.stats.searches += 1;
@@ -205,8 +222,10 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
                 return Ok(Post::Matched(arrived));
             }
         }
-        let waiting =
-            self.posted.append(&mut self.shapes, shape, mask, key, context).ok_or(TagError::Full)?;
+        let waiting = self
+            .posted
+            .append(&mut self.shapes, shape, mask, key, context)
+            .ok_or(TagError::Full)?;
         if shape == OVERFLOW {
             self.stats.overflowed += 1;
         }
@@ -231,7 +250,13 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     /// [`TagError::Full`] if no receive accepts the message and no slot is free.
     /// [`TagError::TooWide`] if the tag has bits beyond the configured width.
     #[inline(always)]
-    pub fn arrive(&mut self, source: u32, tag: Tag, len: u64, cookie: u64) -> Result<Arrive, TagError> {
+    pub fn arrive(
+        &mut self,
+        source: u32,
+        tag: Tag,
+        len: u64,
+        cookie: u64,
+    ) -> Result<Arrive, TagError> {
         self.check_width(tag)?;
         let key = Key::new(source, tag);
         let matched = match self.posted.pop_fresh(&self.shapes, key) {

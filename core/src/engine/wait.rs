@@ -163,8 +163,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<(), WaitError> {
         if self.state.streams[stream as usize].open != 0 {
             self.state.ask(stream);
-            let quiet = self
-                .block(waiter, deadline_ns, |e| (e.state.streams[stream as usize].open == 0).then_some(()));
+            let quiet = self.block(waiter, deadline_ns, |e| {
+                (e.state.streams[stream as usize].open == 0).then_some(())
+            });
             if quiet.is_none() {
                 return Err(WaitError::Deadline(self.stuck(stream)));
             }
@@ -207,9 +208,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         });
         match done {
             Some(()) => self.test(token)?.ok_or(WaitError::Op(OpError::StaleToken)),
-            None => {
-                Err(WaitError::Deadline(if stream == NONE { Stuck::default() } else { self.stuck(stream) }))
-            }
+            None => Err(WaitError::Deadline(if stream == NONE {
+                Stuck::default()
+            } else {
+                self.stuck(stream)
+            })),
         }
     }
 
@@ -271,7 +274,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(peer) = hole.map(|(peer, _)| state.peer_id(peer)).or(from).or_else(only) else {
             return Stuck { awaits: Awaited::Signal, ..Stuck::default() };
         };
-        let known = state.peers.get(peer.index as usize).filter(|slot| slot.generation == peer.generation);
+        let known =
+            state.peers.get(peer.index as usize).filter(|slot| slot.generation == peer.generation);
         let rails = known.map_or(0, |slot| slot.rails);
         let next = || {
             let stream = state.streams.iter().find(|s| s.live && s.peer == peer.index);
@@ -333,12 +337,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         match self.state.peers.get(from.index as usize) {
             Some(slot) if slot.generation == from.generation => match slot.state {
                 // Apply messages that have arrived before reporting the failure.
-                PeerState::Failed(_) | PeerState::Closing if self.state.has_parked(from.index) => None,
+                PeerState::Failed(_) | PeerState::Closing if self.state.has_parked(from.index) => {
+                    None
+                }
                 PeerState::Failed(why) => Some(WaitError::PeerFailed(from, why)),
                 PeerState::Closing if self.state.has_said_bye(from.index) => {
                     Some(WaitError::PeerFailed(from, PeerError::Closed))
                 }
-                PeerState::Connected | PeerState::Meeting | PeerState::Closing | PeerState::Reserved => None,
+                PeerState::Connected
+                | PeerState::Meeting
+                | PeerState::Closing
+                | PeerState::Reserved => None,
                 PeerState::Free => Some(OpError::UnknownPeer.into()),
             },
             _ => Some(OpError::UnknownPeer.into()),
@@ -347,7 +356,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Checks once whether a stream is quiet. Returns `false` while operations are in flight,
     /// otherwise their result.
-    pub(super) fn try_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, WaitError> {
+    pub(super) fn try_quiet(
+        &mut self,
+        context: ContextId,
+        peer: PeerId,
+    ) -> Result<bool, WaitError> {
         match self.is_quiet(context, peer)? {
             true => self.verdict(self.state.stream_of(context.0, peer.index)).map(|()| true),
             false => Ok(false),
@@ -367,12 +380,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // has posts outstanding.
         let slots = &self.state.pending.slots;
         let list = |head| {
-            core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.links.next as usize))
+            core::iter::successors(slots.get(head as usize), |slot| {
+                slots.get(slot.links.next as usize)
+            })
         };
-        let posted =
-            s.silent_posts != 0 || list(s.ops.head).chain(list(s.closing.head)).any(|slot| slot.posts != 0);
+        let posted = s.silent_posts != 0
+            || list(s.ops.head).chain(list(s.closing.head)).any(|slot| slot.posts != 0);
         let rails = if posted { self.state.peers[s.peer as usize].rails } else { 0 };
-        let rail = (0..self.rails.len()).find(|&i| rails & (1 << i) != 0 && self.state.loads.has_posts(i));
+        let rail =
+            (0..self.rails.len()).find(|&i| rails & (1 << i) != 0 && self.state.loads.has_posts(i));
         Stuck {
             awaits: Awaited::Completion,
             peer: Some(self.state.peer_id(s.peer)),

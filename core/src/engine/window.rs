@@ -339,7 +339,8 @@ mod tests {
                     model.arrive(seq).unwrap();
                     applied.extend(model.drain());
                 }
-                let want: Vec<u64> = (0..6).map(|n| first.wrapping_add(n)).filter(|s| s % 2 == 1).collect();
+                let want: Vec<u64> =
+                    (0..6).map(|n| first.wrapping_add(n)).filter(|s| s % 2 == 1).collect();
                 assert_eq!(applied, want, "start {first:#x}, order {order:?}");
                 assert_eq!(model.window.expected(), Seq(first.wrapping_add(6)));
                 assert_eq!(model.window.held(), 0);

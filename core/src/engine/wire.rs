@@ -189,8 +189,11 @@ impl Message {
             return Err(Violation::Length);
         }
         let [kind, context, op, width] = [head[0], head[1], head[2], head[3]];
-        let place =
-            Place { region: get16(&head, 12), generation: get16(&head, 14), offset: get64(&head, 16) };
+        let place = Place {
+            region: get16(&head, 12),
+            generation: get16(&head, 14),
+            offset: get64(&head, 16),
+        };
         let need = match kind {
             KIND_SIGNAL | KIND_REPLY => 32,
             KIND_SIGNAL_DATA | KIND_AMO => 48,
@@ -275,7 +278,12 @@ const VERSION: u32 = 9;
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {
         let mut out = [0; 16];
-        out[..4].copy_from_slice(&[KIND_HELLO, self.again as u8, self.bond as u8, self.keeps as u8]);
+        out[..4].copy_from_slice(&[
+            KIND_HELLO,
+            self.again as u8,
+            self.bond as u8,
+            self.keeps as u8,
+        ]);
         out[4..8].copy_from_slice(&self.mine.to_le_bytes());
         out[8..12].copy_from_slice(&self.yours.to_le_bytes());
         out[12..].copy_from_slice(&VERSION.to_le_bytes());
@@ -389,8 +397,13 @@ impl PostTag {
                 owner: Owner::Stream((cx >> 38) as u32 & 0xff_ffff, generation(24)),
                 bytes: cx as u32 & 0xff_ffff,
             },
-            2 => PostTag { owner: Owner::Control(Peer((cx >> 32) as u16), generation(48)), bytes: cx as u32 },
-            _ => PostTag { owner: Owner::Atomic((cx >> 32) as u32 & 0x3fff_ffff), bytes: cx as u32 },
+            2 => PostTag {
+                owner: Owner::Control(Peer((cx >> 32) as u16), generation(48)),
+                bytes: cx as u32,
+            },
+            _ => {
+                PostTag { owner: Owner::Atomic((cx >> 32) as u32 & 0x3fff_ffff), bytes: cx as u32 }
+            }
         }
     }
 }
@@ -424,9 +437,13 @@ mod tests {
         for message in samples() {
             let mut head = [0xee; HEAD_MAX + 5];
             let len = message.encode((&mut head[..HEAD_MAX]).try_into().unwrap());
-            let payload =
-                if let Body::Signal { data: Some((_, n)), .. } = message.body { n as usize } else { 0 };
-            let (back, rest) = Message::decode(Untrusted::from_slice(&head[..len + payload])).unwrap();
+            let payload = if let Body::Signal { data: Some((_, n)), .. } = message.body {
+                n as usize
+            } else {
+                0
+            };
+            let (back, rest) =
+                Message::decode(Untrusted::from_slice(&head[..len + payload])).unwrap();
             assert_eq!(back, message);
             assert_eq!(rest.len(), payload);
         }
@@ -439,8 +456,10 @@ mod tests {
         let amo = Amo { op: AmoOp::CompareSwap, width: 4, operand: 0x50, compare: 0x60 };
         let at = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
         let word = |value: u8| [value, 0, 0, 0, 0, 0, 0, 0];
-        let head = |kind, op, width| [kind, 9, op, width, 0xa1, 0xa2, 0xa3, 0xa4, 0xb1, 0xb2, 0xb3, 0xb4];
-        let far = [0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x0f, 0, 0, 0, 0x21, 0x22, 0x23, 0x24];
+        let head =
+            |kind, op, width| [kind, 9, op, width, 0xa1, 0xa2, 0xa3, 0xa4, 0xb1, 0xb2, 0xb3, 0xb4];
+        let far =
+            [0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x0f, 0, 0, 0, 0x21, 0x22, 0x23, 0x24];
         let golden: [(Body, &[&[u8]]); 7] = [
             (
                 Body::Signal { at: place, op: SignalOp::Add, value: 0x40, data: None },
@@ -455,7 +474,10 @@ mod tests {
                 Body::Amo { at: place, amo, token: 0x70 },
                 &[&head(3, amo.op as u8, 4), &at, &word(0x50), &word(0x60), &word(0x70)],
             ),
-            (Body::Reply { token: 0x70, value: 0x40 }, &[&head(4, 0, 0), &[0; 4], &word(0x70), &word(0x40)]),
+            (
+                Body::Reply { token: 0x70, value: 0x40 },
+                &[&head(4, 0, 0), &[0; 4], &word(0x70), &word(0x40)],
+            ),
             (Body::Ack { wanted: None, freed: 0x0d0c_0b0a }, &[&head(5, 0, 0), &[10, 11, 12, 13]]),
             (
                 Body::Ack { wanted: Some(Seq(0x30)), freed: 0x0d0c_0b0a },
@@ -472,8 +494,13 @@ mod tests {
                 "{body:?}"
             );
         }
-        let hello =
-            Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other, keeps: true, again: true };
+        let hello = Hello {
+            mine: 0x0403_0201,
+            yours: 0x0807_0605,
+            bond: Bond::Other,
+            keeps: true,
+            again: true,
+        };
         assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0]);
     }
 
@@ -482,8 +509,11 @@ mod tests {
         for message in samples() {
             let mut head = [0; 64];
             let len = message.encode((&mut head[..HEAD_MAX]).try_into().unwrap());
-            let payload =
-                if let Body::Signal { data: Some((_, n)), .. } = message.body { n as usize } else { 0 };
+            let payload = if let Body::Signal { data: Some((_, n)), .. } = message.body {
+                n as usize
+            } else {
+                0
+            };
             let open_ended = matches!(message.body, Body::Data { .. });
             for cut in (0..=64).filter(|&cut| cut != len + payload && !(open_ended && cut > len)) {
                 let got = Message::decode(Untrusted::from_slice(&head[..cut]));
@@ -501,8 +531,11 @@ mod tests {
                 let mut bytes = [0; 64];
                 bytes[..HEAD_MAX].copy_from_slice(&head);
                 bytes[at] = value;
-                let payload =
-                    if let Body::Signal { data: Some((_, n)), .. } = message.body { n as usize } else { 0 };
+                let payload = if let Body::Signal { data: Some((_, n)), .. } = message.body {
+                    n as usize
+                } else {
+                    0
+                };
                 Message::decode(Untrusted::from_slice(&bytes[..len + payload])).err()
             };
             assert_eq!(decode(0, 0), Some(Violation::Kind));
@@ -543,7 +576,9 @@ mod tests {
     #[test]
     fn completion_words_and_post_tags_come_back() {
         // Context, epoch and sequence share 32 bits without overlap.
-        for (window, epochs) in [(1, 15), (64, 15), (128, 15), (2048, 11), (1 << 18, 4), (1 << 19, 4)] {
+        for (window, epochs) in
+            [(1, 15), (64, 15), (128, 15), (2048, 11), (1 << 18, 4), (1 << 19, 4)]
+        {
             let mask = sequence_mask(window);
             assert_eq!(mask.count_ones() + epochs, 24, "window {window}");
             assert!(mask as u64 + 1 >= 2 * window as u64);
@@ -566,9 +601,13 @@ mod tests {
             Owner::Atomic(0),
             Owner::Atomic(0x3fff_ffff),
         ] {
-            let most = if let Owner::Stream(..) = owner { STREAM_POST_MAX as u32 } else { u32::MAX };
+            let most =
+                if let Owner::Stream(..) = owner { STREAM_POST_MAX as u32 } else { u32::MAX };
             for bytes in [0, 1, most] {
-                assert_eq!(PostTag::unpack(PostTag { owner, bytes }.pack()), PostTag { owner, bytes });
+                assert_eq!(
+                    PostTag::unpack(PostTag { owner, bytes }.pack()),
+                    PostTag { owner, bytes }
+                );
             }
         }
     }

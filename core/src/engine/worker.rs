@@ -64,7 +64,14 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         consumers: &'e mut [CommandConsumer<'d>],
         policy: Policy,
     ) -> Self {
-        Worker { engine, consumers, policy, counts: Counts::default(), wakes: 0, pulse: Pulse::default() }
+        Worker {
+            engine,
+            consumers,
+            policy,
+            counts: Counts::default(),
+            wakes: 0,
+            pulse: Pulse::default(),
+        }
     }
 
     /// Returns the engine, between turns.
@@ -97,7 +104,9 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         }
         busy |= self.engine.progress() != 0;
         for _ in 0..batch {
-            let Some(Completion { tag, outcome, value, .. }) = self.engine.next_completion() else { break };
+            let Some(Completion { tag, outcome, value, .. }) = self.engine.next_completion() else {
+                break;
+            };
             busy = true;
             if let Some(consumer) = self.consumers.get_mut((tag >> TICKET_BITS) as usize) {
                 let reply = match outcome {
@@ -157,7 +166,10 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
             }
             match busy || self.engine.has_due() {
                 true => Turn::Busy,
-                false if arrivals.is_some() && !self.consumers.iter().any(|consumer| consumer.restless) => {
+                false
+                    if arrivals.is_some()
+                        && !self.consumers.iter().any(|consumer| consumer.restless) =>
+                {
                     Turn::Nothing
                 }
                 false => Turn::Unnotified,
@@ -166,7 +178,13 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         let waited = match arrivals {
             Some(arrivals) => {
                 let both = [send, arrivals];
-                wait_until(host, &mut idle, &Noted { event: &both, slept: &slept }, deadline_ns, turn)
+                wait_until(
+                    host,
+                    &mut idle,
+                    &Noted { event: &both, slept: &slept },
+                    deadline_ns,
+                    turn,
+                )
             }
             None => wait_until(host, &mut idle, send, deadline_ns, turn),
         };
@@ -339,14 +357,18 @@ fn carry_out<R: Rail, const RAILS: usize>(
                 Err(error) => Err(error),
             }
         }
-        Command::Probe { source, tag, ignore, claim: false } => match engine.probe(source, tag, ignore) {
-            Ok(found) => return Step::Replied(Reply::Found(found)),
-            Err(error) => Err(error),
-        },
-        Command::Probe { source, tag, ignore, claim: true } => match engine.mprobe(source, tag, ignore) {
-            Ok(found) => return Step::Replied(Reply::Claimed(found)),
-            Err(error) => Err(error),
-        },
+        Command::Probe { source, tag, ignore, claim: false } => {
+            match engine.probe(source, tag, ignore) {
+                Ok(found) => return Step::Replied(Reply::Found(found)),
+                Err(error) => Err(error),
+            }
+        }
+        Command::Probe { source, tag, ignore, claim: true } => {
+            match engine.mprobe(source, tag, ignore) {
+                Ok(found) => return Step::Replied(Reply::Claimed(found)),
+                Err(error) => Err(error),
+            }
+        }
         Command::ClaimedRecv { message, into } => match engine.mrecv(message, into, tag) {
             Ok(receive) => return received(engine, job, receive),
             Err(error) => Err(error),
@@ -385,12 +407,16 @@ fn carry_out<R: Rail, const RAILS: usize>(
         Command::PeerCopy { via, len, to, .. } if work.relay == Relay::Read => {
             engine.put(context, via, len, to, notice)
         }
-        Command::PeerCopy { .. } if work.relay == Relay::Reading => return Step::Later { moved: false },
+        Command::PeerCopy { .. } if work.relay == Relay::Reading => {
+            return Step::Later { moved: false };
+        }
         Command::PeerCopy { from, via, len, .. } => {
             relayed = true;
             engine.get(context, via, len, from, Notice::Report(tag))
         }
-        Command::Marker if consumer.flying == 0 && consumer.watch.is_none() => Ok(Issued::Done { value: 0 }),
+        Command::Marker if consumer.flying == 0 && consumer.watch.is_none() => {
+            Ok(Issued::Done { value: 0 })
+        }
         Command::Marker => return Step::Later { moved: false },
     };
     match issued {
@@ -453,7 +479,10 @@ unsafe fn fill(to: NonNull<u8>, len: usize, pattern: u64, width: u8) {
 }
 
 /// Checks a watched word. Returns `None` while the watch continues.
-fn look<R: Rail, const RAILS: usize>(engine: &mut Engine<'_, R, RAILS>, watch: &Command) -> Option<Reply> {
+fn look<R: Rail, const RAILS: usize>(
+    engine: &mut Engine<'_, R, RAILS>,
+    watch: &Command,
+) -> Option<Reply> {
     let Command::Watch { at, cmp, value, from } = *watch else { return None };
     match engine.look_anywhere(at, cmp, value, from) {
         Ok(None) => None,

@@ -4,8 +4,8 @@ use core::error::Error;
 use core::fmt::{Display, Formatter, Result};
 
 use super::{
-    AttachError, Awaited, CompleteError, Missing, OpError, PeerError, PostError, Stuck, Unfinished, Use,
-    Violation, WaitError,
+    AttachError, Awaited, CompleteError, Missing, OpError, PeerError, PostError, Stuck, Unfinished,
+    Use, Violation, WaitError,
 };
 
 impl Display for PostError {
@@ -15,10 +15,12 @@ impl Display for PostError {
             PostError::TooLong { len, max } => {
                 write!(f, "a post of {len} bytes is too long: the rail carries at most {max}")
             }
-            PostError::BadKey => {
-                f.write_str("invalid remote key or range: the peer exports no such memory on this rail")
+            PostError::BadKey => f.write_str(
+                "invalid remote key or range: the peer exports no such memory on this rail",
+            ),
+            PostError::PeerDown => {
+                f.write_str("the peer is not connected on this rail, or has failed")
             }
-            PostError::PeerDown => f.write_str("the peer is not connected on this rail, or has failed"),
             PostError::Unsupported => f.write_str("the rail does not support this operation"),
             PostError::Provider(code) => write!(f, "the provider returned code {code}"),
         }
@@ -33,7 +35,10 @@ impl Display for CompleteError {
             }
             CompleteError::PeerDown => f.write_str("failed, because its peer failed"),
             CompleteError::Unknown(code) => {
-                write!(f, "failed, but may still land; do not reuse the buffer (provider's code {code})")
+                write!(
+                    f,
+                    "failed, but may still land; do not reuse the buffer (provider's code {code})"
+                )
             }
         }
     }
@@ -134,7 +139,9 @@ impl Display for Use {
             Use::Posts(rail) => {
                 write!(f, "by incomplete posts of rail {}; make progress, then try again", rail.0)
             }
-            Use::Import => f.write_str("an import in this process refers to it; release the import"),
+            Use::Import => {
+                f.write_str("an import in this process refers to it; release the import")
+            }
             Use::Common => f.write_str("it is shared with the peer; deregister it first"),
         }
     }
@@ -187,7 +194,9 @@ impl Display for WaitError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             WaitError::Deadline(stuck) => write!(f, "deadline expired: {stuck}"),
-            WaitError::PeerFailed(peer, why) => write!(f, "peer {} has failed: {why}", peer.peer().0),
+            WaitError::PeerFailed(peer, why) => {
+                write!(f, "peer {} has failed: {why}", peer.peer().0)
+            }
             WaitError::Failed(count) => write!(f, "{count} silent operations have failed"),
             WaitError::Op(error) => write!(f, "{error}"),
         }
@@ -262,7 +271,8 @@ mod tests {
     #[test]
     fn a_deadline_names_what_was_stuck() {
         let peer = PeerId { index: 3, generation: 9 };
-        let stuck = Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77), ..Stuck::default() };
+        let stuck =
+            Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77), ..Stuck::default() };
         assert_eq!(
             WaitError::Deadline(stuck).to_string(),
             "deadline expired: outstanding at peer 3 on rail 1, first missing number 77; wait longer, or check \
@@ -283,8 +293,14 @@ mod tests {
         );
         let unknown = |awaits| Stuck { awaits, ..Stuck::default() }.to_string();
         assert_eq!(unknown(Awaited::Completion), "the operation is not complete; wait longer");
-        assert_eq!(unknown(Awaited::Signal), "no signal arrived; check that a peer sends to this word");
-        assert_eq!(unknown(Awaited::Message), "no message arrived; check that a peer sends with this tag");
+        assert_eq!(
+            unknown(Awaited::Signal),
+            "no signal arrived; check that a peer sends to this word"
+        );
+        assert_eq!(
+            unknown(Awaited::Message),
+            "no message arrived; check that a peer sends with this tag"
+        );
         let refused = OpError::Rail(RailId(2), PostError::TooLong { len: 9, max: 8 });
         assert_eq!(
             WaitError::Op(refused).to_string(),

@@ -86,7 +86,12 @@ impl Amo {
                     AmoOp::CompareSwap => {
                         let compare = self.compare as $int;
                         // Acquire on failure too, because the fetched value is the result.
-                        match word.compare_exchange(compare, operand, order, edge!("amo.differs", Acquire)) {
+                        match word.compare_exchange(
+                            compare,
+                            operand,
+                            order,
+                            edge!("amo.differs", Acquire),
+                        ) {
                             Ok(old) | Err(old) => old,
                         }
                     }
@@ -156,16 +161,21 @@ mod tests {
             let op = AmoOp::from_wire(code).unwrap();
             for width in [1u8, 2, 4, 8] {
                 for old in [0u64, 1, 0x7f, 0xff, 0xffff_ffff, u64::MAX, 0x0123_4567_89ab_cdef] {
-                    for (operand, compare) in [(1, 0), (u64::MAX, old), (0x55aa_55aa_55aa_55aa, 1)] {
+                    for (operand, compare) in [(1, 0), (u64::MAX, old), (0x55aa_55aa_55aa_55aa, 1)]
+                    {
                         let amo = Amo { op, width, operand, compare };
                         let mask = if width == 8 { u64::MAX } else { (1 << (8 * width)) - 1 };
-                        let mut memory = [0xa5a5_a5a5_a5a5_a5a5u64, old & mask, 0x5a5a_5a5a_5a5a_5a5a];
+                        let mut memory =
+                            [0xa5a5_a5a5_a5a5_a5a5u64, old & mask, 0x5a5a_5a5a_5a5a_5a5a];
                         // SAFETY: the middle word is aligned for every width, and nothing else uses
                         // it.
                         let was = unsafe { amo.apply((&raw mut memory[1]).cast()) };
                         assert_eq!(was, old & mask, "{amo:?}");
                         assert_eq!(memory[1], expected(&amo, old & mask), "{amo:?} on {old:#x}");
-                        assert_eq!((memory[0], memory[2]), (0xa5a5_a5a5_a5a5_a5a5, 0x5a5a_5a5a_5a5a_5a5a));
+                        assert_eq!(
+                            (memory[0], memory[2]),
+                            (0xa5a5_a5a5_a5a5_a5a5, 0x5a5a_5a5a_5a5a_5a5a)
+                        );
                     }
                 }
             }

@@ -127,7 +127,9 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         match self.state.requests.slots[index as usize].state {
             State::Completed => Ok(()),
             State::Claimed(_) | State::Dequeued => Err(Code::ParamErr),
-            State::Sending(_) | State::Deferred(_) | State::Receiving(_) => Err(Code::NoCompletions),
+            State::Sending(_) | State::Deferred(_) | State::Receiving(_) => {
+                Err(Code::NoCompletions)
+            }
         }
     }
 

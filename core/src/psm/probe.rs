@@ -71,7 +71,12 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    fn claim(&mut self, source: Option<PeerId>, tag: Tag, ignore: Tag) -> Result<(MqReq, Status2), Code> {
+    fn claim(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+    ) -> Result<(MqReq, Status2), Code> {
         let index = self.state.requests.take(0, true).ok_or(Code::NoMemory)?;
         match self.engine.mprobe(source, tag, ignore) {
             Ok(Some(message)) => {

@@ -54,7 +54,12 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// [`Code::ParamErr`] for an invalid buffer, or if the handle names no claimed message.
     /// [`Code::NoMemory`] as for [`irecv`](Self::irecv). The message stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
-    pub fn imrecv(&mut self, into: impl Into<Buffer>, context: u64, req: MqReq) -> Result<(), Code> {
+    pub fn imrecv(
+        &mut self,
+        into: impl Into<Buffer>,
+        context: u64,
+        req: MqReq,
+    ) -> Result<(), Code> {
         let index = self.state.requests.find(req).ok_or(Code::ParamErr)?;
         let State::Claimed(message) = self.state.requests.slots[index as usize].state else {
             return Err(Code::ParamErr);

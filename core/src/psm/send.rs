@@ -132,7 +132,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         if self.state.requests.waiting() != 0 {
             return false;
         }
-        let Some(Issued::Done { value: len }) = self.engine.send_eager(self.state.context, to, tag, payload)
+        let Some(Issued::Done { value: len }) =
+            self.engine.send_eager(self.state.context, to, tag, payload)
         else {
             return false;
         };
@@ -145,8 +146,17 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Fast path: sends a short message at once. Without room, or in any other case, starts the
     /// send on the slow path.
     #[inline(always)]
-    fn begin(&mut self, to: PeerId, flags: u32, tag: Tag, from: Buffer, context: u64) -> Result<MqReq, Code> {
-        if flags != 0 || self.state.requests.slots.first_free().is_none() || !self.send_at_once(to, tag, from)
+    fn begin(
+        &mut self,
+        to: PeerId,
+        flags: u32,
+        tag: Tag,
+        from: Buffer,
+        context: u64,
+    ) -> Result<MqReq, Code> {
+        if flags != 0
+            || self.state.requests.slots.first_free().is_none()
+            || !self.send_at_once(to, tag, from)
         {
             return self.begin_slow(to, flags, tag, from, context);
         }
@@ -211,7 +221,9 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             false => Notice::Report(self.state.requests.word(index)),
         };
         let issued = match send.sync {
-            true => self.engine.send_sync(self.state.context, send.to, send.tag, payload, notice)?,
+            true => {
+                self.engine.send_sync(self.state.context, send.to, send.tag, payload, notice)?
+            }
             false => self.engine.send(self.state.context, send.to, send.tag, payload, notice)?,
         };
         self.count(send, issued);
@@ -233,7 +245,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     fn count(&mut self, send: Deferred, issued: Issued) {
         let len = u64::from(send.len);
         let stays = matches!(issued, Issued::Pending(token) if self.engine.is_fetched(token));
-        let Stats { tx_eager_num, tx_eager_bytes, tx_rndv_num, tx_rndv_bytes, .. } = &mut self.state.stats;
+        let Stats { tx_eager_num, tx_eager_bytes, tx_rndv_num, tx_rndv_bytes, .. } =
+            &mut self.state.stats;
         let (num, bytes) = match stays {
             true => (tx_rndv_num, tx_rndv_bytes),
             false => (tx_eager_num, tx_eager_bytes),

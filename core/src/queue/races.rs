@@ -38,14 +38,19 @@ impl Scene {
     ) -> Pool<'static, Entry<'static>> {
         fn count(ended: *mut ()) {
             // SAFETY: the counter belongs to a scene, which outlives its pool.
-            unsafe { &*ended.cast::<AtomicUsize>() }.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+            unsafe { &*ended.cast::<AtomicUsize>() }
+                .fetch_add(1, core::sync::atomic::Ordering::Relaxed);
         }
         let ended = (&raw const *self.ended).cast_mut().cast();
         Pool::new(header, slots, Some(Reclaim::new(count, ended))).unwrap()
     }
 
     fn ended_once(&self) {
-        assert_eq!(self.ended.load(core::sync::atomic::Ordering::Relaxed), 1, "times that the slab ended");
+        assert_eq!(
+            self.ended.load(core::sync::atomic::Ordering::Relaxed),
+            1,
+            "times that the slab ended"
+        );
     }
 }
 
@@ -63,7 +68,8 @@ fn an_event_shows_how_its_command_ended() {
             let mut scene = Scene::new();
             let QueueMemory { pool, lane, .. } = scene.memory();
             let (mut pool, listeners) = (scene.pool(pool), &lane.listeners);
-            let [ours, theirs] = pool.create(Entry::new(Command::Marker, listeners)).unwrap().share_twice();
+            let [ours, theirs] =
+                pool.create(Entry::new(Command::Marker, listeners)).unwrap().share_twice();
             let event = Event(ours);
             let worker = thread::spawn(move || {
                 // SAFETY: this thread acts as the worker, and completes the command once.
@@ -128,8 +134,11 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
     model(|| {
         for _ in 0..rounds(1, 200) {
             let mut scene = Scene::new();
-            let shared =
-                Box::into_raw(Box::new((Channels::<1>::new(), SpinHost::new(1), AtomicBool::new(false))));
+            let shared = Box::into_raw(Box::new((
+                Channels::<1>::new(),
+                SpinHost::new(1),
+                AtomicBool::new(false),
+            )));
             // SAFETY: the box is freed below, once both sides are gone.
             let (channels, host, stop): &'static _ = unsafe { &*shared };
             let channel = channels.queue(0);

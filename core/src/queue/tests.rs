@@ -17,9 +17,12 @@ use crate::sync::testing::Random;
 #[test]
 fn queues_destroyed_under_load_leave_nothing_behind() {
     let (mut words, mut tables) = ([0u64; 2], Tables::<1, 1, 128, 4, 16>::new());
-    let mut engine = Engine::new(Config::DEFAULT, [Loopback::<16>::new()], tables.memory()).unwrap();
+    let mut engine =
+        Engine::new(Config::DEFAULT, [Loopback::<16>::new()], tables.memory()).unwrap();
     // SAFETY: `words` outlives the engine, and only the engine accesses it.
-    let region = unsafe { Region::new(core::ptr::NonNull::from(&mut words).cast(), 16, RegionKind::Private) };
+    let region = unsafe {
+        Region::new(core::ptr::NonNull::from(&mut words).cast(), 16, RegionKind::Private)
+    };
     let region = engine.register(region).unwrap();
     let host = SpinHost::new(1);
     let mut random = Random::new("queues destroyed under load");
@@ -28,12 +31,14 @@ fn queues_destroyed_under_load_leave_nothing_behind() {
         let channels = <Channels>::new();
         let mut room = Box::new(QueueStorage::<8>::new());
         let (mut queue, consumer) =
-            Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED).unwrap();
+            Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED)
+                .unwrap();
         let mut consumers = [consumer];
         let events: Vec<_> = (0..random.within(0..9))
             .map(|at| {
                 let at = region.at(at as u64 % 2 * 8);
-                let command = queue.create(Command::Fill { at, len: 8, pattern: round, width: 8 }).unwrap();
+                let command =
+                    queue.create(Command::Fill { at, len: 8, pattern: round, width: 8 }).unwrap();
                 let event = queue.submit(command);
                 // A dependent command is dropped before it is submitted.
                 let marker = queue.create(Command::Marker);

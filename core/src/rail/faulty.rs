@@ -159,9 +159,12 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
                     self.inner.post_write(*peer, *local, *remote, *data, *cx)
                 }
                 Post::Read { local, remote } => self.inner.post_read(*peer, *local, *remote, *cx),
-                Post::Message { len } => {
-                    self.inner.post_message(*peer, &bytes[..*len as usize], Untrusted::from_slice(&[]), *cx)
-                }
+                Post::Message { len } => self.inner.post_message(
+                    *peer,
+                    &bytes[..*len as usize],
+                    Untrusted::from_slice(&[]),
+                    *cx,
+                ),
                 Post::Fail => return Fate::Over(Err(CompleteError::Failed(EIO))),
                 Post::Over(result) => return Fate::Over(*result),
             }
@@ -239,11 +242,21 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     }
 
     /// Never returns a mapping: access through a mapping would bypass this rail.
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         self.inner.import(peer, key, len).map(|_| None)
     }
 
-    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn try_import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         self.inner.try_import(peer, key, len).map(|_| None)
     }
 

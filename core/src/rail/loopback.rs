@@ -114,7 +114,11 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
 
     #[inline(always)]
     fn room(&self, events: u32) -> Result<(), PostError> {
-        if self.tail.wrapping_sub(self.head) + events > DEPTH as u32 { Err(PostError::Again) } else { Ok(()) }
+        if self.tail.wrapping_sub(self.head) + events > DEPTH as u32 {
+            Err(PostError::Again)
+        } else {
+            Ok(())
+        }
     }
 
     #[inline(always)]
@@ -142,8 +146,10 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
         let place = self.registered(remote.key).ok_or(PostError::BadKey)?;
         let (base, size) = self.regions[place].memory.ok_or(PostError::BadKey)?;
         match remote.offset.checked_add(len as u64) {
-            // SAFETY: offset + len <= size, so the pointer stays inside the registered region.
-            Some(end) if end <= size as u64 => Ok(unsafe { base.as_ptr().add(remote.offset as usize) }),
+            Some(end) if end <= size as u64 => {
+                // SAFETY: offset + len <= size, so the pointer stays inside the registered region.
+                Ok(unsafe { base.as_ptr().add(remote.offset as usize) })
+            }
             _ => Err(PostError::BadKey),
         }
     }
@@ -212,9 +218,17 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         false
     }
 
-    fn import(&mut self, _peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        _peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         let ptr = self
-            .resolve(Remote { key, offset: 0 }, usize::try_from(len).map_err(|_| AttachError::BadRange)?)
+            .resolve(
+                Remote { key, offset: 0 },
+                usize::try_from(len).map_err(|_| AttachError::BadRange)?,
+            )
             .map_err(|_| AttachError::BadHandle)?;
         let mapped = self.registered(key).is_some_and(|place| self.regions[place].mapped);
         Ok(if mapped { NonNull::new(ptr) } else { None })

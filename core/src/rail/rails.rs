@@ -149,7 +149,9 @@ mod tests {
             assert!(rails.push(Counted(n, &drops)).is_ok());
             assert_eq!(rails.len(), n as usize + 1);
         }
-        let Err(Counted(3, _)) = rails.push(Counted(3, &drops)) else { panic!("a fourth of three") };
+        let Err(Counted(3, _)) = rails.push(Counted(3, &drops)) else {
+            panic!("a fourth of three")
+        };
         assert_eq!(drops.get().0, 1);
         assert!(rails.iter().map(|rail| rail.0).eq(0..3));
         rails[1].0 = 9;

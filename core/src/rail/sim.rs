@@ -74,7 +74,8 @@ impl Dials {
     };
 
     /// With delays, out of order, sometimes full.
-    pub const WILD: Dials = Dials { max_delay: 40, again: 50, idle: 100, ordered: false, ..Dials::CALM };
+    pub const WILD: Dials =
+        Dials { max_delay: 40, again: 50, idle: 100, ordered: false, ..Dials::CALM };
 }
 
 /// A simulated fabric, which its endpoints borrow.
@@ -103,8 +104,10 @@ impl<'m> Sim<'m> {
         }
         let count = packets.len() as u16;
         for (i, packet) in packets.iter_mut().enumerate() {
-            *packet =
-                Packet { next: if i as u16 + 1 < count { i as u16 + 1 } else { NONE }, ..Packet::EMPTY };
+            *packet = Packet {
+                next: if i as u16 + 1 < count { i as u16 + 1 } else { NONE },
+                ..Packet::EMPTY
+            };
         }
         Ok(Sim {
             world: RefCell::new(World {

@@ -194,7 +194,11 @@ impl EventCount {
 
     /// Announces that this thread is about to sleep on both `a` and `b`. A notification of either
     /// wakes it.
-    pub fn prepare_two<'e, H: Host + ?Sized>(a: &'e Self, b: &'e Self, host: &H) -> PreparedTwo<'e> {
+    pub fn prepare_two<'e, H: Host + ?Sized>(
+        a: &'e Self,
+        b: &'e Self,
+        host: &H,
+    ) -> PreparedTwo<'e> {
         let announced = [a.announce(SLEEPING), b.announce(SLEEPING)];
         // One barrier orders both announcements before the check for work, as in `prepare`.
         host.sleeper_barrier();
@@ -251,8 +255,12 @@ impl EventCount {
 pub trait Park {
     /// Runs all three phases: announces, checks for work, sleeps for at most `timeout_ns`. If
     /// `work` returns true, returns `None` without sleeping.
-    fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool)
-    -> Option<Woken>;
+    fn park<H: Host + ?Sized>(
+        &self,
+        host: &H,
+        timeout_ns: u64,
+        work: impl FnOnce() -> bool,
+    ) -> Option<Woken>;
 }
 
 impl Park for EventCount {
@@ -373,7 +381,8 @@ impl ArmedTwo<'_> {
     /// [`Armed::commit`].
     pub fn commit<H: Host + ?Sized>(self, host: &H, timeout_ns: u64) -> Woken {
         let [a, b] = &self.announced;
-        let woken = host.wait_two([(&a.event.word, SLEEPING), (&b.event.word, SLEEPING)], timeout_ns);
+        let woken =
+            host.wait_two([(&a.event.word, SLEEPING), (&b.event.word, SLEEPING)], timeout_ns);
         // Withdraws both announcements before testing either result.
         let (a, b) = (a.withdraw(), b.withdraw());
         if a && b { woken } else { Woken::Called }

@@ -228,7 +228,8 @@ impl Header {
         // SAFETY: the caller's references keep the slab alive until the subtraction below.
         let header = unsafe { this.as_ref() };
         // Read both before the subtraction, after which the memory may be freed.
-        let (reclaim, capacity) = (header.line.reclaim.get(), header.line.capacity.load(Ordering::Relaxed));
+        let (reclaim, capacity) =
+            (header.line.reclaim.get(), header.line.capacity.load(Ordering::Relaxed));
         // Release, edge `pool.keep`: pairs with the load below, and with the exchange in
         // `Slab::claim`.
         let keeps = header.line.keeps.fetch_sub(count, edge!("pool.keep.drop", Release));
@@ -382,14 +383,22 @@ impl<T, const N: usize> Slab<T, N> {
         // Acquire, edge `pool.claim`: pairs with the last holder's `pool.keep.drop`. The new owner
         // observes all uses of the slots.
         let keeps = &self.header.line.keeps;
-        if keeps.compare_exchange(0, OWNER, edge!("pool.claim", Acquire), Ordering::Relaxed).is_err() {
+        if keeps
+            .compare_exchange(0, OWNER, edge!("pool.claim", Acquire), Ordering::Relaxed)
+            .is_err()
+        {
             return Err(AttachError::Claimed);
         }
         // SAFETY: header and slots belong together and live as long as `self` is borrowed. The
         // exchange made this caller their only user, because all earlier users have dropped their
         // references.
         Ok(unsafe {
-            Pool::from_raw(NonNull::from(&self.header), NonNull::from(&self.slots).cast(), N as u32, None)
+            Pool::from_raw(
+                NonNull::from(&self.header),
+                NonNull::from(&self.slots).cast(),
+                N as u32,
+                None,
+            )
         })
     }
 }
@@ -417,9 +426,14 @@ impl fmt::Display for AttachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Capacity { slots } => {
-                write!(f, "invalid pool size: {slots} slots; use a power of two from 1 to {MAX_CAPACITY}")
+                write!(
+                    f,
+                    "invalid pool size: {slots} slots; use a power of two from 1 to {MAX_CAPACITY}"
+                )
             }
-            Self::Claimed => f.write_str("the slab is in use; drop its pool and all its values first"),
+            Self::Claimed => {
+                f.write_str("the slab is in use; drop its pool and all its values first")
+            }
         }
     }
 }

@@ -128,7 +128,10 @@ macro_rules! __edge_fence {
 #[macro_export]
 macro_rules! __edge_fence {
     ($name:literal, $order:ident) => {
-        match $crate::sync::primitive::modelled::order($name, $crate::sync::primitive::Ordering::$order) {
+        match $crate::sync::primitive::modelled::order(
+            $name,
+            $crate::sync::primitive::Ordering::$order,
+        ) {
             $crate::sync::primitive::Ordering::Relaxed => {}
             order => $crate::sync::primitive::fence(order),
         }

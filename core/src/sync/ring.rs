@@ -148,10 +148,12 @@ pub enum AttachError {
 impl fmt::Display for AttachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Capacity { slots } => write!(f, "invalid ring size: {slots} slots; use a power of two"),
-            Self::Misaligned => {
-                f.write_str("ring memory is misaligned; align the header and the slots to their types")
+            Self::Capacity { slots } => {
+                write!(f, "invalid ring size: {slots} slots; use a power of two")
             }
+            Self::Misaligned => f.write_str(
+                "ring memory is misaligned; align the header and the slots to their types",
+            ),
         }
     }
 }

@@ -86,7 +86,11 @@ mod tests {
             for near in (0..140).map(|n| start.wrapping_add(n)) {
                 for offset in -half..half {
                     let seq = near.wrapping_add_signed(offset);
-                    assert_eq!(expand::<BITS>(truncate::<BITS>(seq), near), seq, "{seq:#x} near {near:#x}");
+                    assert_eq!(
+                        expand::<BITS>(truncate::<BITS>(seq), near),
+                        seq,
+                        "{seq:#x} near {near:#x}"
+                    );
                 }
             }
         }

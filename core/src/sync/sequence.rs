@@ -23,7 +23,10 @@ pub fn change(count: &AtomicU64, write: impl FnOnce()) {
 
 /// Reads the words once. `count` loads the count, and `read` the words, in any order. Returns
 /// `None` if `count` or `read` fails, and `Some(None)` if the words may have changed meanwhile.
-pub fn read<T>(count: impl Fn() -> Option<u64>, read: impl FnOnce() -> Option<T>) -> Option<Option<T>> {
+pub fn read<T>(
+    count: impl Fn() -> Option<u64>,
+    read: impl FnOnce() -> Option<T>,
+) -> Option<Option<T>> {
     let before = count()?;
     // Acquire, edge `sequence.words`: pairs with the store of the count.
     edge_fence!("sequence.words.load", Acquire);

@@ -273,7 +273,8 @@ impl Idle {
         if self.phase == Phase::Probe {
             self.since_ns = now;
             self.spin_until_ns = now.wrapping_add(self.budget_ns().into());
-            self.phase = if self.oversubscribed || !self.spin_pays() { Phase::Yield } else { Phase::Spin };
+            self.phase =
+                if self.oversubscribed || !self.spin_pays() { Phase::Yield } else { Phase::Spin };
         }
         if self.phase == Phase::Spin {
             if !self.policy.parks {

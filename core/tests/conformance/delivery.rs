@@ -12,7 +12,8 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
     for seed in SEEDS {
         let mut link = F::link(seed);
         let field = Field::new::<F>(&mut link, 8192);
-        let (mut seen, mut accepted, mut pending, mut refused) = (Seen::default(), vec![], vec![], 0);
+        let (mut seen, mut accepted, mut pending, mut refused) =
+            (Seen::default(), vec![], vec![], 0);
         let (to, depth) = (link.to, link.caps().depth);
         for round in 0..3u64 {
             // Posts without polls in between, until a few posts are refused. Some rails never
@@ -28,7 +29,13 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
                 // SAFETY: the source is never freed, and each of its parts is written once, before
                 // its post.
                 let result = unsafe {
-                    link.origin().post_write(to, field.local(at, 8), field.remote(at as u64), word, n)
+                    link.origin().post_write(
+                        to,
+                        field.local(at, 8),
+                        field.remote(at as u64),
+                        word,
+                        n,
+                    )
                 };
                 match result {
                     Ok(posted) => {
@@ -57,7 +64,10 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
         });
         let mut landed: Vec<u64> = seen.landed.iter().map(|&(_, data)| data as u64).collect();
         landed.sort_unstable();
-        assert_eq!(landed, accepted, "seed {seed}: a refused message arrived, or an accepted one did not");
+        assert_eq!(
+            landed, accepted,
+            "seed {seed}: a refused message arrived, or an accepted one did not"
+        );
         let mut ended: Vec<u64> = seen.done.iter().map(|&(cx, _)| cx).collect();
         ended.sort_unstable();
         assert_eq!(ended, pending, "seed {seed}");
@@ -81,7 +91,14 @@ pub fn c2_a_pending_post_ends_once_and_a_done_one_never<F: Fixture>() {
         for n in 0..96u64 {
             let at = n as usize * 32;
             let posted = match n % 4 {
-                0 => write(&mut link, &mut seen, field.local(at, 32), field.remote(at as u64), None, n),
+                0 => write(
+                    &mut link,
+                    &mut seen,
+                    field.local(at, 32),
+                    field.remote(at as u64),
+                    None,
+                    n,
+                ),
                 1 => write(
                     &mut link,
                     &mut seen,
@@ -108,7 +125,9 @@ pub fn c2_a_pending_post_ends_once_and_a_done_one_never<F: Fixture>() {
                 pending.push(n);
             }
         }
-        link.until(&mut seen, "ends", |seen| seen.done.len() >= pending.len() && seen.landed.len() >= 24);
+        link.until(&mut seen, "ends", |seen| {
+            seen.done.len() >= pending.len() && seen.landed.len() >= 24
+        });
         assert_eq!(seen.ends().into_keys().collect::<Vec<_>>(), pending, "seed {seed}");
         assert!(seen.ends().into_values().all(|n| n == 1), "seed {seed}: {seen:?}");
         assert!(seen.done.iter().all(|(_, result)| result.is_ok()), "seed {seed}: {seen:?}");
@@ -136,10 +155,15 @@ pub fn c2_a_read_or_fetch_brings_what_was_there<F: Fixture>() {
                 }
             });
             if posted == Posted::Pending {
-                link.until(&mut seen, "read", |seen| seen.done.iter().any(|&(cx, _)| cx == n as u64));
+                link.until(&mut seen, "read", |seen| {
+                    seen.done.iter().any(|&(cx, _)| cx == n as u64)
+                });
             }
             assert_eq!(look(&field.source)[..len], bytes[offset..offset + len], "seed {seed}");
-            assert!(look(&field.source)[len..].iter().all(|&b| b == 0), "seed {seed}: read too much");
+            assert!(
+                look(&field.source)[len..].iter().all(|&b| b == 0),
+                "seed {seed}: read too much"
+            );
         }
         assert!(seen.landed.is_empty() && seen.messages.is_empty());
     }
@@ -198,16 +222,29 @@ pub fn c4_everything_arrives_once_from_the_right_peer<F: Fixture>() {
                 }
             }
         }
-        link.until(&mut seen, "arrivals", |seen| seen.landed.len() >= 100 && seen.messages.len() >= 100);
+        link.until(&mut seen, "arrivals", |seen| {
+            seen.landed.len() >= 100 && seen.messages.len() >= 100
+        });
         assert_eq!((seen.landed.len(), seen.messages.len()), (100, 100), "seed {seed}");
-        assert!(seen.landed.iter().all(|&(peer, _)| peer == link.from), "seed {seed}: {:?}", seen.landed);
+        assert!(
+            seen.landed.iter().all(|&(peer, _)| peer == link.from),
+            "seed {seed}: {:?}",
+            seen.landed
+        );
         let mut words: Vec<u32> = seen.landed.iter().map(|&(_, data)| data & 0xffff).collect();
         let mut numbers = vec![];
         for (peer, bytes) in &seen.messages {
             assert_eq!(*peer, link.from);
             let n = u32::from_le_bytes(bytes[..4].try_into().unwrap());
-            assert_eq!(bytes.len(), 4 + n as usize * (max.min(512) - 4) / 200, "seed {seed}: message {n}");
-            assert!(bytes[4..].iter().all(|&b| b == n as u8), "seed {seed}: message {n} was changed");
+            assert_eq!(
+                bytes.len(),
+                4 + n as usize * (max.min(512) - 4) / 200,
+                "seed {seed}: message {n}"
+            );
+            assert!(
+                bytes[4..].iter().all(|&b| b == n as u8),
+                "seed {seed}: message {n} was changed"
+            );
             numbers.push(n);
         }
         if ordered {
@@ -235,12 +272,23 @@ pub fn c4_no_write_is_in_place_before_an_earlier_message_where_the_rail_orders_a
         let mut seen = Seen::default();
         let check = |field: &Field, seen: &Seen| {
             let inside = field.inside();
-            let in_place = (0..8).rposition(|n| inside[n * 64..][..64] != [CANARY; 64]).map_or(0, |n| n + 1);
-            assert!(seen.messages.len() >= in_place, "seed {seed}: write {in_place} overtook a message");
+            let in_place =
+                (0..8).rposition(|n| inside[n * 64..][..64] != [CANARY; 64]).map_or(0, |n| n + 1);
+            assert!(
+                seen.messages.len() >= in_place,
+                "seed {seed}: write {in_place} overtook a message"
+            );
         };
         for n in 0..8u64 {
             message(&mut link, &mut seen, &[n as u8], &[], n);
-            write(&mut link, &mut seen, field.local(64, 64), field.remote(n * 64), Some(n as u32), n);
+            write(
+                &mut link,
+                &mut seen,
+                field.local(64, 64),
+                field.remote(n * 64),
+                Some(n as u32),
+                n,
+            );
             check(&field, &seen);
         }
         let mut patience = Patience::new();
@@ -271,7 +319,8 @@ pub fn c4_a_write_without_a_word_is_not_reported<F: Fixture>() {
     let field = Field::new::<F>(&mut link, 64);
     set(&field.source, 0, b"quietly");
     let mut seen = Seen::default();
-    let pending = write(&mut link, &mut seen, field.local(0, 7), field.remote(5), None, 3) == Posted::Pending;
+    let pending =
+        write(&mut link, &mut seen, field.local(0, 7), field.remote(5), None, 3) == Posted::Pending;
     link.until(&mut seen, "write", |seen| seen.done.len() >= pending as usize);
     assert_eq!(field.inside()[5..12], *b"quietly");
     assert!(seen.landed.is_empty() && seen.messages.is_empty());
@@ -291,7 +340,8 @@ pub fn c5_messages_and_injects_are_copied_before_the_post_returns<F: Fixture>() 
             std::hint::black_box((&head, &body));
             if inject != 0 {
                 let mut bytes = vec![n + 1; inject];
-                let local = Local { ptr: NonNull::new(bytes.as_mut_ptr()).unwrap(), len: inject, desc: 0 };
+                let local =
+                    Local { ptr: NonNull::new(bytes.as_mut_ptr()).unwrap(), len: inject, desc: 0 };
                 write(
                     &mut link,
                     &mut seen,
@@ -305,7 +355,9 @@ pub fn c5_messages_and_injects_are_copied_before_the_post_returns<F: Fixture>() 
             }
         }
         let writes = if inject != 0 { 40 } else { 0 };
-        link.until(&mut seen, "messages", |seen| seen.messages.len() >= 40 && seen.landed.len() >= writes);
+        link.until(&mut seen, "messages", |seen| {
+            seen.messages.len() >= 40 && seen.landed.len() >= writes
+        });
         for (_, bytes) in &seen.messages {
             let n = bytes[0];
             assert!(

@@ -26,10 +26,10 @@ pub fn copies_at_once_are_whole_and_checked<F: Fixture>() {
     set(&field.source, 0, &[0x77; 64]);
     // SAFETY: the source has the given length and is never freed.
     unsafe {
-        if let Some(done) = link
-            .origin()
-            .copy_to(to, &[(field.local(0, 5), field.remote(48)), (field.local(5, 11), field.remote(53))])
-        {
+        if let Some(done) = link.origin().copy_to(
+            to,
+            &[(field.local(0, 5), field.remote(48)), (field.local(5, 11), field.remote(53))],
+        ) {
             assert_eq!(done, Ok(()));
             assert_eq!(field.inside()[48..], [0x77; 16]);
             assert!(
@@ -39,10 +39,10 @@ pub fn copies_at_once_are_whole_and_checked<F: Fixture>() {
             );
             field.check_canaries("copy_to");
         }
-        if let Some(done) = link
-            .origin()
-            .copy_from(to, &[(field.local(16, 9), field.remote(0)), (field.local(25, 7), field.remote(9))])
-        {
+        if let Some(done) = link.origin().copy_from(
+            to,
+            &[(field.local(16, 9), field.remote(0)), (field.local(25, 7), field.remote(9))],
+        ) {
             assert_eq!(done, Ok(()));
             assert_eq!(look(&field.source)[16..32], [CANARY; 16]);
             assert!(
@@ -62,8 +62,9 @@ pub fn native_atomics_are_atomics_or_unsupported<F: Fixture>() {
     set(&field.whole, PAD, &[0; 64]);
     let (mut seen, to) = (Seen::default(), link.to);
     let mut ends = 0;
-    for (n, (op, width)) in
-        [(AmoOp::Add, 8u8), (AmoOp::Inc, 1), (AmoOp::Xor, 4), (AmoOp::Swap, 2)].into_iter().enumerate()
+    for (n, (op, width)) in [(AmoOp::Add, 8u8), (AmoOp::Inc, 1), (AmoOp::Xor, 4), (AmoOp::Swap, 2)]
+        .into_iter()
+        .enumerate()
     {
         let amo = Amo { op, width, operand: 0x55, compare: 0 };
         let fetch = field.source.ptr().cast();
@@ -85,8 +86,9 @@ pub fn native_atomics_are_atomics_or_unsupported<F: Fixture>() {
     if native.has(AmoOp::Set, 8) {
         let amo = Amo { op: AmoOp::Set, width: 8, operand: u64::MAX, compare: 0 };
         for offset in [64, 57, u64::MAX - 3] {
+            let (rail, at) = (link.origin(), field.remote(offset));
             // SAFETY: the atomic fetches nothing, so no local memory must stay valid.
-            assert!(unsafe { link.origin().post_atomic(to, amo, field.remote(offset), None, 9) }.is_err());
+            assert!(unsafe { rail.post_atomic(to, amo, at, None, 9) }.is_err());
         }
         field.check_canaries("atomics");
     }

@@ -42,7 +42,8 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
         if skipped("that what failed does not land later", F::LANDS_LATE) {
             continue;
         }
-        let failed: Vec<u64> = after.done.iter().filter(|(_, r)| r.is_err()).map(|&(cx, _)| cx).collect();
+        let failed: Vec<u64> =
+            after.done.iter().filter(|(_, r)| r.is_err()).map(|&(cx, _)| cx).collect();
         let then = last.unwrap();
         link.linger(&mut Seen::default());
         for n in failed.into_iter().filter(|n| n % 3 == 0) {
@@ -91,10 +92,14 @@ pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>(
             "seed {seed}: {after:?}"
         );
         // SAFETY: the source is never freed.
-        let late = unsafe { link.origin().post_write(to, field.local(0, 8), field.remote(0), None, 99) };
+        let late =
+            unsafe { link.origin().post_write(to, field.local(0, 8), field.remote(0), None, 99) };
         match late {
             Err(error) => {
-                assert!(matches!(error, PostError::PeerDown | PostError::Again), "seed {seed}: {error:?}")
+                assert!(
+                    matches!(error, PostError::PeerDown | PostError::Again),
+                    "seed {seed}: {error:?}"
+                )
             }
             Ok(posted) => {
                 assert_eq!(posted, Posted::Pending, "seed {seed}");
@@ -102,7 +107,10 @@ pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>(
                     link.rails[at].poll(8, &mut after);
                 }
                 let end = after.done.iter().find(|&&(cx, _)| cx == 99);
-                assert!(matches!(end, Some((_, Err(CompleteError::PeerDown)))), "seed {seed}: {end:?}");
+                assert!(
+                    matches!(end, Some((_, Err(CompleteError::PeerDown)))),
+                    "seed {seed}: {end:?}"
+                );
             }
         }
     }

@@ -33,7 +33,9 @@ impl Field {
             RegionKind::Shared { segment, offset } => {
                 RegionKind::Shared { segment, offset: offset + PAD as u64 }
             }
-            RegionKind::Common { peer, offset } => RegionKind::Common { peer, offset: offset + PAD as u64 },
+            RegionKind::Common { peer, offset } => {
+                RegionKind::Common { peer, offset: offset + PAD as u64 }
+            }
             kind => kind,
         };
         // SAFETY: the memory has len + 2 PAD bytes and is never freed, and the region begins PAD
@@ -62,7 +64,10 @@ impl Field {
     pub fn check_canaries(&self, what: &str) {
         let bytes = look(&self.whole);
         assert!(bytes[..PAD].iter().all(|&b| b == CANARY), "{what}: written before the region");
-        assert!(bytes[PAD + self.len..].iter().all(|&b| b == CANARY), "{what}: written after the region");
+        assert!(
+            bytes[PAD + self.len..].iter().all(|&b| b == CANARY),
+            "{what}: written after the region"
+        );
     }
 }
 
@@ -71,7 +76,9 @@ pub fn leaked(len: usize) -> Region {
     let words = Box::leak(vec![0u64; len.div_ceil(8).max(1)].into_boxed_slice());
     // SAFETY: the memory is leaked, so it is always valid. The tests access it only through raw
     // copies.
-    unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
+    unsafe {
+        Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private)
+    }
 }
 
 /// Returns a copy of a region's bytes.

@@ -70,7 +70,10 @@ pub fn too_long_is_said_and_nothing_is_posted<F: Fixture>() {
                     Ok(posted) => assert_eq!(posted, Posted::Pending),
                     Err(error) => {
                         let long = PostError::TooLong { len: max_rma + 1, max: max_rma };
-                        assert!(error == long || error == PostError::Again, "seed {seed}: {error:?}");
+                        assert!(
+                            error == long || error == PostError::Again,
+                            "seed {seed}: {error:?}"
+                        );
                     }
                 }
                 link.linger(&mut seen);

@@ -192,7 +192,13 @@ pub fn write<R: Rail>(
     accept(link, seen, |rail| unsafe { rail.post_write(to, local, remote, data, cx) })
 }
 
-pub fn message<R: Rail>(link: &mut Link<R>, seen: &mut Seen, head: &[u8], body: &[u8], cx: u64) -> Posted {
+pub fn message<R: Rail>(
+    link: &mut Link<R>,
+    seen: &mut Seen,
+    head: &[u8],
+    body: &[u8],
+    cx: u64,
+) -> Posted {
     let to = link.to;
     accept(link, seen, |rail| rail.post_message(to, head, Untrusted::from_slice(body), cx))
 }

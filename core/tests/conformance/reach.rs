@@ -12,9 +12,15 @@ pub fn c7_bad_keys_and_ranges_touch_nothing<F: Fixture>() {
         let RailKey { key, base } = field.key;
         fill(&field.source, 0x11);
         let mut bad = vec![];
-        for (offset, len) in
-            [(128u64, 1usize), (127, 2), (121, 8), (129, 0), (u64::MAX, 1), (u64::MAX - 7, 8), (1, 128)]
-        {
+        for (offset, len) in [
+            (128u64, 1usize),
+            (127, 2),
+            (121, 8),
+            (129, 0),
+            (u64::MAX, 1),
+            (u64::MAX - 7, 8),
+            (1, 128),
+        ] {
             bad.push((field.remote(offset), len));
         }
         for wrong in [0, key ^ 1, key.wrapping_add(1 << 20), u64::MAX, key | 1 << 63] {
@@ -36,10 +42,16 @@ pub fn c7_bad_keys_and_ranges_touch_nothing<F: Fixture>() {
                     }
                 });
                 match result {
-                    Ok(Posted::Done) => panic!("seed {seed}: {remote:?} for {len} bytes was done at once"),
+                    Ok(Posted::Done) => {
+                        panic!("seed {seed}: {remote:?} for {len} bytes was done at once")
+                    }
                     Ok(Posted::Pending) => pending += 1,
                     Err(error) => {
-                        assert_eq!(error, PostError::BadKey, "seed {seed}: {remote:?} for {len} bytes")
+                        assert_eq!(
+                            error,
+                            PostError::BadKey,
+                            "seed {seed}: {remote:?} for {len} bytes"
+                        )
                     }
                 }
             }
@@ -50,7 +62,11 @@ pub fn c7_bad_keys_and_ranges_touch_nothing<F: Fixture>() {
         assert!(seen.landed.is_empty(), "seed {seed}: a refused write was reported: {seen:?}");
         assert_eq!(field.inside(), [CANARY; 128], "seed {seed}");
         field.check_canaries("bad ranges");
-        assert_eq!(look(&field.source), [0x11; 128], "seed {seed}: a refused read changed local memory");
+        assert_eq!(
+            look(&field.source),
+            [0x11; 128],
+            "seed {seed}: a refused read changed local memory"
+        );
     }
 }
 
@@ -68,7 +84,9 @@ pub fn c7_a_key_taken_back_is_dead_for_ever<F: Fixture>() {
         let (mut seen, mut pending, to) = (Seen::default(), 0, link.to);
         for n in 0..8u64 {
             // SAFETY: the source is never freed.
-            match unsafe { link.origin().post_write(to, field.local(0, 8), field.remote(0), Some(9), n) } {
+            match unsafe {
+                link.origin().post_write(to, field.local(0, 8), field.remote(0), Some(9), n)
+            } {
                 Ok(Posted::Pending) => pending += 1,
                 Ok(Posted::Done) => assert!(F::REACHES_ON.is_some(), "seed {seed}: done"),
                 Err(_) => {}
@@ -96,7 +114,8 @@ pub fn c7_a_region_taken_back_in_flight_is_not_written_any_more<F: Fixture>() {
         let (mut seen, mut pending) = (Seen::default(), 0);
         for n in 0..16u64 {
             let (local, remote) = (field.local(n as usize * 64, 64), field.remote(n * 64));
-            pending += (write(&mut link, &mut seen, local, remote, None, n) == Posted::Pending) as usize;
+            pending +=
+                (write(&mut link, &mut seen, local, remote, None, n) == Posted::Pending) as usize;
         }
         link.target().deregister(field.key).unwrap();
         let then = field.inside();

@@ -25,14 +25,20 @@ fn is_ack(event: &Event) -> bool {
 
 fn acks(control: &Shared) -> Vec<Post> {
     let control = control.borrow();
-    control.posts.iter().filter(|post| post.verb == Verb::Message && post.bytes[0] == ACK).cloned().collect()
+    control
+        .posts
+        .iter()
+        .filter(|post| post.verb == Verb::Message && post.bytes[0] == ACK)
+        .cloned()
+        .collect()
 }
 
 #[test]
 fn i2_every_number_is_credited_and_the_window_never_closes() {
     for window in [1u32, 2, 4, 8, 128] {
         for batch in [1, 32] {
-            let config = Config { window, batch, first_sequence: (1 << 20) - 300, ..Config::DEFAULT };
+            let config =
+                Config { window, batch, first_sequence: (1 << 20) - 300, ..Config::DEFAULT };
             let mut own = own(config, [Loopback::<16>::new()], 4096);
             for n in 0..3000u64 {
                 let mut tries = 0;
@@ -116,7 +122,11 @@ fn e4_runs_of_puts_shorter_than_half_a_window_are_credited_too() {
         let mut own = own(config, [Loopback::<64>::new()], 4096);
         for round in 0..1000u64 {
             for _ in 0..round % 7 {
-                while own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).is_err() {
+                while own
+                    .engine
+                    .put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent)
+                    .is_err()
+                {
                     own.engine.progress();
                 }
             }
@@ -233,7 +243,8 @@ fn a_lost_unsolicited_ack_is_recovered() {
 fn i12_again_changes_nothing() {
     for seed in seeds(40) {
         let control = shared();
-        let config = Config { window: 8, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+        let config =
+            Config { window: 8, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let mut own = own(config, tap(Network::new(), &control), 4096);
         let mut random = Random(seed);
         control.borrow_mut().refuse =
@@ -271,13 +282,17 @@ fn e8_two_saturating_nodes_both_progress() {
             for me in 0..2 {
                 let node = &mut nodes[me];
                 while sent[me] < 150
-                    && node.engine.signal(CX, add(node.remotes[1 - me], 0, 1), Notice::Silent).is_ok()
+                    && node
+                        .engine
+                        .signal(CX, add(node.remotes[1 - me], 0, 1), Notice::Silent)
+                        .is_ok()
                 {
                     sent[me] += 1;
                 }
             }
             (0..2).all(|me| word(&nodes[me].engine, nodes[me].target.at(0)) == 150)
-                && (0..2).all(|me| nodes[me].engine.is_quiet(CX, nodes[me].peers[1 - me]) == Ok(true))
+                && (0..2)
+                    .all(|me| nodes[me].engine.is_quiet(CX, nodes[me].peers[1 - me]) == Ok(true))
         });
     }
 }
@@ -286,11 +301,16 @@ fn e8_two_saturating_nodes_both_progress() {
 fn e5_withheld_acks_of_one_peer_do_not_block_others() {
     let control = shared();
     let sim = fleet::fabric(3, 1, 64, Dials::CALM, 1);
-    let mut nodes =
-        fleet::fleet::<_, 1>(sim, 3, Config { window: 4, ..Config::DEFAULT }, 4096, |node, rail, end| {
+    let mut nodes = fleet::fleet::<_, 1>(
+        sim,
+        3,
+        Config { window: 4, ..Config::DEFAULT },
+        4096,
+        |node, rail, end| {
             let control = if node == 0 { control.clone() } else { shared() };
             tap::Tap::new(end, rail as usize, &control)
-        });
+        },
+    );
     // Node 0 receives no message from node 1.
     let _held = hold(&control, |event| matches!(event, Event::Message(Peer(1), _)));
     let node = &mut nodes[0];
@@ -306,7 +326,8 @@ fn e5_withheld_acks_of_one_peer_do_not_block_others() {
         node.engine.signal(CX, set(node.remotes[0], 0, n + 1), Notice::Silent).unwrap();
         fleet::turn_until(&mut nodes, "others", |nodes| {
             (0..3).all(|me| {
-                nodes[me].engine.is_quiet(CX, nodes[me].peers[if me == 2 { 0 } else { 2 }]) == Ok(true)
+                nodes[me].engine.is_quiet(CX, nodes[me].peers[if me == 2 { 0 } else { 2 }])
+                    == Ok(true)
             })
         });
     }

@@ -16,7 +16,9 @@ use super::support::*;
 type Network = Loopback<64>;
 
 /// Returns rails that execute atomics and preserve no order.
-fn native<const DEPTH: usize, const RAILS: usize>(control: &Shared) -> [Tap<Loopback<DEPTH>>; RAILS] {
+fn native<const DEPTH: usize, const RAILS: usize>(
+    control: &Shared,
+) -> [Tap<Loopback<DEPTH>>; RAILS] {
     control.borrow_mut().caps = Some(|caps| Caps { order: Order::None, ..caps });
     std::array::from_fn(|rail| Tap::new(Loopback::new().with_native_atomics(), rail, control))
 }
@@ -45,7 +47,8 @@ fn every_operation<R: Rail, const RAILS: usize>(rails: [R; RAILS]) {
                     assert_eq!(done.outcome, Outcome::Done);
                     assert_eq!(done.value, if fetch { *old } else { 0 }, "{amo:?}");
                     *old = model(&amo, *old);
-                    let near = read(&own.engine, own.target.at(fetch as u64 * 64 + n as u64 * 16), 24);
+                    let near =
+                        read(&own.engine, own.target.at(fetch as u64 * 64 + n as u64 * 16), 24);
                     let mut want = [0; 24];
                     want[8..16].copy_from_slice(&old.to_le_bytes());
                     assert_eq!(near[..16], want[..16], "{amo:?}");
@@ -85,12 +88,18 @@ fn an_atomic_is_ordered_between_signals() {
         };
         own.engine.signal(CX, set(own.remote, 8, 1), Notice::Silent).unwrap();
         passes(&mut own.engine, 40);
-        assert_eq!((word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))), (0, 0));
+        assert_eq!(
+            (word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))),
+            (0, 0)
+        );
         control.borrow_mut().inject.extend(held.borrow_mut().drain(..));
         let done = own.engine.wait(amo, &mut own.waiter, SOON).unwrap();
         assert_eq!(done.value, fetch as u64);
         own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
-        assert_eq!((word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))), (101, 1));
+        assert_eq!(
+            (word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))),
+            (101, 1)
+        );
     }
 }
 
@@ -100,7 +109,8 @@ fn a_fetch_completes_in_the_pass_that_reads_its_reply() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     for n in 0..5u64 {
-        let held = hold(&control, |event| matches!(event, Event::Message(_, bytes) if bytes[0] == 4));
+        let held =
+            hold(&control, |event| matches!(event, Event::Message(_, bytes) if bytes[0] == 4));
         let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
         let token = pending(own.engine.fetch(CX, own.remote.at(0), amo, n));
         passes(&mut own.engine, 100);
@@ -128,12 +138,15 @@ fn a_fetch_is_executed_once_even_if_its_reply_finds_no_room() {
         let first = pending(own.engine.fetch(CX, own.remote.at(0), amo, n));
         let second = pending(own.engine.fetch(CX, own.remote.at(0), amo, n));
         own.engine.signal(CX, add(own.remote, 8, 1), Notice::Silent).unwrap();
-        let values =
-            [first, second].map(|token| own.engine.wait(token, &mut own.waiter, SOON).unwrap().value);
+        let values = [first, second]
+            .map(|token| own.engine.wait(token, &mut own.waiter, SOON).unwrap().value);
         assert_eq!(values, [6 * n, 6 * n + 3]);
     }
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
-    assert_eq!((word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))), (120, 20));
+    assert_eq!(
+        (word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))),
+        (120, 20)
+    );
 }
 
 #[test]
@@ -164,7 +177,8 @@ fn a_fetch_reads_what_the_stream_wrote_before_it() {
 fn native_atomics_are_ordered() {
     for seed in seeds(60) {
         let control = shared();
-        let config = Config { window: 4, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+        let config =
+            Config { window: 4, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let mut own = own(config, native::<16, 2>(&control), 4096);
         let (here, there) = words(&mut own);
         let held = hold(&control, {
@@ -179,11 +193,15 @@ fn native_atomics_are_ordered() {
         for n in 0..100u64 {
             match random.below(4) {
                 0 => {
-                    own.engine.signal(CX, set(own.remote, 0, issued.0 + 1), Notice::Silent).unwrap();
+                    own.engine
+                        .signal(CX, set(own.remote, 0, issued.0 + 1), Notice::Silent)
+                        .unwrap();
                     issued.0 += 1;
                 }
                 1 => {
-                    own.engine.put(CX, own.source.at(0), 16, own.remote.at(64), Notice::Silent).unwrap();
+                    own.engine
+                        .put(CX, own.source.at(0), 16, own.remote.at(64), Notice::Silent)
+                        .unwrap();
                 }
                 2 => {
                     own.engine.amo(CX, there.at(0), add(1), Notice::Silent).unwrap();
@@ -227,8 +245,13 @@ fn nothing_later_is_posted_before_a_native_atomic_has_completed() {
     own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
     own.engine.amo(CX, there.at(0), amo, Notice::Silent).unwrap();
     passes(&mut own.engine, 40);
-    let verbs = |control: &Shared| control.borrow().posts.iter().map(|post| post.verb).collect::<Vec<_>>();
-    assert_eq!(verbs(&control).iter().filter(|&&verb| verb != Verb::Message).count(), 1, "the atomic alone");
+    let verbs =
+        |control: &Shared| control.borrow().posts.iter().map(|post| post.verb).collect::<Vec<_>>();
+    assert_eq!(
+        verbs(&control).iter().filter(|&&verb| verb != Verb::Message).count(),
+        1,
+        "the atomic alone"
+    );
     assert_eq!(word(&own.engine, own.target.at(0)), 0);
     assert_eq!(own.engine.test(token), Ok(None));
     // The later atomic has not been posted, and the stream is not quiet.
@@ -253,7 +276,8 @@ fn what_is_not_a_native_atomic_is_refused_in_such_a_region() {
     let refused = Err(OpError::NativeAtomics);
     assert_eq!(own.engine.signal(CX, set(there, 0, 1), Notice::Silent), refused);
     let signal = add(there, 8, 1);
-    let put = own.engine.put_signal(CX, own.source.at(0), 8, own.remote.at(0), signal, Notice::Silent);
+    let put =
+        own.engine.put_signal(CX, own.source.at(0), 8, own.remote.at(0), signal, Notice::Silent);
     assert_eq!(put, refused);
     assert_eq!(own.engine.inject(CX, &[1], there.at(0)), Err(OpError::NativeAtomics));
     for (op, width) in [(AmoOp::Add, 4), (AmoOp::Inc, 8), (AmoOp::Fetch, 8)] {

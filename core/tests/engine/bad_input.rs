@@ -37,14 +37,23 @@ fn invalid_operations_are_refused_by_name() {
         let bounds = |offset, len| OpError::OutOfBounds { offset, len, size: 4096 };
         let amo = |width| Amo { op: AmoOp::Add, width, operand: 1, compare: 0 };
         let before = e.stats();
-        for (offset, len) in [(4096u64, 1usize), (0, 4097), (u64::MAX, 1), (1, usize::MAX), (4090, 7)] {
+        for (offset, len) in
+            [(4096u64, 1usize), (0, 4097), (u64::MAX, 1), (1, usize::MAX), (4090, 7)]
+        {
             let want = Err(bounds(offset, len as u64));
             assert_eq!(e.put(CX, from.region.at(offset), len, to, silent), want, "{offset} {len}");
             if len <= 4096 {
                 assert_eq!(e.put(CX, from, len, own.remote.at(offset), silent), want);
                 assert_eq!(e.get(CX, from, len, own.remote.at(offset), silent), want);
                 assert_eq!(
-                    e.put_signal(CX, from, len, own.remote.at(offset), set(own.remote, 0, 1), silent),
+                    e.put_signal(
+                        CX,
+                        from,
+                        len,
+                        own.remote.at(offset),
+                        set(own.remote, 0, 1),
+                        silent
+                    ),
                     want
                 );
             }
@@ -60,7 +69,10 @@ fn invalid_operations_are_refused_by_name() {
         for context in [2, 3, 255].map(ContextId) {
             let want = OpError::UnknownContext;
             assert_eq!(e.put(context, from, 8, to, silent), Err(want));
-            assert_eq!(e.put_signal(context, from, 8, to, set(own.remote, 0, 1), silent), Err(want));
+            assert_eq!(
+                e.put_signal(context, from, 8, to, set(own.remote, 0, 1), silent),
+                Err(want)
+            );
             assert_eq!(e.signal(context, set(own.remote, 0, 1), silent), Err(want));
             assert_eq!(e.get(context, from, 8, to, silent), Err(want));
             assert_eq!(e.inject(context, &[1], to), Err(want));
@@ -73,7 +85,10 @@ fn invalid_operations_are_refused_by_name() {
         for offset in [1, 4, 7, 4081] {
             let want = OpError::Misaligned { offset, width: 8 };
             assert_eq!(e.signal(CX, set(own.remote, offset, 1), silent), Err(want));
-            assert_eq!(e.put_signal(CX, from, 8, to, set(own.remote, offset, 1), silent), Err(want));
+            assert_eq!(
+                e.put_signal(CX, from, 8, to, set(own.remote, offset, 1), silent),
+                Err(want)
+            );
             assert_eq!(
                 e.wait_signal(own.target.at(offset), Cmp::Eq, 0, None, &mut own.waiter, SOON),
                 Err(WaitError::Op(want))
@@ -110,7 +125,8 @@ fn invalid_operations_are_refused_by_name() {
 fn invalid_peers_are_refused_by_name() {
     let mut own = own(Config::DEFAULT, [Network::new(), Network::new()], 4096);
     // An id of another engine, which has more peers.
-    let mut more = Engine::new(Config::DEFAULT, [Network::new()], memory(&Config::DEFAULT, 9, 8)).unwrap();
+    let mut more =
+        Engine::new(Config::DEFAULT, [Network::new()], memory(&Config::DEFAULT, 9, 8)).unwrap();
     let foreign = (0..9).map(|_| more.reserve_peer().unwrap()).last().unwrap();
     {
         let unknown = foreign;
@@ -119,15 +135,29 @@ fn invalid_peers_are_refused_by_name() {
         assert_eq!(own.engine.peer_error(unknown), Err(AttachError::UnknownPeer));
         assert_eq!(own.engine.fence(CX, unknown), Err(OpError::UnknownPeer));
         assert_eq!(own.engine.is_quiet(CX, unknown), Err(OpError::UnknownPeer));
-        assert_eq!(own.engine.quiet(CX, unknown, &mut own.waiter, SOON), Err(OpError::UnknownPeer.into()));
+        assert_eq!(
+            own.engine.quiet(CX, unknown, &mut own.waiter, SOON),
+            Err(OpError::UnknownPeer.into())
+        );
         assert_eq!(own.engine.import(unknown, &[0; 64]), Err(AttachError::UnknownPeer));
-        let end = own.engine.wait_signal(own.target.at(0), Cmp::Eq, 1, Some(unknown), &mut own.waiter, SOON);
+        let end = own.engine.wait_signal(
+            own.target.at(0),
+            Cmp::Eq,
+            1,
+            Some(unknown),
+            &mut own.waiter,
+            SOON,
+        );
         assert_eq!(end, Err(OpError::UnknownPeer.into()));
     }
     let reserved = own.engine.reserve_peer().unwrap();
     let mut handle = [0; 512];
     let len = own.engine.export(own.target, &mut handle).unwrap();
-    assert_eq!(own.engine.import(reserved, &handle[..len]), Err(AttachError::UnknownPeer), "not connected");
+    assert_eq!(
+        own.engine.import(reserved, &handle[..len]),
+        Err(AttachError::UnknownPeer),
+        "not connected"
+    );
     assert_eq!(own.engine.fence(CX, reserved), Err(OpError::UnknownPeer));
     for rails in [0, 0b100, 0b111, u16::MAX] {
         assert!(
@@ -137,7 +167,10 @@ fn invalid_peers_are_refused_by_name() {
     }
     own.engine.connect_peer(reserved, 0b10).unwrap();
     assert_eq!(own.engine.connect_peer(reserved, 0b10), Err(AttachError::UnknownPeer), "twice");
-    assert_eq!((own.engine.reserve_peer().is_ok(), own.engine.reserve_peer().is_ok()), (true, true));
+    assert_eq!(
+        (own.engine.reserve_peer().is_ok(), own.engine.reserve_peer().is_ok()),
+        (true, true)
+    );
     assert_eq!(own.engine.reserve_peer(), Err(AttachError::Full("memory.peers")));
 }
 
@@ -151,7 +184,11 @@ fn invalid_regions_and_handles_are_refused_by_name() {
     let (empty, odd, endless) = unsafe {
         let odd = NonNull::new(at.as_ptr().add(4)).unwrap();
         let private = RegionKind::Private;
-        (Region::new(at, 0, private), Region::new(odd, 8, private), Region::new(at, usize::MAX, private))
+        (
+            Region::new(at, 0, private),
+            Region::new(odd, 8, private),
+            Region::new(at, usize::MAX, private),
+        )
     };
     assert_eq!(own.engine.register(empty), Err(AttachError::BadRange));
     assert_eq!(own.engine.register(endless), Err(AttachError::BadRange));
@@ -174,7 +211,10 @@ fn invalid_regions_and_handles_are_refused_by_name() {
     let short = own.engine.export(own.target, &mut handle[..len - 1]).unwrap_err();
     assert_eq!(
         short.to_string(),
-        format!("buffer too short: {} bytes given, the handle has {len}; pass HANDLE_MAX bytes", len - 1)
+        format!(
+            "buffer too short: {} bytes given, the handle has {len}; pass HANDLE_MAX bytes",
+            len - 1
+        )
     );
     // The two engines may have different numbers of rails, but the handle needs a key for each
     // joint.
@@ -261,7 +301,8 @@ fn configurations_out_of_range_are_refused_by_name() {
 
 #[test]
 fn rails_are_joined_once_and_before_the_peer_is_used() {
-    let mut engine: Engine<'_, Network, 2> = engine(Config::DEFAULT, [Network::new(), Network::new()]);
+    let mut engine: Engine<'_, Network, 2> =
+        engine(Config::DEFAULT, [Network::new(), Network::new()]);
     // The extra registration makes the keys of one region differ between rails. SAFETY: it
     // registers another region, which is never freed.
     unsafe { engine.rail_unchecked(RailId(1)) }.unwrap().register(&region(64)).unwrap();

@@ -49,7 +49,10 @@ fn traffic<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>, count: u64, see
         incs += matches!(n % 6, 2 | 5) as u64;
     }
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
-    assert_eq!((word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))), (signals, incs));
+    assert_eq!(
+        (word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))),
+        (signals, incs)
+    );
 }
 
 fn small<const RAILS: usize>() {
@@ -81,7 +84,8 @@ fn i9_the_smallest_rails_windows_and_batches_work() {
 fn i9_a_pool_of_one_operation_works() {
     let config = Config { window: 1, batch: 1, ..Config::DEFAULT };
     let mut engine =
-        fishplate_core::engine::Engine::new(config, [Loopback::<4>::new()], memory(&config, 1, 1)).unwrap();
+        fishplate_core::engine::Engine::new(config, [Loopback::<4>::new()], memory(&config, 1, 1))
+            .unwrap();
     let peer = engine.reserve_peer().unwrap();
     engine.connect_peer(peer, 1).unwrap();
     let source = engine.register(region(4096)).unwrap();
@@ -95,7 +99,13 @@ fn i10_a_poll_gets_a_batch_as_budget_and_e7_nothing_recurses() {
     for batch in [1, 3, 32] {
         let control = shared();
         let rails: [_; 3] = std::array::from_fn(|i| Tap::new(Loopback::<8>::new(), i, &control));
-        let config = Config { batch, window: 16, stripe_threshold: 100, stripe_chunk: 40, ..Config::DEFAULT };
+        let config = Config {
+            batch,
+            window: 16,
+            stripe_threshold: 100,
+            stripe_chunk: 40,
+            ..Config::DEFAULT
+        };
         traffic(&mut own(config, rails, 4096), 300, batch as u64);
         // The tap asserts that nothing is posted from inside a report.
         assert_eq!(control.borrow().budget, batch);
@@ -107,7 +117,8 @@ fn i10_a_poll_gets_a_batch_as_budget_and_e7_nothing_recurses() {
 fn i10_a_pass_applies_at_most_a_batch_of_a_stream() {
     for batch in [1u32, 2, 5] {
         let control = shared();
-        let mut own = own(Config { batch, ..Config::DEFAULT }, tap(Loopback::<64>::new(), &control), 4096);
+        let mut own =
+            own(Config { batch, ..Config::DEFAULT }, tap(Loopback::<64>::new(), &control), 4096);
         let held = hold(&control, |event| matches!(event, Event::Landed(..)));
         own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
         for _ in 0..30 {
@@ -136,9 +147,10 @@ fn i10_one_busy_stream_does_not_starve_another() {
     let mut done = [0u64; 4];
     for turn in 0..4000u32 {
         for n in (0..4).map(|i| ((turn + i) % 4) as u8) {
-            done[n as usize] +=
-                own.engine.signal(context(n), add(own.remote, n as u64 * 8, 1), Notice::Silent).is_ok()
-                    as u64;
+            done[n as usize] += own
+                .engine
+                .signal(context(n), add(own.remote, n as u64 * 8, 1), Notice::Silent)
+                .is_ok() as u64;
         }
         own.engine.progress();
     }

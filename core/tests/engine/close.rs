@@ -51,9 +51,12 @@ fn shutdown_in_any_order_applies_everything_and_reports_no_death() {
             0 => {
                 let sim = fabric(nodes, 2, 96, dials, seed);
                 let faulty = |_, _, end| Faulty::<_, 16>::new(end, Faults::DISORDER, seed);
-                goodbye::run(seed, fleet::<_, 2>(sim, nodes, config, SIZE, faulty), config.contexts, |me| {
-                    sim.kill(me as u16)
-                })
+                goodbye::run(
+                    seed,
+                    fleet::<_, 2>(sim, nodes, config, SIZE, faulty),
+                    config.contexts,
+                    |me| sim.kill(me as u16),
+                )
             }
             1 => {
                 let sim = fabric(nodes, 2, 96, dials, seed);
@@ -89,7 +92,9 @@ fn alone(config: Config) -> (Shared, Own<Tap<Loopback<64>>, 1>) {
 
 fn meet<R: Rail>(own: &mut Own<R, 1>) {
     let peer = own.peer;
-    pass_until(&mut own.engine, "it connects to itself", |engine| engine.has_answered(peer) == Ok(true));
+    pass_until(&mut own.engine, "it connects to itself", |engine| {
+        engine.has_answered(peer) == Ok(true)
+    });
 }
 
 /// Issues two of each operation. Returns the sum that they add to the first word.
@@ -172,7 +177,11 @@ fn an_engine_that_is_its_own_peer_shuts_down_over_every_loopback() {
     to_oneself(own(config, [Loopback::<64>::mapped()], SIZE));
     to_oneself(alone(config).1);
     for seed in seeds(50) {
-        to_oneself(own(config, [Faulty::<_, 16>::new(Loopback::<64>::new(), Faults::DISORDER, seed)], SIZE));
+        to_oneself(own(
+            config,
+            [Faulty::<_, 16>::new(Loopback::<64>::new(), Faults::DISORDER, seed)],
+            SIZE,
+        ));
     }
 }
 
@@ -204,7 +213,9 @@ fn an_expired_deadline_names_the_peer_and_what_is_missing() {
     }
     let late = first.engine.shutdown(&mut waiter, 300_000).unwrap_err();
     assert_eq!(late, Unfinished { peer: first.peers[1], peers: 1, missing: Missing::Bye });
-    turn_until(&mut nodes, "all have left", |nodes| nodes[0].engine.shutdown(&mut waiter, 0).is_ok());
+    turn_until(&mut nodes, "all have left", |nodes| {
+        nodes[0].engine.shutdown(&mut waiter, 0).is_ok()
+    });
     assert_eq!(word(&nodes[2].engine, nodes[2].target.at(0)), 1);
 }
 
@@ -225,7 +236,9 @@ fn a_killed_peer_does_not_delay_a_shutdown() {
         }
         sim.kill(1);
         turn_until(&mut nodes, "the living have left", |nodes| {
-            [0, 2].iter().all(|&n| nodes[n].peers.iter().all(|&p| nodes[n].engine.has_left(p) == Ok(true)))
+            [0, 2]
+                .iter()
+                .all(|&n| nodes[n].peers.iter().all(|&p| nodes[n].engine.has_left(p) == Ok(true)))
         });
         for node in [&nodes[0], &nodes[2]] {
             for other in [0, 2] {
@@ -257,7 +270,9 @@ fn an_unanswered_peer_is_closed_once_it_has_answered() {
 fn operations_queued<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     for _ in 0..5 {
         let signal = Signal { at: own.remote.at(0), op: SignalOp::Add, value: 1 };
-        own.engine.put_signal(CX, own.source.at(0), 300, own.remote.at(64), signal, Notice::Silent).unwrap();
+        own.engine
+            .put_signal(CX, own.source.at(0), 300, own.remote.at(64), signal, Notice::Silent)
+            .unwrap();
     }
     5
 }
@@ -266,13 +281,18 @@ fn operations_queued<R: Rail>(own: &mut Own<R, 1>) -> u64 {
 fn stamp(control: &Shared) -> u32 {
     let control = control.borrow();
     let hello = control.posts.iter().find(|post| post.bytes.first() == Some(&7));
-    hello.map_or(0, |post| u32::from_le_bytes(post.bytes[4..8].try_into().unwrap()) << 9 & 0xff_ffff)
+    hello
+        .map_or(0, |post| u32::from_le_bytes(post.bytes[4..8].try_into().unwrap()) << 9 & 0xff_ffff)
 }
 
 /// Returns the Bye messages among the posts.
 fn byes(control: &Shared) -> Vec<Vec<u8>> {
     let posts = &control.borrow().posts;
-    posts.iter().filter(|post| post.bytes.first() == Some(&8)).map(|post| post.bytes.clone()).collect()
+    posts
+        .iter()
+        .filter(|post| post.bytes.first() == Some(&8))
+        .map(|post| post.bytes.clone())
+        .collect()
 }
 
 #[test]
@@ -322,9 +342,13 @@ fn a_bye_acknowledges_and_ends_waits_for_its_sender() {
     bye.extend([1u64.to_le_bytes().as_slice(), &[0; 4]].concat());
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), bye.clone()));
     passes(&mut own.engine, 1);
-    assert_eq!(own.engine.next_completion().map(|end| (end.tag, end.outcome)), Some((3, Outcome::Done)));
+    assert_eq!(
+        own.engine.next_completion().map(|end| (end.tag, end.outcome)),
+        Some((3, Outcome::Done))
+    );
     assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Closed)));
-    let end = own.engine.wait_signal(own.target.at(0), Cmp::Eq, 9, Some(own.peer), &mut own.waiter, SOON);
+    let end =
+        own.engine.wait_signal(own.target.at(0), Cmp::Eq, 9, Some(own.peer), &mut own.waiter, SOON);
     assert_eq!(end, Err(WaitError::PeerFailed(own.peer, PeerError::Closed)));
     passes(&mut own.engine, 2000);
     assert_eq!(own.engine.has_left(own.peer), Ok(true));

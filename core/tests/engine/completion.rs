@@ -50,7 +50,14 @@ fn every_reported_operation_completes_once_and_no_silent_one() {
             let issued = match kind {
                 0 => e.put(CX, from, random.below(100) as usize, to, notice),
                 1 => e.get(CX, from, random.below(100) as usize, to, notice),
-                2 => e.put_signal(CX, from, random.below(300) as usize, to, set(own.remote, 8, 1), notice),
+                2 => e.put_signal(
+                    CX,
+                    from,
+                    random.below(300) as usize,
+                    to,
+                    set(own.remote, 8, 1),
+                    notice,
+                ),
                 3 => e.signal(CX, add(own.remote, 8, 1), notice),
                 4 => e.amo(CX, own.remote.at(16), ADD, notice),
                 _ => e.fetch(CX, own.remote.at(16), ADD, tag),
@@ -69,12 +76,18 @@ fn every_reported_operation_completes_once_and_no_silent_one() {
                 while let Some(done) = e.next_completion() {
                     end(&mut ends, done);
                 }
-            } else if let Some(&(token, notice)) = tokens.get(random.below(tokens.len() as u64) as usize) {
+            } else if let Some(&(token, notice)) =
+                tokens.get(random.below(tokens.len() as u64) as usize)
+            {
                 match e.test(token) {
                     Ok(Some(done)) => {
                         assert_eq!((done.token, Notice::Report(done.tag)), (token, notice));
                         end(&mut ends, done);
-                        assert_eq!(e.test(token), Err(OpError::StaleToken), "seed {seed}: taken twice");
+                        assert_eq!(
+                            e.test(token),
+                            Err(OpError::StaleToken),
+                            "seed {seed}: taken twice"
+                        );
                     }
                     Ok(None) => {}
                     Err(error) => assert_eq!(error, OpError::StaleToken),
@@ -119,7 +132,8 @@ fn stale_silent_and_foreign_tokens_are_errors() {
 fn a_full_pool_returns_again_and_changes_nothing() {
     let config = Config::DEFAULT;
     let mut engine =
-        fishplate_core::engine::Engine::new(config, [Network::new()], memory(&config, 1, 3)).unwrap();
+        fishplate_core::engine::Engine::new(config, [Network::new()], memory(&config, 1, 3))
+            .unwrap();
     let peer = engine.reserve_peer().unwrap();
     engine.connect_peer(peer, 1).unwrap();
     let target = engine.register(region(64)).unwrap();
@@ -128,7 +142,10 @@ fn a_full_pool_returns_again_and_changes_nothing() {
         (0..3).map(|n| pending(engine.signal(CX, add(remote, 0, 1), Notice::Report(n)))).collect();
     let before = engine.stats();
     assert_eq!(engine.signal(CX, add(remote, 0, 1), Notice::Report(9)), Err(OpError::Again));
-    assert_eq!(engine.put(CX, target.at(0), 8, remote.at(8), Notice::Report(9)), Err(OpError::Again));
+    assert_eq!(
+        engine.put(CX, target.at(0), 8, remote.at(8), Notice::Report(9)),
+        Err(OpError::Again)
+    );
     assert_eq!(engine.get(CX, target.at(0), 8, remote.at(8), Notice::Silent), Err(OpError::Again));
     assert_eq!(engine.fetch(CX, remote.at(8), ADD, 1), Err(OpError::Again));
     assert_eq!(engine.stats(), before);
@@ -161,7 +178,10 @@ fn silent_operations_are_open_until_acknowledged_and_posted() {
     for left in (0..3).rev() {
         assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
         let stuck = own.engine.quiet(CX, own.peer, &mut own.waiter, 0).unwrap_err();
-        assert!(matches!(stuck, WaitError::Deadline(Stuck { rail: Some(_), hole: None, .. })), "{stuck:?}");
+        assert!(
+            matches!(stuck, WaitError::Deadline(Stuck { rail: Some(_), hole: None, .. })),
+            "{stuck:?}"
+        );
         let one = held.borrow_mut().pop().unwrap();
         let mut open = control.borrow_mut();
         let hold = open.edit.take();
@@ -177,8 +197,10 @@ fn silent_operations_are_open_until_acknowledged_and_posted() {
 fn an_operation_completes_after_all_its_posts() {
     let (control, mut own) = slow();
     let held = hold(&control, |event| matches!(event, Event::Done(..)));
-    let put = pending(own.engine.put(CX, own.source.at(0), 32, own.remote.at(64), Notice::Report(1)));
-    let get = pending(own.engine.get(CX, own.source.at(64), 32, own.remote.at(64), Notice::Report(2)));
+    let put =
+        pending(own.engine.put(CX, own.source.at(0), 32, own.remote.at(64), Notice::Report(1)));
+    let get =
+        pending(own.engine.get(CX, own.source.at(64), 32, own.remote.at(64), Notice::Report(2)));
     assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
     passes(&mut own.engine, 100);
     assert_eq!(
@@ -198,7 +220,8 @@ fn an_operation_completes_after_all_its_posts() {
 fn i8_an_operation_completes_after_its_acknowledgement() {
     let (control, mut own) = slow();
     let held = hold(&control, |event| matches!(event, Event::Landed(..)));
-    let put = pending(own.engine.put(CX, own.source.at(0), 32, own.remote.at(64), Notice::Report(1)));
+    let put =
+        pending(own.engine.put(CX, own.source.at(0), 32, own.remote.at(64), Notice::Report(1)));
     assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
     passes(&mut own.engine, 100);
     assert_eq!(own.engine.test(put), Ok(None));
@@ -228,15 +251,22 @@ fn e9_a_fetch_completes_with_its_reply() {
 #[test]
 fn a_failed_read_affects_no_other_operation() {
     for (result, want) in [
-        (CompleteError::Failed(-5), Outcome::Failed(Fault::Rail(RailId(0), CompleteError::Failed(-5)))),
-        (CompleteError::Unknown(-6), Outcome::Unknown(Fault::Rail(RailId(0), CompleteError::Unknown(-6)))),
+        (
+            CompleteError::Failed(-5),
+            Outcome::Failed(Fault::Rail(RailId(0), CompleteError::Failed(-5))),
+        ),
+        (
+            CompleteError::Unknown(-6),
+            Outcome::Unknown(Fault::Rail(RailId(0), CompleteError::Unknown(-6))),
+        ),
     ] {
         let (control, mut own) = slow();
         control.borrow_mut().edit = Some(Box::new(move |_, event| match event {
             Event::Done(cx, _) => vec![Event::Done(cx, Err(result))],
             event => vec![event],
         }));
-        let get = pending(own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(3)));
+        let get =
+            pending(own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(3)));
         assert_eq!(own.engine.wait(get, &mut own.waiter, SOON).unwrap().outcome, want);
         control.borrow_mut().edit = None;
         assert_eq!(own.engine.peer_error(own.peer), Ok(None));
@@ -264,7 +294,10 @@ fn a_permanently_refused_post_fails_only_its_operation() {
     ));
     let fault = Fault::Post(RailId(0), PostError::Provider(-77));
     for token in [put, both] {
-        assert_eq!(own.engine.wait(token, &mut own.waiter, SOON).unwrap().outcome, Outcome::Failed(fault));
+        assert_eq!(
+            own.engine.wait(token, &mut own.waiter, SOON).unwrap().outcome,
+            Outcome::Failed(fault)
+        );
     }
     assert_eq!(
         own.engine.inject(CX, &[1], own.remote.at(0)),
@@ -280,7 +313,8 @@ fn a_permanently_refused_post_fails_only_its_operation() {
 #[test]
 fn quiet_counts_silent_failures_once() {
     let control = shared();
-    let mut own = own(Config { contexts: 2, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
+    let mut own =
+        own(Config { contexts: 2, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
     control.borrow_mut().refuse =
         Some(Box::new(|post| (post.verb == Verb::Read).then_some(PostError::Provider(-7))));
     for _ in 0..3 {
@@ -288,7 +322,11 @@ fn quiet_counts_silent_failures_once() {
     }
     own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(1)).unwrap();
     let other = fishplate_core::engine::ContextId(1);
-    assert_eq!(own.engine.quiet(other, own.peer, &mut own.waiter, SOON), Ok(()), "not of that context");
+    assert_eq!(
+        own.engine.quiet(other, own.peer, &mut own.waiter, SOON),
+        Ok(()),
+        "not of that context"
+    );
     assert_eq!(own.engine.quiet(CX, own.peer, &mut own.waiter, SOON), Err(WaitError::Failed(3)));
     assert_eq!(own.engine.quiet(CX, own.peer, &mut own.waiter, SOON), Ok(()));
     own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Silent).unwrap();
@@ -301,16 +339,22 @@ fn a_failed_numbered_post_breaks_the_stream_with_unknown_outcome() {
     let (control, mut own) = slow();
     control.borrow_mut().edit = Some(Box::new(|_, event| match event {
         // Posts of acknowledgements, which belong to no operation, succeed.
-        Event::Done(cx, _) if cx >> 63 == 0 => vec![Event::Done(cx, Err(CompleteError::Failed(-5)))],
+        Event::Done(cx, _) if cx >> 63 == 0 => {
+            vec![Event::Done(cx, Err(CompleteError::Failed(-5)))]
+        }
         event => vec![event],
     }));
-    let put = pending(own.engine.put(CX, own.source.at(0), 300, own.remote.at(64), Notice::Report(1)));
+    let put =
+        pending(own.engine.put(CX, own.source.at(0), 300, own.remote.at(64), Notice::Report(1)));
     let fault = Fault::Rail(RailId(0), CompleteError::Failed(-5));
     let done = own.engine.wait(put, &mut own.waiter, SOON).unwrap();
     assert_eq!(done.outcome, Outcome::Unknown(fault));
     let why = PeerError::Rail(RailId(0));
     assert_eq!(own.engine.peer_error(own.peer), Ok(Some(why)));
-    assert_eq!(own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent), Err(OpError::PeerFailed(why)));
+    assert_eq!(
+        own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent),
+        Err(OpError::PeerFailed(why))
+    );
     assert_eq!(
         own.engine.quiet(CX, own.peer, &mut own.waiter, SOON),
         Err(WaitError::PeerFailed(own.peer, why))
@@ -320,15 +364,19 @@ fn a_failed_numbered_post_breaks_the_stream_with_unknown_outcome() {
 #[test]
 fn an_empty_operation_completes_at_once_and_in_order() {
     let mut own = own(Config::DEFAULT, [Network::new()], 4096);
-    let put = pending(own.engine.put(CX, own.source.at(0), 0, own.remote.at(4096), Notice::Report(1)));
-    let get = pending(own.engine.get(CX, own.source.at(4096), 0, own.remote.at(0), Notice::Report(2)));
+    let put =
+        pending(own.engine.put(CX, own.source.at(0), 0, own.remote.at(4096), Notice::Report(1)));
+    let get =
+        pending(own.engine.get(CX, own.source.at(4096), 0, own.remote.at(0), Notice::Report(2)));
     own.engine.inject(CX, &[], own.remote.at(4096)).unwrap();
     for token in [put, get] {
         assert_eq!(own.engine.test(token).unwrap().unwrap().outcome, Outcome::Done);
     }
     assert_eq!(own.engine.stats().posted, 0);
     let signal = set(own.remote, 0, 1);
-    own.engine.put_signal(CX, own.source.at(0), 0, own.remote.at(4096), signal, Notice::Silent).unwrap();
+    own.engine
+        .put_signal(CX, own.source.at(0), 0, own.remote.at(4096), signal, Notice::Silent)
+        .unwrap();
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
     assert_eq!(word(&own.engine, own.target.at(0)), 1);
 }

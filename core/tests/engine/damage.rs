@@ -17,8 +17,12 @@ const SIZE: usize = 4096;
 /// number of operations that were posted again.
 fn run(seed: u64) -> u64 {
     let control = shared();
-    let config =
-        Config { window: 8, contexts: 2, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+    let config = Config {
+        window: 8,
+        contexts: 2,
+        first_sequence: STARTS[seed as usize % 4],
+        ..Config::DEFAULT
+    };
     let sim = fleet::fabric(3, 2, 64, Dials::WILD, seed);
     let mut random = Random(seed);
     let keeps = seed.is_multiple_of(2);
@@ -93,7 +97,10 @@ fn run(seed: u64) -> u64 {
     }
     assert_eq!(nodes[0].engine.peer_error(nodes[0].peers[2]), Ok(None), "seed {seed}");
     assert_eq!(nodes[2].engine.peer_error(victim), Ok(None), "seed {seed}");
-    assert!(word(&nodes[0].engine, nodes[0].target.at(2048)) >= sent || nodes[0].engine.stats().arrived > 0);
+    assert!(
+        word(&nodes[0].engine, nodes[0].target.at(2048)) >= sent
+            || nodes[0].engine.stats().arrived > 0
+    );
     nodes.iter().map(|node| node.engine.stats().reposted).sum()
 }
 

@@ -24,7 +24,10 @@ struct Rig<R: Rail, const RAILS: usize> {
     remote: RemoteId,
 }
 
-fn rig<R: Rail, const RAILS: usize>(config: Config, rails: [Veiled<R>; RAILS]) -> Rig<Veiled<R>, RAILS> {
+fn rig<R: Rail, const RAILS: usize>(
+    config: Config,
+    rails: [Veiled<R>; RAILS],
+) -> Rig<Veiled<R>, RAILS> {
     let mut own = own(config, rails, SIZE);
     let (out, into) = (device_region(SIZE), device_region(SIZE));
     let source = own.engine.register(out).unwrap();
@@ -49,17 +52,22 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
             let (from, to) = (random.below(300), 8 + random.below(300));
             let (here, there) = (random.below(2) == 0, random.below(2) == 0);
             let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
-            let (source, remote) =
-                (if here { rig.source } else { own.source }, if there { rig.remote } else { own.remote });
+            let (source, remote) = (
+                if here { rig.source } else { own.source },
+                if there { rig.remote } else { own.remote },
+            );
             match here {
                 true => poke(&rig.out, from as usize, &bytes),
                 false => write(&own.engine, own.source.at(from), &bytes),
             }
             let signal = Signal { at: own.remote.at(0), op: SignalOp::Set, value: round };
             let (source_at, remote_at) = (source.at(from), remote.at(to));
-            let issued =
-                own.engine.put_signal(CX, source_at, len, remote_at, signal, Notice::Silent).unwrap();
-            let what = format!("seed {seed} round {round}: {len} bytes, device {here} to device {there}");
+            let issued = own
+                .engine
+                .put_signal(CX, source_at, len, remote_at, signal, Notice::Silent)
+                .unwrap();
+            let what =
+                format!("seed {seed} round {round}: {len} bytes, device {here} to device {there}");
             // Reads the word directly, to detect a signal that overtakes its data.
             for _ in 0..10_000 {
                 if word(&own.engine, own.target.at(0)) == round {
@@ -79,8 +87,10 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
             // Copies the data back to another place.
             let back = SIZE as u64 / 2;
             let into = if here { rig.source } else { own.source };
-            let issued =
-                own.engine.get(CX, into.at(back), len, remote.at(to), Notice::Report(round)).unwrap();
+            let issued = own
+                .engine
+                .get(CX, into.at(back), len, remote.at(to), Notice::Report(round))
+                .unwrap();
             done(&mut own.engine, issued, &what);
             let got = match here {
                 true => peek(&rig.out, back as usize, len),
@@ -93,7 +103,9 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
     for seed in seeds(10) {
         run(mapped(), seed);
         run([Veiled::new(Loopback::<64>::new())], seed);
-        let faulty = |n| Veiled::new(Faulty::<_, 16>::new(Loopback::<64>::new(), Faults::DISORDER, seed + n));
+        let faulty = |n| {
+            Veiled::new(Faulty::<_, 16>::new(Loopback::<64>::new(), Faults::DISORDER, seed + n))
+        };
         run([faulty(0), faulty(1000)], seed);
     }
 }
@@ -123,8 +135,14 @@ fn unsupported_device_operations_are_refused_and_change_nothing() {
     let at = (rig.source.at(SIZE as u64), rig.remote.at(SIZE as u64));
     let put = own.engine.put(CX, at.0, 1, own.remote.at(0), Notice::Silent);
     assert_eq!(put.map(drop), Err(outside));
-    assert_eq!(own.engine.put(CX, own.source.at(0), 1, at.1, Notice::Silent).map(drop), Err(outside));
-    assert_eq!(own.engine.get(CX, own.source.at(0), 1, at.1, Notice::Silent).map(drop), Err(outside));
+    assert_eq!(
+        own.engine.put(CX, own.source.at(0), 1, at.1, Notice::Silent).map(drop),
+        Err(outside)
+    );
+    assert_eq!(
+        own.engine.get(CX, own.source.at(0), 1, at.1, Notice::Silent).map(drop),
+        Err(outside)
+    );
     let at = rig.source.at(0);
     let wait = own.engine.wait_signal(at, fishplate_core::op::Cmp::Eq, 0, None, &mut own.waiter, 1);
     assert_eq!(wait.map(drop), Err(OpError::DeviceMemory.into()));

@@ -27,7 +27,8 @@ struct Rig<R: Rail, const RAILS: usize> {
 
 impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
     fn new(rails: [R; RAILS]) -> Self {
-        let config = Config { window: 16, stripe_threshold: 256, stripe_chunk: 64, ..Config::DEFAULT };
+        let config =
+            Config { window: 16, stripe_threshold: 256, stripe_chunk: 64, ..Config::DEFAULT };
         let mut own = own(config, rails.map(Veiled::new), SIZE);
         let memory = device_region(SIZE);
         let local = own.engine.register(memory).unwrap();
@@ -103,7 +104,8 @@ fn data_is_in_the_device_when_the_word_of_its_signal_changes() {
                 assert!(pass < 100_000, "seed {seed}: signal {n} is not applied");
                 for n in (seen + 1).max(now.saturating_sub(SLOTS / 2))..=now {
                     let payload = &sent[n as usize];
-                    let there = peek(&rig.memory, (SLOTS * 8 + n % SLOTS * 400) as usize, payload.len());
+                    let there =
+                        peek(&rig.memory, (SLOTS * 8 + n % SLOTS * 400) as usize, payload.len());
                     assert!(there == *payload, "seed {seed}: signal {n} came before its data");
                 }
                 seen = now;
@@ -134,7 +136,8 @@ fn atomics_of_every_kind_match_a_model_and_keep_their_order_with_signals() {
             let amo = Amo { op, width, operand: random.next(), compare: random.below(3) };
             if random.below(4) == 0 {
                 let at = at & !7;
-                let signal = Signal { at: rig.remote.at(at), op: SignalOp::Add, value: random.next() };
+                let signal =
+                    Signal { at: rig.remote.at(at), op: SignalOp::Add, value: random.next() };
                 rig.issue(|rig| rig.own.engine.signal(CX, signal, Notice::Silent));
                 let word = &mut model[at as usize / 8];
                 *word = word.wrapping_add(signal.value);
@@ -148,7 +151,9 @@ fn atomics_of_every_kind_match_a_model_and_keep_their_order_with_signals() {
                 0 => drop(rig.issue(|rig| rig.own.engine.amo(CX, place, amo, Notice::Silent))),
                 _ => {
                     let issued = rig.issue(|rig| rig.own.engine.fetch(CX, place, amo, n));
-                    let Issued::Pending(token) = issued else { panic!("a word of a device is not mapped") };
+                    let Issued::Pending(token) = issued else {
+                        panic!("a word of a device is not mapped")
+                    };
                     let end = rig.own.engine.wait(token, &mut rig.own.waiter, SOON).unwrap();
                     assert_eq!(end.value, old, "seed {seed}: {amo:?} at {at}");
                 }
@@ -157,7 +162,10 @@ fn atomics_of_every_kind_match_a_model_and_keep_their_order_with_signals() {
         rig.own.engine.quiet(CX, rig.own.peer, &mut rig.own.waiter, SOON).unwrap();
         let words: Vec<_> = (0..4).map(|word| rig.word(8 * word)).collect();
         assert_eq!(words, model, "seed {seed}");
-        assert!(peek(&rig.memory, 32, SIZE - 32).iter().all(|&byte| byte == 0), "seed {seed}: outside");
+        assert!(
+            peek(&rig.memory, 32, SIZE - 32).iter().all(|&byte| byte == 0),
+            "seed {seed}: outside"
+        );
     }
 }
 
@@ -309,7 +317,8 @@ fn a_wait_for_a_word_of_a_device_sees_it_and_ends_with_its_peer() {
     // The wait also works on a word in host memory, and refuses an address outside the region.
     assert_eq!(engine.wait_signal_anywhere(source.at(0), Cmp::Eq, 0, None, waiter, SOON), Ok(0));
     let outside = OpError::OutOfBounds { offset: SIZE as u64, len: 8, size: SIZE as u64 };
-    let waited = engine.wait_signal_anywhere(rig.local.at(SIZE as u64), Cmp::Eq, 0, None, waiter, SOON);
+    let waited =
+        engine.wait_signal_anywhere(rig.local.at(SIZE as u64), Cmp::Eq, 0, None, waiter, SOON);
     assert_eq!(waited, Err(outside.into()));
 }
 
@@ -358,7 +367,8 @@ fn a_word_that_is_deregistered_before_its_turn_is_not_changed() {
 /// A wait for a device word makes stream 0 due before a peer has it.
 #[test]
 fn a_peer_that_is_set_up_after_a_wait_for_a_device_word_is_served() {
-    let mut engine = engine(Config { window: 16, ..Config::DEFAULT }, [Veiled::new(Loopback::<64>::new())]);
+    let mut engine =
+        engine(Config { window: 16, ..Config::DEFAULT }, [Veiled::new(Loopback::<64>::new())]);
     let local = engine.register(device_region(SIZE)).unwrap();
     engine.rail_mut(RailId(0)).unwrap().full = u32::MAX;
     let mut waiter = waiter();
@@ -378,7 +388,9 @@ fn a_peer_that_is_set_up_after_a_wait_for_a_device_word_is_served() {
     for n in 0..200 {
         for (peer, target) in peers.into_iter().zip(targets) {
             let signal = Signal::add(target.at(0), 1);
-            engine.put_signal(CX, source.at(64), 512, target.at(64), signal, Notice::Silent).unwrap();
+            engine
+                .put_signal(CX, source.at(64), 512, target.at(64), signal, Notice::Silent)
+                .unwrap();
             let quiet = engine.quiet(CX, peer, &mut waiter, 500_000 * (n + 1));
             assert_eq!(quiet, Ok(()), "put {n} to {peer:?}");
         }

@@ -128,8 +128,10 @@ fn traffic_of_an_earlier_attachment_has_no_effect() {
         own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
         while own.engine.next_completion().is_some() {}
         let old = std::mem::take(&mut *heard.borrow_mut());
-        let kinds: BTreeSet<u8> =
-            old.iter().map(|event| if let Event::Message(_, bytes) = event { bytes[0] } else { 0 }).collect();
+        let kinds: BTreeSet<u8> = old
+            .iter()
+            .map(|event| if let Event::Message(_, bytes) = event { bytes[0] } else { 0 })
+            .collect();
         assert_eq!(kinds, (0..=6).collect(), "a write and every message but a Hello");
         control.borrow_mut().edit = None;
         renew(&mut own);
@@ -150,7 +152,10 @@ fn traffic_of_an_earlier_attachment_has_no_effect() {
         assert_eq!(own.engine.peer_error(own.peer), Ok(None));
         assert_eq!(stats.stale, old.len() as u64, "from {first_sequence:#x}");
         assert_eq!((stats.arrived, stats.applied), (before.1.arrived, before.1.applied));
-        assert!(read(&own.engine, own.target.at(0), 4096) == before.0, "from {first_sequence:#x}: wrote");
+        assert!(
+            read(&own.engine, own.target.at(0), 4096) == before.0,
+            "from {first_sequence:#x}: wrote"
+        );
         assert_eq!(own.engine.next_completion(), None, "an old acknowledgement or reply counted");
         control.borrow_mut().edit = None;
         let held = std::mem::take(&mut *held.borrow_mut());
@@ -234,7 +239,10 @@ fn hellos_without_proof_change_nothing() {
         }
     }
     // A late Hello with the previous epoch of the connected peer.
-    control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), hello(epoch - 1, epoch, 1)));
+    control
+        .borrow_mut()
+        .inject
+        .push_back(Event::Message(own.peer.peer(), hello(epoch - 1, epoch, 1)));
     passes(&mut own.engine, 50);
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
     assert_eq!(own.engine.peer_error(own.peer), Ok(None));
@@ -314,7 +322,10 @@ fn a_reattached_peer_fails_and_operations_to_it_are_unknown() {
     passes(&mut own.engine, 3);
     assert_eq!(own.engine.peer_error(own.peer), Ok(None), "it may be old");
     assert!(hellos(&control).contains(&(epoch, epoch + 1, 2)), "asked whether it lives");
-    control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), hello(epoch + 1, epoch, 0)));
+    control
+        .borrow_mut()
+        .inject
+        .push_back(Event::Message(own.peer.peer(), hello(epoch + 1, epoch, 0)));
     passes(&mut own.engine, 3);
     assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Reattached)));
     let end = own.engine.test(token).unwrap().unwrap();
@@ -340,7 +351,14 @@ fn operations_queue_until_the_peer_has_answered() {
     write(a, from.at(0), &[7; 256]);
     // The other engine has not connected yet. It receives nothing now, and everything later.
     for n in 0..10 {
-        let issued = a.put_signal(CX, from.at(0), 256, remote.at(1024), signal(remote.at(0)), Notice::Silent);
+        let issued = a.put_signal(
+            CX,
+            from.at(0),
+            256,
+            remote.at(1024),
+            signal(remote.at(0)),
+            Notice::Silent,
+        );
         assert!(matches!(issued, Ok(Issued::Pending(_))), "{n}: {issued:?}");
         a.progress();
         b.progress();
@@ -394,7 +412,9 @@ fn an_end_that_reattaches_alone_connects_once_the_other_does_too() {
                 nodes[at].engine.signal(CX, signal(word), Notice::Silent).unwrap();
             }
             fleet::turn_until(&mut nodes, "both get through", |nodes| {
-                (0..2).all(|at| word(&nodes[1 - at].engine, nodes[1 - at].target.at(8 * at as u64)) == round)
+                (0..2).all(|at| {
+                    word(&nodes[1 - at].engine, nodes[1 - at].target.at(8 * at as u64)) == round
+                })
             });
             let errors = [0, 1].map(|at| nodes[at].engine.peer_error(nodes[at].peers[1 - at]));
             assert_eq!(errors, [Ok(None); 2], "seed {seed}, round {round}");
@@ -407,7 +427,8 @@ fn a_word_of_an_unknown_sender_is_no_answer() {
     let control = shared();
     control.borrow_mut().caps = Some(|caps| Caps { fresh: false, ..caps });
     control.borrow_mut().edit = Some(Box::new(|_, _| vec![]));
-    let mut own = own(Config { window: 8, ..Config::DEFAULT }, tap(Loopback::<64>::new(), &control), 4096);
+    let mut own =
+        own(Config { window: 8, ..Config::DEFAULT }, tap(Loopback::<64>::new(), &control), 4096);
     passes(&mut own.engine, 5);
     let epoch = hellos(&control)[0].0;
     let word = (epoch << 9) & 0xff_ffff;

@@ -35,7 +35,10 @@ fn a_disabled_rail_is_not_used_and_the_last_one_stays() {
         own.engine.put(CX, own.source.at(0), 300, own.remote.at(0), Notice::Silent).unwrap();
         own.engine.signal(CX, Signal::add(own.remote.at(4096), 1), Notice::Silent).unwrap();
         own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
-        assert_eq!(own.engine.rail_error(own.peer, RailId(rail)), Ok(Some(Fault::Peer(PeerError::Removed))));
+        assert_eq!(
+            own.engine.rail_error(own.peer, RailId(rail)),
+            Ok(Some(Fault::Peer(PeerError::Removed)))
+        );
         assert!(control.borrow().posts.iter().all(|post| post.rail != rail as usize));
         control.borrow_mut().posts.clear();
     }
@@ -67,11 +70,15 @@ fn the_failure_of_a_rail_without_fencing_or_of_the_last_one_fails_the_peer() {
             own.engine.disable_rail(own.peer, RailId(2)).unwrap();
             passes(&mut own.engine, 4);
             assert_eq!(own.engine.peer_error(own.peer), Ok(None));
-            control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), PeerError::Rail(RailId(0))));
+            control
+                .borrow_mut()
+                .inject
+                .push_back(Event::Down(own.peer.peer(), PeerError::Rail(RailId(0))));
             passes(&mut own.engine, 4);
         }
         assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Rail(why))));
-        let reasons = [0, 1, 2].map(|rail| own.engine.rail_error(own.peer, RailId(rail)).unwrap().is_some());
+        let reasons =
+            [0, 1, 2].map(|rail| own.engine.rail_error(own.peer, RailId(rail)).unwrap().is_some());
         assert_eq!(reasons, [fence.is_none(), true, fence.is_none()]);
     }
 }
@@ -163,8 +170,13 @@ fn failover_messages_of_an_earlier_attachment_are_dropped() {
     met(&mut nodes);
     nodes[0].0.disable_rail(nodes[0].1, RailId(1)).unwrap();
     met(&mut nodes);
-    let told: Vec<_> =
-        control.borrow().posts.iter().filter(|post| post.bytes.first() == Some(&TOLD)).cloned().collect();
+    let told: Vec<_> = control
+        .borrow()
+        .posts
+        .iter()
+        .filter(|post| post.bytes.first() == Some(&TOLD))
+        .cloned()
+        .collect();
     assert!(told.len() >= 3, "each told the other, and the first that it has heard");
     for (node, (engine, peer)) in (0..).zip(&mut nodes) {
         assert_eq!(engine.stats().rails_failed, 1);
@@ -188,6 +200,9 @@ fn failover_messages_of_an_earlier_attachment_are_dropped() {
     let stale: u64 = nodes.iter().map(|(engine, _)| engine.stats().stale).sum();
     assert_eq!(stale, before.iter().sum::<u64>() + told.len() as u64);
     for (engine, peer) in &nodes {
-        assert_eq!((engine.rail_error(*peer, RailId(1)), engine.stats().rails_failed), (Ok(None), 1));
+        assert_eq!(
+            (engine.rail_error(*peer, RailId(1)), engine.stats().rails_failed),
+            (Ok(None), 1)
+        );
     }
 }

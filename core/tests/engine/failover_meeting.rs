@@ -77,9 +77,11 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
     let mut random = Random(seed ^ 0x3ee7);
     let dials = if random.below(4) == 0 { Dials::CALM } else { Dials::WILD };
     let sim = fleet::fabric(2, RAILS as u16, 64, dials, seed);
-    let (batch, ack_age) = ([1, 32][random.below(2) as usize], [4, u32::MAX][random.below(2) as usize]);
+    let (batch, ack_age) =
+        ([1, 32][random.below(2) as usize], [4, u32::MAX][random.below(2) as usize]);
     let (config, ops) = (Config { batch, ack_age, ..Config::DEFAULT }, 1 + random.below(6));
-    let mut sides: [Side<RAILS>; 2] = [0, 1].map(|n| Side::new(sim, n, keeps[n as usize], ops, config));
+    let mut sides: [Side<RAILS>; 2] =
+        [0, 1].map(|n| Side::new(sim, n, keeps[n as usize], ops, config));
     let handles = [0, 1].map(|n: usize| {
         let mut handle = [0; 512];
         let len = sides[n].engine.export(sides[n].target, &mut handle).unwrap();
@@ -98,7 +100,11 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
     // its peer before the peer connected; the peer then waits for ever.
     let waits = lasts || !cuts;
     while turns < 1500 || (waits && !sides.iter().all(settled)) {
-        assert!(turns < 100_000, "seed {seed}: no end; {:?}", sides.each_ref().map(|s| s.engine.stats()));
+        assert!(
+            turns < 100_000,
+            "seed {seed}: no end; {:?}",
+            sides.each_ref().map(|s| s.engine.stats())
+        );
         for &(_, rail, from, how) in plan.iter().filter(|cut| cut.0 == turns) {
             if how < 2 {
                 sim.cut(from, 1 - from, rail, 300).unwrap();
@@ -134,7 +140,10 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
             // An engine that lost a rail lost it before it knew that the other engine has no
             // failover.
             let lost = side.engine.stats().rails_failed != 0;
-            assert!(!lost || side.engine.has_answered(side.peer) == Ok(false), "seed {seed}, node {n}");
+            assert!(
+                !lost || side.engine.has_answered(side.peer) == Ok(false),
+                "seed {seed}, node {n}"
+            );
             all.given_up += u64::from(error.is_some());
         }
         all.failed += side.engine.stats().rails_failed;
@@ -179,7 +188,8 @@ fn without_failover_at_both_ends_the_first_failed_rail_fails_the_peer() {
 fn rails_with_different_limits_carry_what_all_of_them_or_one_of_them_accepts() {
     for keeps in [[true, true], [true, false], [false, true]] {
         let sim = fleet::fabric(2, 2, 64, Dials::CALM, 1);
-        let mut sides = [0, 1].map(|n| Side::<2>::new(sim, n, keeps[n as usize], 0, Config::DEFAULT));
+        let mut sides =
+            [0, 1].map(|n| Side::<2>::new(sim, n, keeps[n as usize], 0, Config::DEFAULT));
         for Side { engine, peer, .. } in &mut sides {
             let joint = |rail, max_message| Joint { ours: RailId(rail), theirs: rail, max_message };
             engine.join_peer(*peer, &[joint(0, 160), joint(1, 200)], None).unwrap();

@@ -30,7 +30,14 @@ fn a_dead_peer_fails_only_operations_to_it() {
             let (from, to) = (node.source.at(0), node.remotes[1].at(64));
             tokens.push(pending(match random.below(4) {
                 0 => node.engine.put(cx, from, 200, to, Notice::Report(n)),
-                1 => node.engine.put_signal(cx, from, 700, to, set(node.remotes[1], 0, n), Notice::Report(n)),
+                1 => node.engine.put_signal(
+                    cx,
+                    from,
+                    700,
+                    to,
+                    set(node.remotes[1], 0, n),
+                    Notice::Report(n),
+                ),
                 2 => node.engine.get(cx, from, 100, to, Notice::Report(n)),
                 _ => node.engine.fetch(cx, node.remotes[1].at(8), INC, n),
             }));
@@ -44,8 +51,10 @@ fn a_dead_peer_fails_only_operations_to_it() {
             while let Some(done) = nodes[0].engine.next_completion() {
                 ends += 1;
                 let died = Fault::Peer(PeerError::Died);
-                let down = matches!(done.outcome, Outcome::Failed(Fault::Rail(_, CompleteError::PeerDown)))
-                    || matches!(done.outcome, Outcome::Failed(f) if f == died);
+                let down = matches!(
+                    done.outcome,
+                    Outcome::Failed(Fault::Rail(_, CompleteError::PeerDown))
+                ) || matches!(done.outcome, Outcome::Failed(f) if f == died);
                 let rail = matches!(done.outcome, Outcome::Unknown(_));
                 assert!(done.outcome == Outcome::Done || down || rail, "seed {seed}: {done:?}");
             }
@@ -55,7 +64,9 @@ fn a_dead_peer_fails_only_operations_to_it() {
             assert_eq!(nodes[0].engine.test(token), Err(OpError::StaleToken));
         }
         let dead = nodes[0].peers[1];
-        fleet::turn_until(&mut nodes, "the news", |nodes| nodes[0].engine.peer_error(dead) != Ok(None));
+        fleet::turn_until(&mut nodes, "the news", |nodes| {
+            nodes[0].engine.peer_error(dead) != Ok(None)
+        });
         let why = nodes[0].engine.peer_error(dead).unwrap().unwrap();
         assert!(matches!(why, PeerError::Died | PeerError::Rail(_)), "seed {seed}: {why:?}");
         let node = &mut nodes[0];
@@ -64,13 +75,18 @@ fn a_dead_peer_fails_only_operations_to_it() {
             Err(OpError::PeerFailed(why))
         );
         assert_eq!(node.engine.fence(CX, dead), Err(OpError::PeerFailed(why)));
-        assert_eq!(node.engine.quiet(CX, dead, &mut waiter(), SOON), Err(WaitError::PeerFailed(dead, why)));
+        assert_eq!(
+            node.engine.quiet(CX, dead, &mut waiter(), SOON),
+            Err(WaitError::PeerFailed(dead, why))
+        );
         // The third node is unaffected.
         for n in 0..20 {
             let node = &mut nodes[0];
             node.engine.signal(CX, add(node.remotes[2], 0, 1), Notice::Silent).unwrap();
             let alive = node.peers[2];
-            fleet::turn_until(&mut nodes, "others", |nodes| nodes[0].engine.is_quiet(CX, alive) == Ok(true));
+            fleet::turn_until(&mut nodes, "others", |nodes| {
+                nodes[0].engine.is_quiet(CX, alive) == Ok(true)
+            });
             assert_eq!(word(&nodes[2].engine, nodes[2].target.at(0)), n + 1, "seed {seed}");
         }
     }
@@ -81,8 +97,9 @@ fn a_down_peer_fails_unposted_operations_as_quiescent() {
     let control = shared();
     let mut own = own(Config { window: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
     control.borrow_mut().mute = true;
-    let tokens: Vec<_> =
-        (0..3).map(|n| pending(own.engine.signal(CX, set(own.remote, 0, 1), Notice::Report(n)))).collect();
+    let tokens: Vec<_> = (0..3)
+        .map(|n| pending(own.engine.signal(CX, set(own.remote, 0, 1), Notice::Report(n))))
+        .collect();
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     let why = PeerError::Rail(RailId(0));
     control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), why));
@@ -91,7 +108,10 @@ fn a_down_peer_fails_unposted_operations_as_quiescent() {
         tokens.iter().map(|&token| own.engine.test(token).unwrap().unwrap().outcome).collect();
     let fault = Fault::Peer(why);
     assert_eq!(outcomes, [Outcome::Unknown(fault), Outcome::Failed(fault), Outcome::Failed(fault)]);
-    assert_eq!(own.engine.quiet_all(CX, &mut own.waiter, SOON), Err(WaitError::PeerFailed(own.peer, why)));
+    assert_eq!(
+        own.engine.quiet_all(CX, &mut own.waiter, SOON),
+        Err(WaitError::PeerFailed(own.peer, why))
+    );
 }
 
 /// Connecting a peer that was not attached to the rail succeeds. The first error names the rail.
@@ -111,20 +131,25 @@ fn a_peer_that_is_not_attached_to_its_rail_is_reported_as_such() {
 
 #[test]
 fn ids_and_regions_of_a_removed_peer_are_stale_and_its_slot_is_reused() {
-    let mut own = own(Config { first_sequence: (1 << 20) - 3, ..Config::DEFAULT }, [Network::new()], 4096);
+    let mut own =
+        own(Config { first_sequence: (1 << 20) - 3, ..Config::DEFAULT }, [Network::new()], 4096);
     for round in 0..20u64 {
         let (old, region) = (own.peer, own.remote);
         for n in 0..round % 5 {
             own.engine.signal(CX, add(own.remote, 0, n), Notice::Silent).unwrap();
         }
-        let left = pending(own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Report(3)));
+        let left =
+            pending(own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Report(3)));
         own.engine.remove_peer(old).unwrap();
         let done = own.engine.wait(left, &mut own.waiter, SOON).unwrap();
         assert_eq!(done.outcome, Outcome::Unknown(Fault::Peer(PeerError::Removed)));
         assert_eq!(own.engine.remove_peer(old), Err(AttachError::UnknownPeer));
         assert_eq!(own.engine.peer_error(old), Err(AttachError::UnknownPeer));
         assert_eq!(own.engine.fence(CX, old), Err(OpError::UnknownPeer));
-        assert_eq!(own.engine.quiet(CX, old, &mut own.waiter, SOON), Err(OpError::UnknownPeer.into()));
+        assert_eq!(
+            own.engine.quiet(CX, old, &mut own.waiter, SOON),
+            Err(OpError::UnknownPeer.into())
+        );
         assert_eq!(own.engine.is_quiet(CX, old), Err(OpError::UnknownPeer));
         assert_eq!(own.engine.connect_peer(old, 1), Err(AttachError::UnknownPeer));
         let fresh = own.engine.reserve_peer().unwrap();
@@ -132,7 +157,10 @@ fn ids_and_regions_of_a_removed_peer_are_stale_and_its_slot_is_reused() {
         assert_ne!(fresh, old);
         own.engine.connect_peer(fresh, 1).unwrap();
         let next = import(&mut own.engine, fresh, own.target);
-        assert_eq!(own.engine.signal(CX, set(region, 0, 1), Notice::Silent), Err(OpError::UnknownRegion));
+        assert_eq!(
+            own.engine.signal(CX, set(region, 0, 1), Notice::Silent),
+            Err(OpError::UnknownRegion)
+        );
         (own.peer, own.remote) = (fresh, next);
         own.engine.signal(CX, set(next, 0, round), Notice::Silent).unwrap();
         own.engine.quiet(CX, fresh, &mut own.waiter, SOON).unwrap();
@@ -152,10 +180,18 @@ fn operations_to_a_removed_living_peer_have_an_unknown_outcome() {
         (Some(PeerError::Closed), false),
     ] {
         let control = shared();
-        let mut own = own(Config { window: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
+        let mut own =
+            own(Config { window: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
         control.borrow_mut().mute = true;
         let (signal, from) = (set(own.remote, 0, 1), own.source.at(0));
-        let sent = pending(own.engine.put_signal(CX, from, 8, own.remote.at(64), signal, Notice::Report(0)));
+        let sent = pending(own.engine.put_signal(
+            CX,
+            from,
+            8,
+            own.remote.at(64),
+            signal,
+            Notice::Report(0),
+        ));
         let waiting = pending(own.engine.signal(CX, set(own.remote, 8, 1), Notice::Report(1)));
         let read = pending(own.engine.get(CX, from, 8, own.remote.at(64), Notice::Report(2)));
         match why {
@@ -186,14 +222,18 @@ fn late_completions_of_a_removed_peer_do_not_affect_its_successor() {
     ] {
         let control = shared();
         let later = Faulty::<_, 32>::new(Network::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
-        let mut own = own(Config { window: 8, ack_age: 1, ..Config::DEFAULT }, tap(later, &control), 4096);
+        let mut own =
+            own(Config { window: 8, ack_age: 1, ..Config::DEFAULT }, tap(later, &control), 4096);
         let held = hold(&control, |event| matches!(event, Event::Done(..)));
-        let get = pending(own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(1)));
+        let get =
+            pending(own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(1)));
         own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
         own.engine.put(CX, own.source.at(0), 300, own.remote.at(64), Notice::Silent).unwrap();
         // The held completions include acknowledgements, which belong to no operation.
         passes(&mut own.engine, 60);
-        assert!(held.borrow().iter().any(|event| matches!(event, Event::Done(cx, _) if cx >> 63 == 1)));
+        assert!(
+            held.borrow().iter().any(|event| matches!(event, Event::Done(cx, _) if cx >> 63 == 1))
+        );
         own.engine.remove_peer(own.peer).unwrap();
         let fresh = own.engine.reserve_peer().unwrap();
         assert_eq!(fresh.peer(), own.peer.peer());
@@ -276,7 +316,9 @@ fn a_post_without_a_number_that_fails_is_over_where_its_rail_says_so() {
 fn what_was_in_flight_to_a_peer_is_over_if_that_has_died_and_perhaps_not_if_it_was_lost() {
     for verb in [Verb::Write, Verb::Atomic] {
         for (why, over) in [(PeerError::Died, true), (PeerError::Lost, false)] {
-            let down = |peer, cx| vec![Event::Down(peer, why), Event::Done(cx, Err(CompleteError::PeerDown))];
+            let down = |peer, cx| {
+                vec![Event::Down(peer, why), Event::Done(cx, Err(CompleteError::PeerDown))]
+            };
             let fault = Fault::Peer(why);
             let want = if over { Outcome::Failed(fault) } else { Outcome::Unknown(fault) };
             assert_eq!(outcome_of(verb, down), want, "{verb:?}, {why:?}");
@@ -296,8 +338,11 @@ fn an_atomic_that_its_rail_has_executed_is_done_though_the_peer_fails_in_the_sam
 fn e15_a_failed_numbered_post_fails_the_peer() {
     for verb in [Verb::Write, Verb::Message] {
         let control = shared();
-        let later =
-            Faulty::<_, 32>::new(Network::new(), Faults { hold: 1000, fail: 1000, ..Faults::NONE }, 1);
+        let later = Faulty::<_, 32>::new(
+            Network::new(),
+            Faults { hold: 1000, fail: 1000, ..Faults::NONE },
+            1,
+        );
         let mut own = own(Config::DEFAULT, tap(later, &control), 4096);
         let len = if verb == Verb::Write { 300 } else { 0 };
         let signal = set(own.remote, 0, 1);
@@ -334,14 +379,19 @@ fn a_write_whose_last_pieces_are_refused_completes() {
 fn a_rail_that_permanently_refuses_acks_or_replies_loses_the_peer() {
     for kind in [4u8, 5] {
         let control = shared();
-        let mut own = own(Config { ack_age: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
+        let mut own =
+            own(Config { ack_age: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
         control.borrow_mut().refuse = Some(Box::new(move |post| {
             (post.verb == Verb::Message && post.bytes[0] == kind).then_some(PostError::Provider(-9))
         }));
         own.engine.fetch(CX, own.remote.at(0), INC, 1).unwrap();
         own.engine.signal(CX, set(own.remote, 8, 1), Notice::Silent).unwrap();
         let end = own.engine.quiet(CX, own.peer, &mut own.waiter, SOON);
-        assert_eq!(end, Err(WaitError::PeerFailed(own.peer, PeerError::Rail(RailId(0)))), "kind {kind}");
+        assert_eq!(
+            end,
+            Err(WaitError::PeerFailed(own.peer, PeerError::Rail(RailId(0)))),
+            "kind {kind}"
+        );
         assert!(own.engine.stats().failed < 10, "tried again and again: {:?}", own.engine.stats());
     }
 }
@@ -352,7 +402,9 @@ fn a_control_message_that_fails_loses_the_peer() {
     let later = Faulty::<_, 32>::new(Network::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
     let mut own = own(Config { ack_age: 1, ..Config::DEFAULT }, tap(later, &control), 4096);
     control.borrow_mut().edit = Some(Box::new(|_, event| match event {
-        Event::Done(cx, _) if cx >> 63 == 1 => vec![Event::Done(cx, Err(CompleteError::Failed(-5)))],
+        Event::Done(cx, _) if cx >> 63 == 1 => {
+            vec![Event::Done(cx, Err(CompleteError::Failed(-5)))]
+        }
         event => vec![event],
     }));
     own.engine.signal(CX, set(own.remote, 8, 1), Notice::Silent).unwrap();
@@ -367,8 +419,13 @@ fn a_post_to_a_down_peer_fails_the_peer() {
     control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::PeerDown)));
     let why = PeerError::Rail(RailId(0));
     let fault = Fault::Peer(why);
-    let put = pending(own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Report(1)));
-    assert_eq!(own.engine.test(put).unwrap().unwrap().outcome, Outcome::Failed(fault), "nothing was posted");
+    let put =
+        pending(own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Report(1)));
+    assert_eq!(
+        own.engine.test(put).unwrap().unwrap().outcome,
+        Outcome::Failed(fault),
+        "nothing was posted"
+    );
     assert_eq!(own.engine.inject(CX, &[1], own.remote.at(64)), Err(OpError::PeerFailed(why)));
     assert_eq!(own.engine.peer_error(own.peer), Ok(Some(why)));
 }
@@ -392,7 +449,8 @@ fn an_inject_to_a_down_peer_changes_nothing() {
 #[test]
 fn e20_peers_can_be_removed_during_traffic() {
     for seed in seeds(60) {
-        let config = Config { window: 8, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+        let config =
+            Config { window: 8, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let (_, mut nodes) = fleet::plain::<2>(3, Dials::WILD, config, 8192, seed);
         let mut random = Random(seed);
         for n in 0..60u64 {
@@ -443,8 +501,11 @@ fn a_reserved_peer_is_detached_too() {
 fn parked_messages_of_a_removed_peer_are_dropped() {
     for first_sequence in STARTS {
         let control = shared();
-        let mut own =
-            own(Config { window: 8, first_sequence, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
+        let mut own = own(
+            Config { window: 8, first_sequence, ..Config::DEFAULT },
+            tap(Network::new(), &control),
+            4096,
+        );
         for round in 0..4u64 {
             // Numbers 1 and 2 wait for number 0. In even rounds number 0 never lands.
             let held = hold(&control, |event| matches!(event, Event::Landed(..)));
@@ -477,7 +538,8 @@ fn permanently_refused_operations_complete_once_with_a_true_outcome() {
         let control = shared();
         let mut random = Random(seed ^ 0xbad);
         let rails: [_; 2] = std::array::from_fn(|i| {
-            let disordered = Faulty::<_, 32>::new(Network::new(), Faults::DISORDER, seed * 2 + i as u64);
+            let disordered =
+                Faulty::<_, 32>::new(Network::new(), Faults::DISORDER, seed * 2 + i as u64);
             Tap::new(disordered, i, &control)
         });
         let config = Config {
@@ -490,7 +552,8 @@ fn permanently_refused_operations_complete_once_with_a_true_outcome() {
         let mut own = own(config, rails, 1 << 16);
         control.borrow_mut().refuse = Some(Box::new(move |post| {
             let needed = post.verb == Verb::Message && matches!(post.bytes[0], 4 | 5);
-            let error = [PostError::BadKey, PostError::Provider(-9), PostError::Unsupported][post.len % 3];
+            let error =
+                [PostError::BadKey, PostError::Provider(-9), PostError::Unsupported][post.len % 3];
             (!needed && random.below(6) == 0).then_some(error)
         }));
         let mut random = Random(seed);
@@ -559,7 +622,11 @@ fn permanently_refused_operations_complete_once_with_a_true_outcome() {
         control.borrow_mut().refuse = None;
         own.engine.quiet(CX, own.peer, &mut own.waiter, LIMIT).unwrap();
         let mut slots = 0;
-        while own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(slots)).is_ok() {
+        while own
+            .engine
+            .get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(slots))
+            .is_ok()
+        {
             slots += 1;
         }
         assert_eq!(slots, 256, "seed {seed}");

@@ -20,7 +20,8 @@ const LATER: Faults = Faults { hold: 1000, ..Faults::NONE };
 #[test]
 fn writes_after_a_fence_never_land_before_earlier_ones() {
     for seed in seeds(150) {
-        let config = Config { window: 16, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+        let config =
+            Config { window: 16, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let (_, mut nodes) = fleet::plain::<3>(2, Dials::WILD, config, 8192, seed);
         let mut random = Random(seed);
         let eager = Config::DEFAULT.eager as usize;
@@ -42,7 +43,9 @@ fn writes_after_a_fence_never_land_before_earlier_ones() {
                     _ => {
                         // An operation between fence and write must not cancel the fence.
                         node.engine.signal(CX, set(word, 8000, 2), Notice::Silent).unwrap();
-                        node.engine.get(CX, node.source.at(8000), 8, word.at(8008), Notice::Silent).unwrap();
+                        node.engine
+                            .get(CX, node.source.at(8000), 8, word.at(8008), Notice::Silent)
+                            .unwrap();
                         node.engine.put(CX, from, len, to, Notice::Silent).unwrap();
                     }
                 }
@@ -96,8 +99,11 @@ fn a_fence_delays_nothing_on_an_ordered_rail_or_without_traffic() {
     node.engine.put(CX, node.source.at(0), 8, node.remotes[0].at(64), Notice::Silent).unwrap();
     assert_eq!(control.borrow().posts.len(), 2);
     let control = shared();
-    let mut idle =
-        own(Config::DEFAULT, tap(Faulty::<_, 32>::new(Network::new(), Faults::NONE, 1), &control), 4096);
+    let mut idle = own(
+        Config::DEFAULT,
+        tap(Faulty::<_, 32>::new(Network::new(), Faults::NONE, 1), &control),
+        4096,
+    );
     idle.engine.fence(CX, idle.peer).unwrap();
     idle.engine.put(CX, idle.source.at(0), 8, idle.remote.at(64), Notice::Silent).unwrap();
     assert_eq!(control.borrow().posts.len(), 1);
@@ -177,7 +183,10 @@ fn e19_an_idle_quiet_makes_no_call_into_a_rail() {
         assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(true));
         own.engine.fence(CX, own.peer).unwrap();
     }
-    assert_eq!((control.borrow().polls, control.borrow().flushes, control.borrow().posts.len()), before);
+    assert_eq!(
+        (control.borrow().polls, control.borrow().flushes, control.borrow().posts.len()),
+        before
+    );
 }
 
 #[test]
@@ -195,7 +204,9 @@ fn quiet_means_applied() {
                 own.engine.put(CX, from, 64, own.remote.at(n * 64), Notice::Silent).unwrap();
             }
             own.engine.signal(CX, set(own.remote, 2048, round), Notice::Silent).unwrap();
-            own.engine.get(CX, own.source.at(2048), 8, own.remote.at(3000), Notice::Silent).unwrap();
+            own.engine
+                .get(CX, own.source.at(2048), 8, own.remote.at(3000), Notice::Silent)
+                .unwrap();
             let count = own.engine.stats();
             own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
             assert!(own.engine.stats().posted >= count.posted);
@@ -210,8 +221,9 @@ fn a_deadline_names_the_peer_the_rail_and_the_hole() {
     for first_sequence in STARTS {
         let control = shared();
         let config = Config { first_sequence, ..Config::DEFAULT };
-        let rails: [_; 2] =
-            std::array::from_fn(|i| Tap::new(Faulty::<_, 32>::new(Network::new(), LATER, 1), i, &control));
+        let rails: [_; 2] = std::array::from_fn(|i| {
+            Tap::new(Faulty::<_, 32>::new(Network::new(), LATER, 1), i, &control)
+        });
         let mut own = own(config, rails, 4096);
         let second = own.engine.reserve_peer().unwrap();
         own.engine.connect_peer(second, 0b10).unwrap();
@@ -227,7 +239,8 @@ fn a_deadline_names_the_peer_the_rail_and_the_hole() {
         own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Silent).unwrap();
         own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Silent).unwrap();
         let late = pending(own.engine.signal(CX, add(other, 0, 1), Notice::Report(1)));
-        let soon = |own: &Own<_, 2>| fishplate_core::sync::host::Host::now_ns(own.waiter.host()) + 20_000;
+        let soon =
+            |own: &Own<_, 2>| fishplate_core::sync::host::Host::now_ns(own.waiter.host()) + 20_000;
         let want = WaitError::Deadline(Stuck {
             peer: Some(second),
             rail: Some(RailId(1)),
@@ -254,11 +267,21 @@ fn a_missing_acknowledgement_names_no_rail() {
     own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     let want = Stuck { peer: Some(own.peer), hole: Some(0), ..Stuck::default() };
-    assert_eq!(own.engine.quiet(CX, own.peer, &mut own.waiter, 20_000), Err(WaitError::Deadline(want)));
+    assert_eq!(
+        own.engine.quiet(CX, own.peer, &mut own.waiter, 20_000),
+        Err(WaitError::Deadline(want))
+    );
     // A signal wait names the first number that is missing here. It also names the rail, because
     // there is only one.
     let want = Stuck { awaits: Awaited::Signal, rail: Some(RailId(0)), ..want };
-    let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(own.peer), &mut own.waiter, 60_000);
+    let end = own.engine.wait_signal(
+        own.target.at(0),
+        Cmp::Ge,
+        1,
+        Some(own.peer),
+        &mut own.waiter,
+        60_000,
+    );
     assert_eq!(end, Err(WaitError::Deadline(want)));
 }
 
@@ -273,7 +296,8 @@ fn a_signal_wait_names_the_peer_it_waits_for() {
     own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     passes(&mut own.engine, 5);
-    let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(second), &mut own.waiter, 20_000);
+    let end =
+        own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(second), &mut own.waiter, 20_000);
     let want = Stuck {
         awaits: Awaited::Signal,
         peer: Some(second),
@@ -300,12 +324,14 @@ fn a_signal_wait_ends_with_its_peer_and_compares_as_asked() {
         (Cmp::Lt, 6, true),
     ] {
         let deadline = if holds { u64::MAX } else { 1 };
-        let end = own.engine.wait_signal(own.target.at(0), cmp, value, None, &mut own.waiter, deadline);
+        let end =
+            own.engine.wait_signal(own.target.at(0), cmp, value, None, &mut own.waiter, deadline);
         assert_eq!(end.is_ok(), holds, "{cmp:?} {value}: {end:?}");
     }
     let gone = own.peer;
     own.engine.remove_peer(gone).unwrap();
-    let end = own.engine.wait_signal(own.target.at(8), Cmp::Eq, 1, Some(gone), &mut own.waiter, u64::MAX);
+    let end =
+        own.engine.wait_signal(own.target.at(8), Cmp::Eq, 1, Some(gone), &mut own.waiter, u64::MAX);
     assert_eq!(end, Err(fishplate_core::error::OpError::UnknownPeer.into()));
     assert_eq!(
         own.engine.wait_signal(own.target.at(0), Cmp::Eq, 5, Some(gone), &mut own.waiter, u64::MAX),

@@ -18,7 +18,13 @@ const SIZE: usize = 4096;
 
 /// Returns a message in its wire encoding: kind, context, op, width, sequence, ack, region,
 /// generation, then words.
-pub(super) fn message(head: [u8; 4], seq: u32, ack: u32, region: (u16, u16), words: &[u64]) -> Vec<u8> {
+pub(super) fn message(
+    head: [u8; 4],
+    seq: u32,
+    ack: u32,
+    region: (u16, u16),
+    words: &[u64],
+) -> Vec<u8> {
     let mut bytes = head.to_vec();
     bytes.extend(seq.to_le_bytes());
     bytes.extend(ack.to_le_bytes());
@@ -67,8 +73,14 @@ impl Bench {
         assert_eq!(refused, Err(OpError::PeerFailed(why)), "{what}");
         let end = self.own.engine.quiet(CX, peer, &mut self.own.waiter, SOON);
         assert_eq!(end, Err(WaitError::PeerFailed(peer, why)), "{what}");
-        assert!(read(&self.own.engine, self.canary, SIZE).iter().all(|&b| b == 0), "{what}: wrote elsewhere");
-        assert!(read(&self.own.engine, self.own.target.at(0), SIZE).iter().all(|&b| b == 0), "{what}: wrote");
+        assert!(
+            read(&self.own.engine, self.canary, SIZE).iter().all(|&b| b == 0),
+            "{what}: wrote elsewhere"
+        );
+        assert!(
+            read(&self.own.engine, self.own.target.at(0), SIZE).iter().all(|&b| b == 0),
+            "{what}: wrote"
+        );
         assert_eq!(self.own.engine.peer_error(self.honest), Ok(None), "{what}");
         self.own.engine.signal(CX, add(self.through, 8, 1), Notice::Silent).unwrap();
         self.own.engine.quiet(CX, self.honest, &mut self.own.waiter, SOON).unwrap();
@@ -129,14 +141,34 @@ fn every_violation_is_named() {
         ("another epoch", signal(1 << 20, target, 0), Violation::Sequence),
         ("an ack of nothing", message([5, 0, 0, 0], 0, 1, (0, 0), &[]), Violation::Ack),
         ("an ack far ahead", message([5, 0, 0, 0], 0, (1 << 19) - 1, (0, 0), &[]), Violation::Ack),
-        ("an ack of more than 20 bits", message([5, 0, 0, 0], 0, 1 << 20, (0, 0), &[]), Violation::Ack),
-        ("asked for what cannot be", message([5, 0, 1, 0], 0, 0, (0, 0), &[9]), Violation::Sequence),
+        (
+            "an ack of more than 20 bits",
+            message([5, 0, 0, 0], 0, 1 << 20, (0, 0), &[]),
+            Violation::Ack,
+        ),
+        (
+            "asked for what cannot be",
+            message([5, 0, 1, 0], 0, 0, (0, 0), &[9]),
+            Violation::Sequence,
+        ),
         ("asked for nothing", message([5, 0, 1, 0], 0, 0, (0, 0), &[]), Violation::Length),
-        ("a word of another context", message([1, 1, 1, 8], 0, 0, target, &[0, 7]), Violation::Sequence),
+        (
+            "a word of another context",
+            message([1, 1, 1, 8], 0, 0, target, &[0, 7]),
+            Violation::Sequence,
+        ),
         ("a hello", message([7, 0, 0, 0], 1, 0, (2, 0), &[]), Violation::Kind),
-        ("a reply to nothing", message([4, 0, 0, 0], 0, 0, (0, 0), &[(1 << 32), 7]), Violation::Reply),
+        (
+            "a reply to nothing",
+            message([4, 0, 0, 0], 0, 0, (0, 0), &[(1 << 32), 7]),
+            Violation::Reply,
+        ),
         ("a reply to token 0", message([4, 0, 0, 0], 0, 0, (0, 0), &[0, 7]), Violation::Reply),
-        ("a reply to slot 4 billion", message([4, 0, 0, 0], 0, 0, (0, 0), &[u64::MAX, 7]), Violation::Reply),
+        (
+            "a reply to slot 4 billion",
+            message([4, 0, 0, 0], 0, 0, (0, 0), &[u64::MAX, 7]),
+            Violation::Reply,
+        ),
     ];
     for (what, bytes, want) in cases {
         let mut bench = Bench::new(0);
@@ -165,11 +197,16 @@ fn a_reply_is_accepted_once_from_its_peer_for_a_fetch() {
     // A token consists of generation and slot. The first operation has slot 0 of generation 1.
     for (what, signal_first) in [("to a signal", true), ("of another peer", false)] {
         let mut bench = Bench::new(0);
-        let held = hold(&bench.control, |event| matches!(event, Event::Message(..) | Event::Landed(..)));
+        let held =
+            hold(&bench.control, |event| matches!(event, Event::Message(..) | Event::Landed(..)));
         if signal_first {
             bench.own.engine.signal(CX, set(bench.own.remote, 0, 0), Notice::Report(1)).unwrap();
         } else {
-            bench.own.engine.fetch(CX, bench.through.at(0), Amo { op: AmoOp::Fetch, ..inc }, 1).unwrap();
+            bench
+                .own
+                .engine
+                .fetch(CX, bench.through.at(0), Amo { op: AmoOp::Fetch, ..inc }, 1)
+                .unwrap();
         }
         bench.own.engine.progress();
         let from = bench.own.peer.peer();
@@ -219,7 +256,10 @@ fn numbers_seen_before_change_nothing() {
             }
         }
         own.engine.quiet(CX, own.peer, &mut own.waiter, u64::MAX).unwrap();
-        assert_eq!((word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))), (100, 200));
+        assert_eq!(
+            (word(&own.engine, own.target.at(0)), word(&own.engine, own.target.at(8))),
+            (100, 200)
+        );
         assert!(own.engine.stats().duplicates > 500);
     }
 }
@@ -229,7 +269,10 @@ fn a_late_request_for_an_acknowledgement_is_harmless() {
     let control = shared();
     let config = Config { window: 256, ..Config::DEFAULT };
     let mut own = own(config, tap(Network::new(), &control), SIZE);
-    let held = hold(&control, |event| matches!(event, Event::Message(_, bytes) if bytes[..3] == [5, 0, 1]));
+    let held = hold(
+        &control,
+        |event| matches!(event, Event::Message(_, bytes) if bytes[..3] == [5, 0, 1]),
+    );
     own.engine.signal(CX, add(own.remote, 0, 1), Notice::Silent).unwrap();
     assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
     passes(&mut own.engine, 2);
@@ -289,7 +332,10 @@ fn a_waiting_signal_does_not_write_a_deregistered_region() {
     let memory = bench.own.engine.local_ptr(target.at(0), SIZE).unwrap();
     bench.own.engine.deregister(target).unwrap();
     bench.hear(Event::Landed(from, 0));
-    assert_eq!(bench.own.engine.peer_error(bench.own.peer), Ok(Some(PeerError::Protocol(Violation::Region))));
+    assert_eq!(
+        bench.own.engine.peer_error(bench.own.peer),
+        Ok(Some(PeerError::Protocol(Violation::Region)))
+    );
     // SAFETY: the memory was registered until now and is never freed.
     assert_eq!(unsafe { memory.cast::<u64>().read() }, 0);
 }
@@ -299,7 +345,8 @@ fn random_messages_are_refused() {
     for seed in seeds(3000) {
         let mut random = Random(seed);
         let control = shared();
-        let config = Config { window: 8, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+        let config =
+            Config { window: 8, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let mut engine = engine(config, tap(Loopback::<4>::new(), &control));
         let peer = engine.reserve_peer().unwrap();
         engine.connect_peer(peer, 1).unwrap();
@@ -318,7 +365,9 @@ fn random_messages_are_refused() {
             control.borrow_mut().inject.push_back(event);
             engine.progress();
         }
-        assert!(engine.rail(fishplate_core::mem::RailId(0)).unwrap().caps().order >= Order::Reports);
+        assert!(
+            engine.rail(fishplate_core::mem::RailId(0)).unwrap().caps().order >= Order::Reports
+        );
         let why = engine.peer_error(peer).unwrap();
         assert!(matches!(why, Some(PeerError::Protocol(_))), "seed {seed}: {why:?}");
     }
@@ -333,10 +382,14 @@ fn numbers_repeated_while_they_wait_change_nothing() {
             let mut own = own(config, tap(Network::new(), &control), SIZE);
             let from = own.peer.peer();
             // The arrivals were forged, so no answers may be sent.
-            control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
+            control.borrow_mut().refuse =
+                Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
             let signal = |n: u32| {
                 let seq = sequence(first_sequence.wrapping_add(n as u64), 8);
-                Event::Message(from, message([1, 0, 2, 8], seq, first_sequence as u32, (1, 0), &[0, 1]))
+                Event::Message(
+                    from,
+                    message([1, 0, 2, 8], seq, first_sequence as u32, (1, 0), &[0, 1]),
+                )
             };
             let all: Vec<Event> = (1..6).map(signal).collect();
             // Each arrives three times while number 0 is missing, and again in every pass that
@@ -346,7 +399,10 @@ fn numbers_repeated_while_they_wait_change_nothing() {
                 passes(&mut own.engine, 5);
             }
             passes(&mut own.engine, 20);
-            assert_eq!((word(&own.engine, own.target.at(0)), own.engine.stats().duplicates), (0, 10));
+            assert_eq!(
+                (word(&own.engine, own.target.at(0)), own.engine.stats().duplicates),
+                (0, 10)
+            );
             control.borrow_mut().inject.push_back(Event::Landed(from, sequence(first_sequence, 8)));
             own.engine.progress();
             for _ in 0..20 {
@@ -354,7 +410,11 @@ fn numbers_repeated_while_they_wait_change_nothing() {
                 passes(&mut own.engine, 1);
             }
             passes(&mut own.engine, 200);
-            assert_eq!(word(&own.engine, own.target.at(0)), 5, "from {first_sequence:#x}, batch {batch}");
+            assert_eq!(
+                word(&own.engine, own.target.at(0)),
+                5,
+                "from {first_sequence:#x}, batch {batch}"
+            );
             // All slots of the window are free again.
             for n in 6..40 {
                 control.borrow_mut().inject.push_back(signal(n));

@@ -149,7 +149,9 @@ fn a_rail_is_not_used_on_a_peer_s_word_alone() {
         _ => vec![event],
     }));
     bench.own.engine.enable_rail(bench.own.peer, RailId(1)).unwrap();
-    for (serial, stage, address) in [(9, PROVEN, &[][..]), (10, OFFER, b"nowhere"), (11, ATTACHED, b"x")] {
+    for (serial, stage, address) in
+        [(9, PROVEN, &[][..]), (10, OFFER, b"nowhere"), (11, ATTACHED, b"x")]
+    {
         bench.hear(rejoin(1, stage, 1, serial, address));
         passes(&mut bench.own.engine, 100);
         assert_eq!((bench.error(), bench.is_used()), (None, false), "stage {stage}");

@@ -112,7 +112,14 @@ fn a_put_signal_is_one_message_if_a_rail_to_the_peer_permits() {
         }
         bench
             .engine
-            .put_signal(CX, from, 81, bench.remotes[0].at(0), set(bench.remotes[0], 4096, 1), Notice::Silent)
+            .put_signal(
+                CX,
+                from,
+                81,
+                bench.remotes[0].at(0),
+                set(bench.remotes[0], 4096, 1),
+                Notice::Silent,
+            )
             .unwrap();
         assert_eq!(bench.posts(), [vec![(Verb::Write, 81), (Verb::Message, 32)], vec![]]);
         bench.rest();
@@ -129,7 +136,11 @@ fn a_long_put_is_split_for_the_rails_to_its_peer() {
         let pieces = [1000, 1000, 500].map(|len| (Verb::Write, len));
         assert_eq!(bench.posts(), [pieces.to_vec(), vec![]]);
         bench.engine.put(CX, from, 8000, bench.remotes[1].at(0), notice).unwrap();
-        assert_eq!(bench.posts(), [vec![], vec![(Verb::Write, 8000)]], "there is nothing to stripe over");
+        assert_eq!(
+            bench.posts(),
+            [vec![], vec![(Verb::Write, 8000)]],
+            "there is nothing to stripe over"
+        );
         bench.engine.put(CX, from, 8000, bench.remotes[2].at(0), notice).unwrap();
         let [near, far] = bench.posts();
         assert!(near.iter().all(|&(_, len)| len <= 1000) && near.len() >= 3, "{near:?}");

@@ -18,7 +18,8 @@ fn a_silent_put_signal_longer_than_its_tag_can_express_completes() {
     let config = Config { eager: 1 << 25, ..Config::DEFAULT };
     for len in [TOLD - HEAD, TOLD - HEAD + 1, TOLD, TOLD + 1, (17 << 20) + 5] {
         let control = shared();
-        control.borrow_mut().caps = Some(|caps| Caps { max_message: 1 << 26, order: Order::None, ..caps });
+        control.borrow_mut().caps =
+            Some(|caps| Caps { max_message: 1 << 26, order: Order::None, ..caps });
         let mut own = own(config, tap(Loopback::<64>::new(), &control), 18 << 20);
         let payload: Vec<u8> = (0..len).map(|n| (n ^ (n >> 9)) as u8).collect();
         write(&own.engine, own.source.at(8), &payload);
@@ -26,7 +27,9 @@ fn a_silent_put_signal_longer_than_its_tag_can_express_completes() {
         for notice in [Notice::Silent, Notice::Report(1), Notice::Silent] {
             own.engine.put_signal(CX, from, len, to, add(own.remote, 0, 1), notice).unwrap();
         }
-        own.engine.quiet(CX, own.peer, &mut own.waiter, 100_000).unwrap_or_else(|e| panic!("{len}: {e:?}"));
+        own.engine
+            .quiet(CX, own.peer, &mut own.waiter, 100_000)
+            .unwrap_or_else(|e| panic!("{len}: {e:?}"));
         assert_eq!(word(&own.engine, own.target.at(0)), 3, "{len}");
         assert!(read(&own.engine, own.target.at(8), len) == payload, "{len}");
         let control = control.borrow();

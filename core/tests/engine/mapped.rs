@@ -27,12 +27,22 @@ fn mapped_operations_complete_on_return_without_posts() {
     assert_eq!(read(&own.engine, own.target.at(64), 7), b"at once");
     let signal = add(own.remote, 0, 3);
     assert_eq!(
-        own.engine.put_signal(CX, own.source.at(0), 300, own.remote.at(1000), signal, Notice::Report(1)),
+        own.engine.put_signal(
+            CX,
+            own.source.at(0),
+            300,
+            own.remote.at(1000),
+            signal,
+            Notice::Report(1)
+        ),
         DONE
     );
     assert_eq!(own.engine.signal(CX, set(own.remote, 8, 9), Notice::Report(1)), DONE);
     own.engine.inject(CX, b"copied", own.remote.at(128)).unwrap();
-    assert_eq!(own.engine.get(CX, own.source.at(512), 6, own.remote.at(128), Notice::Report(1)), DONE);
+    assert_eq!(
+        own.engine.get(CX, own.source.at(512), 6, own.remote.at(128), Notice::Report(1)),
+        DONE
+    );
     assert_eq!(read(&own.engine, own.source.at(512), 6), b"copied");
     own.engine.fence(CX, own.peer).unwrap();
     own.engine.quiet(CX, own.peer, &mut own.waiter, 0).unwrap();
@@ -74,7 +84,8 @@ fn shared_region(len: usize) -> Region {
 fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
     for seed in seeds(100) {
         let control = shared();
-        let config = Config { window: 4, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+        let config =
+            Config { window: 4, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let mut own = own(config, tap(Loopback::<16>::mapped_where_shared(), &control), 4096);
         let mapped = own.engine.register(shared_region(4096)).unwrap();
         let direct = import(&mut own.engine, own.peer, mapped);
@@ -148,7 +159,14 @@ fn a_signal_on_mapped_memory_waits_for_a_write_that_has_not_landed() {
     pending(own.engine.signal(CX, signal, Notice::Silent));
     let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
     let fetch = pending(own.engine.fetch(CX, direct.at(0), amo, 1));
-    pending(own.engine.put_signal(CX, own.source.at(0), 8, direct.at(64), set(direct, 8, 1), Notice::Silent));
+    pending(own.engine.put_signal(
+        CX,
+        own.source.at(0),
+        8,
+        direct.at(64),
+        set(direct, 8, 1),
+        Notice::Silent,
+    ));
     passes(&mut own.engine, 40);
     assert_eq!((word(&own.engine, mapped.at(0)), word(&own.engine, mapped.at(8))), (0, 0));
     control.borrow_mut().edit = None;
@@ -175,7 +193,10 @@ fn memory_of_a_failed_or_removed_peer_is_not_accessed() {
         let (from, to) = (own.source.at(0), own.remote.at(64));
         assert_eq!(own.engine.put(CX, from, 8, to, Notice::Silent), Err(want));
         assert_eq!(own.engine.get(CX, from, 8, to, Notice::Silent), Err(want));
-        assert_eq!(own.engine.put_signal(CX, from, 8, to, set(own.remote, 0, 1), Notice::Silent), Err(want));
+        assert_eq!(
+            own.engine.put_signal(CX, from, 8, to, set(own.remote, 0, 1), Notice::Silent),
+            Err(want)
+        );
         assert_eq!(own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent), Err(want));
         assert_eq!(own.engine.inject(CX, &[1; 8], to), Err(want));
         assert_eq!(own.engine.amo(CX, to, amo, Notice::Silent), Err(want));
@@ -193,7 +214,9 @@ fn misaligned_mapped_memory_of_a_peer_is_not_imported() {
     let mut own = own(Config::DEFAULT, tap(Network::mapped(), &control), 4096);
     let mut handle = [0; HANDLE_MAX];
     let len = own.engine.export(own.target, &mut handle).unwrap();
-    for (shift, want) in [(4, Some(AttachError::Misaligned)), (1, Some(AttachError::Misaligned)), (8, None)] {
+    for (shift, want) in
+        [(4, Some(AttachError::Misaligned)), (1, Some(AttachError::Misaligned)), (8, None)]
+    {
         control.borrow_mut().shift = shift;
         let before = control.borrow().imported;
         let imported = own.engine.import(own.peer, &handle[..len]);

@@ -81,7 +81,14 @@ fn i4_a_put_signal_waits_for_each_of_its_own_writes() {
             matches!(event, Event::Landed(..)) && count == late + 1
         });
         own.engine
-            .put_signal(CX, own.source.at(0), 32, own.remote.at(64), set(own.remote, 0, 1), Notice::Silent)
+            .put_signal(
+                CX,
+                own.source.at(0),
+                32,
+                own.remote.at(64),
+                set(own.remote, 0, 1),
+                Notice::Silent,
+            )
             .unwrap();
         passes(&mut own.engine, 40);
         assert_eq!(held.borrow().len(), 1);
@@ -97,7 +104,8 @@ fn i5_arrivals_may_come_in_any_order() {
     let orders: Vec<Vec<usize>> = permutations(5);
     for first_sequence in STARTS {
         for order in &orders {
-            let (control, mut own) = tapped(Config { first_sequence, window: 8, ..Config::DEFAULT });
+            let (control, mut own) =
+                tapped(Config { first_sequence, window: 8, ..Config::DEFAULT });
             let held = hold(&control, |_| true);
             own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
             own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
@@ -170,7 +178,11 @@ fn i7_contexts_and_peers_are_independent_streams() {
 }
 
 /// Sends put-signals of all lengths to the engine itself. When a signal is visible, so is its data.
-fn data_is_there_with_its_signal<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS], seed: u64) {
+fn data_is_there_with_its_signal<R: Rail, const RAILS: usize>(
+    config: Config,
+    rails: [R; RAILS],
+    seed: u64,
+) {
     let mut own = own(config, rails, 4096);
     let mut random = Random(seed);
     for i in 0..30u64 {
@@ -182,7 +194,9 @@ fn data_is_there_with_its_signal<R: Rail, const RAILS: usize>(config: Config, ra
         let bytes = vec![i as u8 + 1; len];
         write(&own.engine, own.source.at(0), &bytes);
         let signal = set(own.remote, 2048, i + 1);
-        own.engine.put_signal(CX, own.source.at(0), len, own.remote.at(at), signal, Notice::Silent).unwrap();
+        own.engine
+            .put_signal(CX, own.source.at(0), len, own.remote.at(at), signal, Notice::Silent)
+            .unwrap();
         let mut turns = 0;
         while word(&own.engine, own.target.at(2048)) != i + 1 {
             own.engine.progress();
@@ -214,8 +228,9 @@ fn e2_a_signal_never_overtakes_its_data_on_another_rail() {
             ][seed as usize % 3],
             ..Config::DEFAULT
         };
-        let faulty =
-            |i: usize| Faulty::<_, 16>::new(Loopback::<16>::new(), Faults::DISORDER, seed * 4 + i as u64);
+        let faulty = |i: usize| {
+            Faulty::<_, 16>::new(Loopback::<16>::new(), Faults::DISORDER, seed * 4 + i as u64)
+        };
         data_is_there_with_its_signal(config, std::array::from_fn::<_, 1, _>(faulty), seed);
         data_is_there_with_its_signal(config, std::array::from_fn::<_, 2, _>(faulty), seed);
         data_is_there_with_its_signal(config, std::array::from_fn::<_, 3, _>(faulty), seed);
@@ -227,7 +242,8 @@ fn e2_a_signal_never_overtakes_its_data_on_another_rail() {
 #[test]
 fn e2_a_signal_never_overtakes_its_data_between_two_nodes() {
     for seed in seeds(150) {
-        let config = Config { window: 32, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+        let config =
+            Config { window: 32, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let (_, mut nodes) = fleet::plain::<4>(2, Dials::WILD, config, 8192, seed);
         let (mut sent, mut seen) = (0u64, 0u64);
         fleet::turn_until(&mut nodes, "50 put-signals", |nodes| {
@@ -236,14 +252,19 @@ fn e2_a_signal_never_overtakes_its_data_between_two_nodes() {
                 write(&a.engine, a.source.at(sent * 100), &[sent as u8 + 1; 100]);
                 let signal = set(a.remotes[1], 8000, sent + 1);
                 let (from, to) = (a.source.at(sent * 100), a.remotes[1].at(sent * 100));
-                sent += a.engine.put_signal(CX, from, 100, to, signal, Notice::Silent).is_ok() as u64;
+                sent +=
+                    a.engine.put_signal(CX, from, 100, to, signal, Notice::Silent).is_ok() as u64;
             }
             let b = &nodes[1];
             let now = word(&b.engine, b.target.at(8000));
             assert!(now >= seen, "seed {seed}: went back");
             while seen < now {
                 let data = read(&b.engine, b.target.at(seen * 100), 100);
-                assert_eq!(data, [seen as u8 + 1; 100], "seed {seed}: signal {seen} before its data");
+                assert_eq!(
+                    data,
+                    [seen as u8 + 1; 100],
+                    "seed {seed}: signal {seen} before its data"
+                );
                 seen += 1;
             }
             seen == 50
@@ -255,8 +276,13 @@ fn e2_a_signal_never_overtakes_its_data_between_two_nodes() {
 fn e3_a_put_signal_has_any_number_of_segments() {
     for window in [1, 2, 4, 8, 64] {
         for rails in 1..=2 {
-            let config =
-                Config { window, eager: 16, stripe_threshold: 17, stripe_chunk: 8, ..Config::DEFAULT };
+            let config = Config {
+                window,
+                eager: 16,
+                stripe_threshold: 17,
+                stripe_chunk: 8,
+                ..Config::DEFAULT
+            };
             for len in [0usize, 1, 15, 16, 17, 24, 25, 200, 1000] {
                 macro_rules! run {
                     ($n:literal) => {{
@@ -280,7 +306,10 @@ fn e3_a_put_signal_has_any_number_of_segments() {
                             Notice::Report(9),
                         );
                         let done = own.engine.wait(pending(issued), &mut own.waiter, SOON).unwrap();
-                        assert_eq!((done.tag, done.outcome), (9, fishplate_core::op::Outcome::Done));
+                        assert_eq!(
+                            (done.tag, done.outcome),
+                            (9, fishplate_core::op::Outcome::Done)
+                        );
                         assert_eq!(
                             read(&own.engine, own.target.at(0), len),
                             bytes,
@@ -317,7 +346,11 @@ fn e1_streams_work_across_every_wrap() {
                 sum += n;
             }
             own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
-            assert_eq!(word(&own.engine, own.target.at(0)), sum, "from {first_sequence:#x}, window {window}");
+            assert_eq!(
+                word(&own.engine, own.target.at(0)),
+                sum,
+                "from {first_sequence:#x}, window {window}"
+            );
         }
     }
 }

@@ -47,7 +47,11 @@ fn isolated(cuts: &[(u16, u16)], seed: u64) -> (Fences, Vec<Vec<bool>>) {
     for (from, node) in fleet.iter().enumerate().take(2) {
         for (to, &peer) in node.peers.iter().enumerate().take(2) {
             let reasons = [0, 1].map(|rail| node.engine.rail_error(peer, RailId(rail)));
-            assert_eq!(reasons, [Ok(None); 2], "seed {seed}: {from} to {to} lost a rail for nothing");
+            assert_eq!(
+                reasons,
+                [Ok(None); 2],
+                "seed {seed}: {from} to {to} lost a rail for nothing"
+            );
         }
     }
     (fences, lost)
@@ -97,7 +101,11 @@ fn after_return(seed: u64, closing: bool) -> [[usize; 2]; 2] {
         LONG,
         |node, rail, end| {
             let end = if closing { end.with_closing_fence() } else { end };
-            Tap::new(end, rail.into(), if node == 0 { &control } else { Box::leak(Box::new(shared())) })
+            Tap::new(
+                end,
+                rail.into(),
+                if node == 0 { &control } else { Box::leak(Box::new(shared())) },
+            )
         },
         |engine| engine.attach_failover(failover(&config, 2)).unwrap(),
     );
@@ -137,7 +145,8 @@ fn after_return(seed: u64, closing: bool) -> [[usize; 2]; 2] {
         let last = put(&mut nodes, 0, 0) + count;
         fleet::turn_until(&mut nodes, "all puts are done", |nodes| put(nodes, last, depth) == last);
         let posts = &control.borrow().posts;
-        let written = |rail| posts.iter().filter(move |post| post.verb == Verb::Write && post.rail == rail);
+        let written =
+            |rail| posts.iter().filter(move |post| post.verb == Verb::Write && post.rail == rail);
         [0, 1].map(|rail| written(rail).count())
     })
 }

@@ -52,7 +52,14 @@ fn set_rates(sim: &Sim<'_>, rates: [u32; 2]) {
 fn in_order(rates: [u32; 2], change: Option<[u32; 2]>, len: usize, depth: u64, total: u64) -> f64 {
     let sim = fabric(2, 2, 1024, QUICK, 7);
     set_rates(sim, rates);
-    carry(sim, fleet::<_, 2>(sim, 2, Config::DEFAULT, PUT, |_, _, end| end), change, len, depth, total)
+    carry(
+        sim,
+        fleet::<_, 2>(sim, 2, Config::DEFAULT, PUT, |_, _, end| end),
+        change,
+        len,
+        depth,
+        total,
+    )
 }
 
 /// Like [`in_order`], from node 0 to node 1.
@@ -195,7 +202,9 @@ fn posts_do_not_wait_for_a_rail_that_takes_none_from_their_peer() {
         for peer in [1, 2] {
             while issued[peer] < done[peer] + 32 {
                 let (from, to) = (node.source.at(0), node.remotes[peer].at(0));
-                node.engine.put(ContextId(0), from, 64 << 10, to, Notice::Report(peer as u64)).unwrap();
+                node.engine
+                    .put(ContextId(0), from, 64 << 10, to, Notice::Report(peer as u64))
+                    .unwrap();
                 issued[peer] += 1;
             }
         }

@@ -225,7 +225,9 @@ fn no_peer_leaves_a_rail_for_a_fence_that_is_no_longer_needed() {
     assert!(fleet[0].engine.peer_error(peers[1]).unwrap().is_some(), "node 1 is still awaited");
     for to in [0, 2, 0, 2] {
         let node = &mut fleet[0];
-        node.engine.put(CX, node.source.at(0), 512, node.remotes[to].at(0), Notice::Silent).unwrap();
+        node.engine
+            .put(CX, node.source.at(0), 512, node.remotes[to].at(0), Notice::Silent)
+            .unwrap();
         fleet::turn_until(&mut fleet, "the put completes", |fleet| {
             fleet[0].engine.is_quiet(CX, peers[to]) == Ok(true)
         });
@@ -238,13 +240,16 @@ fn no_peer_leaves_a_rail_for_a_fence_that_is_no_longer_needed() {
 fn the_highest_ticket_does_not_stop_later_requests() {
     let _scope = Scope::new();
     let controls = [shared(), shared(), shared()];
-    let (sim, mut fleet) =
-        nodes(3, |node, rail, end| Tap::new(end.with_closing_fence(), rail.into(), &controls[node as usize]));
+    let (sim, mut fleet) = nodes(3, |node, rail, end| {
+        Tap::new(end.with_closing_fence(), rail.into(), &controls[node as usize])
+    });
     // Node 0 receives the first request of another node with the highest ticket.
     let forged = Rc::new(Cell::new(false));
     let seen = forged.clone();
     controls[0].borrow_mut().edit = Some(Box::new(move |_, event| match event {
-        Event::Message(peer, mut bytes) if bytes[0] == LEAVE && peer != Peer(0) && !seen.replace(true) => {
+        Event::Message(peer, mut bytes)
+            if bytes[0] == LEAVE && peer != Peer(0) && !seen.replace(true) =>
+        {
             bytes[16..].fill(0xff);
             vec![Event::Message(peer, bytes)]
         }
@@ -306,12 +311,19 @@ fn a_rail_that_is_disabled_while_a_peer_leaves_it_is_still_drained() {
         fleet[0].engine.rail_error(peers[2], RailId(0)) != Ok(None)
     });
     fleet[0].engine.disable_rail(peers[2], RailId(0)).unwrap();
-    assert_eq!(fleet[0].engine.rail_error(peers[2], RailId(0)), Ok(Some(Fault::Peer(PeerError::Removed))));
+    assert_eq!(
+        fleet[0].engine.rail_error(peers[2], RailId(0)),
+        Ok(Some(Fault::Peer(PeerError::Removed)))
+    );
     fleet::turn_until(&mut fleet, "the puts complete", |fleet| {
         fleet[0].engine.is_quiet(CX, peers[2]) == Ok(true)
     });
     passes(&mut fleet, 3, 10_000);
-    assert_ne!(fleet[0].engine.rail_error(peers[2], RailId(0)), Ok(None), "a disabled rail has returned");
+    assert_ne!(
+        fleet[0].engine.rail_error(peers[2], RailId(0)),
+        Ok(None),
+        "a disabled rail has returned"
+    );
     for peer in [1, 2] {
         fleet[0].engine.enable_rail(peers[peer], RailId(0)).unwrap();
     }

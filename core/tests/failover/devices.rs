@@ -58,7 +58,8 @@ fn run(seed: u64, totals: &mut Totals) {
     let apart = [0, 0b1, u16::MAX, u16::MAX][random.below(4) as usize];
     let delay = random.below(4) as u32;
     // The rails carry messages of different lengths. All have room for the keys of four rails.
-    let most: [usize; RAILS] = std::array::from_fn(|_| [256, 256, 160, 144][random.below(4) as usize]);
+    let most: [usize; RAILS] =
+        std::array::from_fn(|_| [256, 256, 160, 144][random.below(4) as usize]);
     let sim = fleet::fabric(nodes, count, 512, dials, seed);
     let size = devices::size(nodes.into());
     let wrap = |rail: u16, end: End| {
@@ -81,10 +82,12 @@ fn run(seed: u64, totals: &mut Totals) {
     );
     let regions: Vec<_> = (0..nodes).map(|_| [device_region(size), device_region(size)]).collect();
     let ids = regions.iter().zip(&mut fleet);
-    let ids = ids.map(|(both, node)| both.map(|region| node.engine.register(region).unwrap())).collect();
+    let ids =
+        ids.map(|(both, node)| both.map(|region| node.engine.register(region).unwrap())).collect();
     let pace = [4, 12][random.below(2) as usize];
     let shortest = *most[..count as usize].iter().min().unwrap();
-    let longest = if apart == 0 { u64::MAX } else { u64::from(matching.eager).min(shortest as u64 - 40) };
+    let longest =
+        if apart == 0 { u64::MAX } else { u64::from(matching.eager).min(shortest as u64 - 40) };
     let memory = (Regions(regions), ids);
     let mut traffic = Traffic::new(&mut fleet, memory, (config.contexts, longest, pace), seed);
     let scope = schedule::Scope { nodes, rails: count, own: true, closes, stalls: true };
@@ -229,7 +232,8 @@ fn carried_memory_survives_rails_whose_limits_differ() {
 #[test]
 fn a_get_of_carried_memory_completes_while_its_owner_closes() {
     for seed in seeds(100) {
-        let Two { mut fleet, regions, theirs: [theirs, _], .. } = carried(seed, Dials::WILD, 1, 16, [256; 2]);
+        let Two { mut fleet, regions, theirs: [theirs, _], .. } =
+            carried(seed, Dials::WILD, 1, 16, [256; 2]);
         let data: Vec<u8> = (0..4096_u32).map(|at| (at * 7 + seed as u32) as u8).collect();
         poke(&regions[1], 0, &data);
         let (one, two) = (fleet[0].peers[1], fleet[1].peers[0]);
@@ -255,7 +259,9 @@ fn a_get_of_carried_memory_completes_while_its_owner_closes() {
 #[test]
 fn operations_and_fences_end_while_the_peer_keeps_getting_carried_memory() {
     let cases = [(16, true), (16, false), (2, true), (2, false), (1, false)];
-    for (seed, (window, inject)) in seeds(4).into_iter().flat_map(|seed| cases.map(|case| (seed, case))) {
+    for (seed, (window, inject)) in
+        seeds(4).into_iter().flat_map(|seed| cases.map(|case| (seed, case)))
+    {
         let dials = Dials { min_delay: 20, max_delay: 40, ..Dials::CALM };
         let Two { mut fleet, theirs: [theirs, _], .. } = carried(seed, dials, 0, window, [256; 2]);
         let (two, to) = (fleet[1].peers[0], fleet[1].remotes[0].at(0));
@@ -327,10 +333,16 @@ fn carried_gets_of_memory_that_is_gone_fail_alone_while_rails_fail() {
                 let n = end.tag;
                 let bytes = found(&fleet[0], &two.regions[0], n);
                 match end.outcome {
-                    Outcome::Done => assert!(bytes == data[n as usize * LEN..][..LEN], "seed {seed}: {n}"),
+                    Outcome::Done => {
+                        assert!(bytes == data[n as usize * LEN..][..LEN], "seed {seed}: {n}")
+                    }
                     end => {
                         let why = Fault::Post(RailId(0), PostError::BadKey);
-                        assert_eq!((end, turn > gone), (Outcome::Failed(why), true), "seed {seed}: {n}");
+                        assert_eq!(
+                            (end, turn > gone),
+                            (Outcome::Failed(why), true),
+                            "seed {seed}: {n}"
+                        );
                         refused += 1;
                     }
                 }
@@ -371,5 +383,8 @@ fn device_memory_has_every_byte_once_and_in_order_while_rails_fail() {
     }
     println!("{} seeds: {totals:?}", seeds.len());
     let Totals { issued, failed, reposted, returned } = totals;
-    assert!(seeds.len() < 8 || issued >= 1000 && failed.min(reposted).min(returned) >= 10, "{totals:?}");
+    assert!(
+        seeds.len() < 8 || issued >= 1000 && failed.min(reposted).min(returned) >= 10,
+        "{totals:?}"
+    );
 }

@@ -81,7 +81,9 @@ fn a_long_message_is_done_at_both_ends_or_at_neither_if_one_closes() {
         let sent = match seed % 2 {
             0 => Payload::Region(from, LEN),
             // SAFETY: the region lives as long as the test.
-            _ => Payload::Span(unsafe { Span::new(fleet[0].engine.local_ptr(from, LEN).unwrap(), LEN) }),
+            _ => Payload::Span(unsafe {
+                Span::new(fleet[0].engine.local_ptr(from, LEN).unwrap(), LEN)
+            }),
         };
         fleet[1].engine.recv(Some(two), tag(0), EXACT, Some((into, LEN)), 0).unwrap();
         fleet[0].engine.send(CX, one, tag(0), sent, Notice::Report(1)).unwrap();
@@ -113,7 +115,9 @@ fn a_long_message_is_done_at_both_ends_or_at_neither_if_one_closes() {
 /// Either side could fill the window with numbers as soon as it has room.
 #[test]
 fn puts_and_answers_to_long_messages_do_not_hold_up_each_other() {
-    for (seed, window) in seeds(2).into_iter().flat_map(|seed| [1, 2, 4, 16].map(|window| (seed, window))) {
+    for (seed, window) in
+        seeds(2).into_iter().flat_map(|seed| [1, 2, 4, 16].map(|window| (seed, window)))
+    {
         let dials = Dials { min_delay: 20, max_delay: 40, ..Dials::CALM };
         let (_, mut fleet) = nodes(window, dials, seed);
         let (source, to) = (fleet[1].source.at(0), fleet[1].remotes[0].at(2048));
@@ -123,6 +127,9 @@ fn puts_and_answers_to_long_messages_do_not_hold_up_each_other() {
             sends += stream(&mut fleet);
             puts += std::iter::from_fn(|| fleet[1].engine.next_completion()).count();
         }
-        assert!(sends >= 10 && puts >= 10, "seed {seed}, window {window}: {sends} sends, {puts} puts");
+        assert!(
+            sends >= 10 && puts >= 10,
+            "seed {seed}, window {window}: {sends} sends, {puts} puts"
+        );
     }
 }

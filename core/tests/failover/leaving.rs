@@ -47,10 +47,13 @@ fn two_nodes_that_close_the_same_rail_for_others_get_it_back() {
         let (sim, mut fleet) = timed::<2>(&controls);
         for node in [0, 1u16] {
             // All but these two answer too late.
-            controls[node as usize].borrow_mut().edit = Some(Box::new(move |_, event| match event {
-                Event::Message(from, bytes) if bytes[0] == LEAVE && from != Peer(1 - node) => vec![],
-                event => vec![event],
-            }));
+            controls[node as usize].borrow_mut().edit =
+                Some(Box::new(move |_, event| match event {
+                    Event::Message(from, bytes) if bytes[0] == LEAVE && from != Peer(1 - node) => {
+                        vec![]
+                    }
+                    event => vec![event],
+                }));
         }
         for node in [first, 1 - first] {
             let lost = fleet[node].peers[node + 2];
@@ -106,7 +109,11 @@ fn given_up_after(leaves: bool) -> u64 {
         // Node 2 makes no passes, so node 1 asks node 0 to leave rail 2 but does not close it.
         fleet[1].engine.disable_rail(other, RailId(2)).unwrap();
         passes(&mut fleet, &[0, 1, 3], 4000);
-        assert_ne!(fleet[0].engine.rail_error(peers[1], RailId(2)), Ok(None), "node 0 has not left");
+        assert_ne!(
+            fleet[0].engine.rail_error(peers[1], RailId(2)),
+            Ok(None),
+            "node 0 has not left"
+        );
         assert_ne!(fleet[0].engine.is_quiet(CX, peers[1]), Ok(true));
     }
     let wait = |fleet: &mut Fleet<3>, ms: u64| {
@@ -140,8 +147,8 @@ fn every_peer_is_asked_to_leave_though_a_rail_has_room_for_one_request() {
     let pass = Rc::new(Cell::new(0));
     let (now, mut last) = (pass.clone(), 0);
     controls[0].borrow_mut().refuse = Some(Box::new(move |post| {
-        let again =
-            post.bytes.first() == Some(&LEAVE) && std::mem::replace(&mut last, now.get()) == now.get();
+        let again = post.bytes.first() == Some(&LEAVE)
+            && std::mem::replace(&mut last, now.get()) == now.get();
         again.then_some(PostError::Again)
     }));
     let lost = fleet[0].peers[1];

@@ -55,7 +55,15 @@ impl Mail {
         let places = || (0..PLACES).map(|place| at + place * PLACE).collect();
         let mailbox = |_| Mailbox { out: places(), into: places(), ..Mailbox::default() };
         let (boxes, contexts) = ((0..nodes).map(mailbox).collect(), contexts.into());
-        Mail { contexts, pace, seed, boxes, sent: HashMap::new(), received: HashMap::new(), dead: None }
+        Mail {
+            contexts,
+            pace,
+            seed,
+            boxes,
+            sent: HashMap::new(),
+            received: HashMap::new(),
+            dead: None,
+        }
     }
 
     /// Records that a node has died.
@@ -84,7 +92,8 @@ impl Mail {
         }
         while let Some(status) = fleet[me].engine.next_recv() {
             let (mailbox, seed) = (&mut self.boxes[me], self.seed);
-            let at = mailbox.receives.iter().position(|receive| receive.0 == status.request).unwrap();
+            let at =
+                mailbox.receives.iter().position(|receive| receive.0 == status.request).unwrap();
             let (_, (from, lo), n, place) = mailbox.receives.remove(at);
             mailbox.into.push(place);
             if self.dead == Some(from) && status.outcome != Received::Ok {
@@ -98,7 +107,12 @@ impl Mail {
         }
     }
 
-    fn send<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, me: usize, random: &mut Random) {
+    fn send<const RAILS: usize>(
+        &mut self,
+        fleet: &mut Fleet<RAILS>,
+        me: usize,
+        random: &mut Random,
+    ) {
         let to = random.below(fleet.len() as u64) as usize;
         if self.dead == Some(to) {
             return;
@@ -110,10 +124,13 @@ impl Mail {
         let bytes = pattern(fill, len);
         let (node, mailbox) = (&mut fleet[me], &mut self.boxes[me]);
         let tag_done = TAG | mailbox.sent;
-        let (cx, peer, report) = (ContextId(context as u8), node.peers[to], Notice::Report(tag_done));
+        let (cx, peer, report) =
+            (ContextId(context as u8), node.peers[to], Notice::Report(tag_done));
         let (issued, place) = match kind {
             // The payload is a slice, which the engine copies if a block is free.
-            0 => (node.engine.send(cx, peer, tag(lo), Payload::Bytes(&bytes), Notice::Silent), None),
+            0 => {
+                (node.engine.send(cx, peer, tag(lo), Payload::Bytes(&bytes), Notice::Silent), None)
+            }
             1 => (node.engine.send_sync(cx, peer, tag(lo), Payload::Bytes(&bytes), report), None),
             _ => {
                 let Some(place) = mailbox.out.pop() else { return };
@@ -142,7 +159,13 @@ impl Mail {
         self.sent.entry((me, to, lo)).or_default().push((fill, len));
     }
 
-    fn receive<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, me: usize, from: usize, lo: u64) {
+    fn receive<const RAILS: usize>(
+        &mut self,
+        fleet: &mut Fleet<RAILS>,
+        me: usize,
+        from: usize,
+        lo: u64,
+    ) {
         let (node, mailbox) = (&mut fleet[me], &mut self.boxes[me]);
         let Some(place) = mailbox.into.pop() else { return };
         let into = Some((node.target.at(place), PLACE as usize));
@@ -161,7 +184,8 @@ impl Mail {
 
     pub fn completed(&mut self, me: usize, done: &Completion) {
         let seed = self.seed;
-        let (to, place, len) = self.boxes[me].sends.remove(&done.tag).expect("a send completes once");
+        let (to, place, len) =
+            self.boxes[me].sends.remove(&done.tag).expect("a send completes once");
         let lost = self.dead == Some(to);
         assert!(lost || done.outcome == Outcome::Done, "seed {seed}: node {me}: {done:?}");
         assert!(done.value == 0 || done.value == len, "seed {seed}: {} of {len}", done.value);
@@ -169,7 +193,8 @@ impl Mail {
     }
 
     pub fn is_over(&self) -> bool {
-        let received = |key, sent: &Vec<_>| self.received.get(key).copied().unwrap_or(0) == sent.len();
+        let received =
+            |key, sent: &Vec<_>| self.received.get(key).copied().unwrap_or(0) == sent.len();
         let lost = |key: &(usize, usize, u64)| [Some(key.0), Some(key.1)].contains(&self.dead);
         self.boxes.iter().all(|mailbox| mailbox.sends.is_empty())
             && self.sent.iter().all(|(key, sent)| lost(key) || received(key, sent))

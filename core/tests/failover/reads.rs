@@ -44,7 +44,12 @@ impl Reads {
         self.readers[node].waits = false;
     }
 
-    pub fn turn<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, issues: bool, random: &mut Random) {
+    pub fn turn<const RAILS: usize>(
+        &mut self,
+        fleet: &mut Fleet<RAILS>,
+        issues: bool,
+        random: &mut Random,
+    ) {
         for (me, reader) in self.readers.iter_mut().enumerate() {
             if reader.waits || self.dead == Some(me) {
                 continue;

@@ -86,7 +86,8 @@ pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
     let Err(failure) = attempt(None, &mut events) else { return };
     println!("seed {seed} fails, with {} events", events.len());
     let until = Instant::now() + PATIENCE;
-    let fails = |some: &[Event]| Instant::now() < until && attempt(Some(some), &mut vec![]).is_err();
+    let fails =
+        |some: &[Event]| Instant::now() < until && attempt(Some(some), &mut vec![]).is_err();
     let left = schedule::shrink(&mut events, fails);
     println!("seed {seed} fails with these {left} of them, the numbers of turns first:");
     events[..left].iter().for_each(|event| println!("{event}"));
@@ -144,14 +145,16 @@ fn run_with(
     let busy = 100 + random.below(100) * pace;
     let heals = random.below(4) != 0;
     // If there are three or more nodes, one of them may die.
-    let dies = (nodes > 2 && random.below(3) == 0).then(|| (random.below(nodes.into()), random.below(busy)));
+    let dies = (nodes > 2 && random.below(3) == 0)
+        .then(|| (random.below(nodes.into()), random.below(busy)));
     let dies = script.map_or(dies, |script| {
         script.iter().find_map(|event| match event.change {
             Change::Die(node) => Some((node.into(), event.at)),
             _ => None,
         })
     });
-    let dead = |node: usize, turn| dies.is_some_and(|(dies, at)| dies as usize == node && turn >= at);
+    let dead =
+        |node: usize, turn| dies.is_some_and(|(dies, at)| dies as usize == node && turn >= at);
     let (mut over, mut closing) = (None, None);
     let mut last = 0;
     for turn in 0.. {
@@ -254,8 +257,13 @@ fn the_events_of_a_run_repeat_it() {
         let given = (seed % 2 == 0).then_some(Closing { nodes: 3, rails: 3, cuts: vec![] });
         let (mut drawn, mut again, totals) = (vec![], vec![], &mut Totals::default());
         let hash = run_with(seed, given.as_ref(), None, &mut drawn, totals);
-        let read: Vec<Event> = drawn.iter().map(|event| event.to_string().parse().unwrap()).collect();
-        assert_eq!(run_with(seed, given.as_ref(), Some(&read), &mut again, totals), hash, "seed {seed}");
+        let read: Vec<Event> =
+            drawn.iter().map(|event| event.to_string().parse().unwrap()).collect();
+        assert_eq!(
+            run_with(seed, given.as_ref(), Some(&read), &mut again, totals),
+            hash,
+            "seed {seed}"
+        );
         assert_eq!(again, drawn, "seed {seed}");
     }
 }
@@ -276,7 +284,10 @@ fn part(n: u64, of: u64) {
     println!("{totals:?}");
     if totals.schedules >= 100 {
         let Totals { failed, returned, reposted, replied_again, stale, .. } = totals;
-        assert!([failed, returned, reposted, replied_again, stale].iter().all(|&n| n >= 20), "{totals:?}");
+        assert!(
+            [failed, returned, reposted, replied_again, stale].iter().all(|&n| n >= 20),
+            "{totals:?}"
+        );
     }
 }
 

@@ -140,7 +140,9 @@ unsafe impl Rail for Wire {
         let mut world = self.world.borrow_mut();
         for packet in std::mem::take(&mut world.sides[self.node][self.rail].queue) {
             if !packet.failed {
-                world.sides[1 - self.node][self.rail].events.push_back(Event::Done(packet.cx, false));
+                world.sides[1 - self.node][self.rail]
+                    .events
+                    .push_back(Event::Done(packet.cx, false));
             }
         }
         let side = &mut world.sides[self.node][self.rail];
@@ -163,7 +165,13 @@ unsafe impl Rail for Wire {
         self.post(cx, What::Write { bytes, region, offset, data })
     }
 
-    unsafe fn post_read(&mut self, _: Peer, _: Local, _: Remote, _: u64) -> Result<Posted, PostError> {
+    unsafe fn post_read(
+        &mut self,
+        _: Peer,
+        _: Local,
+        _: Remote,
+        _: u64,
+    ) -> Result<Posted, PostError> {
         Err(PostError::Unsupported)
     }
 
@@ -292,7 +300,8 @@ impl Pair {
             Choice::Deliver(node, rail, at) => self.deliver(node, rail, at),
             Choice::Cut(from, rail) => {
                 let world = &mut *self.world.borrow_mut();
-                for node in [0, 1].into_iter().filter(|&node| from.is_none_or(|from| from == node)) {
+                for node in [0, 1].into_iter().filter(|&node| from.is_none_or(|from| from == node))
+                {
                     world.sides[node][rail].cut = true;
                     world.sides[node][rail].events.push_back(Event::Down);
                     // Each packet in flight is reported as failed, but may still land.
@@ -428,7 +437,9 @@ fn beginnings() -> VecDeque<Vec<Choice>> {
     let whole = Pair::new().finish(&[]);
     let mut all = VecDeque::new();
     for at in 0..=whole.len() {
-        for (from, rail) in [None, Some(0), Some(1)].into_iter().flat_map(|from| [(from, 0), (from, 1)]) {
+        for (from, rail) in
+            [None, Some(0), Some(1)].into_iter().flat_map(|from| [(from, 0), (from, 1)])
+        {
             let mut path = whole[..at].to_vec();
             path.push(Choice::Cut(from, rail));
             let mut pair = Pair::new();
@@ -471,6 +482,8 @@ fn every_order_found_by_a_bounded_search_ends_well() {
         pair.finish(&path);
     }
     let states = seen.len();
-    println!("{begun} beginnings, {states} states, {paths} paths, all of fewer than {free} free choices");
+    println!(
+        "{begun} beginnings, {states} states, {paths} paths, all of fewer than {free} free choices"
+    );
     assert!(free >= 2, "{free}");
 }

@@ -81,7 +81,8 @@ fn fates(seed: u64, fence: bool, fates: &mut Fates) {
         }
     }
     assert!(
-        here.down.iter().all(|(peer, why)| (*peer, *why) == (B, PeerError::Lost)) && here.down.len() == 1
+        here.down.iter().all(|(peer, why)| (*peer, *why) == (B, PeerError::Lost))
+            && here.down.len() == 1
     );
     assert!(there.down.is_empty());
     let mut ends = BTreeMap::new();
@@ -124,7 +125,10 @@ fn a_link_that_does_not_exist_is_not_cut() {
     let packets = Box::leak(vec![Packet::EMPTY; 4].into_boxed_slice());
     let sim = Sim::new(packets, 4, 16, Dials::CALM, 1).unwrap();
     for (from, to, rail) in [(4, 0, 0), (0, 4, 0), (0, 0, 16), (u16::MAX, 0, 0)] {
-        assert!(matches!(sim.cut(from, to, rail, 0), Err(AttachError::Config(_))), "{from} {to} {rail}");
+        assert!(
+            matches!(sim.cut(from, to, rail, 0), Err(AttachError::Config(_))),
+            "{from} {to} {rail}"
+        );
     }
 }
 

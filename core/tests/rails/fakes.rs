@@ -11,7 +11,8 @@ use fishplate_core::rail::{Local, Posted, Rail, Remote};
 use super::conformance::{Seen, leaked};
 
 fn sim(nodes: u16, rails: u16, dials: Dials, seed: u64) -> Sim<'static> {
-    Sim::new(Box::leak(vec![Packet::EMPTY; 64].into_boxed_slice()), nodes, rails, dials, seed).unwrap()
+    Sim::new(Box::leak(vec![Packet::EMPTY; 64].into_boxed_slice()), nodes, rails, dials, seed)
+        .unwrap()
 }
 
 fn chatter(seed: u64, count: u8) -> (u64, Vec<Vec<u8>>) {
@@ -22,7 +23,8 @@ fn chatter(seed: u64, count: u8) -> (u64, Vec<Vec<u8>>) {
     let (mut here, mut there) = (Seen::default(), Seen::default());
     let mut n = 0;
     while here.done.len() < count as usize {
-        if n < count && a.post_message(Peer(0), &[n], Untrusted::from_slice(&[]), n as u64).is_ok() {
+        if n < count && a.post_message(Peer(0), &[n], Untrusted::from_slice(&[]), n as u64).is_ok()
+        {
             n += 1;
         }
         a.poll(4, &mut here);
@@ -73,8 +75,14 @@ fn a_key_of_one_node_is_invalid_at_another() {
     let local = Local { ptr: source.ptr(), len: 8, desc: 0 };
     // SAFETY: the source is never freed.
     unsafe {
-        assert_eq!(a.post_write(Peer(0), local, Remote { key, offset: 0 }, None, 1), Err(PostError::BadKey));
-        assert_eq!(a.post_read(Peer(0), local, Remote { key, offset: 0 }, 1), Err(PostError::BadKey));
+        assert_eq!(
+            a.post_write(Peer(0), local, Remote { key, offset: 0 }, None, 1),
+            Err(PostError::BadKey)
+        );
+        assert_eq!(
+            a.post_read(Peer(0), local, Remote { key, offset: 0 }, 1),
+            Err(PostError::BadKey)
+        );
     }
 }
 
@@ -96,7 +104,8 @@ fn several_deaths_are_reported_within_the_budget() {
 
 #[test]
 fn a_faulty_rail_fails_as_often_as_requested() {
-    let mut rail = Faulty::<_, 32>::new(Loopback::<64>::new(), Faults { fail: 300, ..Faults::NONE }, 5);
+    let mut rail =
+        Faulty::<_, 32>::new(Loopback::<64>::new(), Faults { fail: 300, ..Faults::NONE }, 5);
     let (mut seen, mut failed) = (Seen::default(), 0);
     for n in 0..1000u64 {
         let posted = rail.post_message(Peer(0), &[1], Untrusted::from_slice(&[]), n).unwrap();
@@ -115,11 +124,17 @@ fn a_faulty_rail_without_faults_is_transparent() {
     let mut rail = Faulty::<_, 4>::new(Loopback::<64>::new(), Faults::NONE, 5);
     let mut seen = Seen::default();
     for n in 0..50u8 {
-        assert_eq!(rail.post_message(Peer(2), &[n], Untrusted::from_slice(&[]), 0), Ok(Posted::Done));
+        assert_eq!(
+            rail.post_message(Peer(2), &[n], Untrusted::from_slice(&[]), 0),
+            Ok(Posted::Done)
+        );
     }
     assert_eq!(rail.poll(64, &mut seen), 50);
     assert!(
-        seen.messages.iter().enumerate().all(|(n, (peer, bytes))| *peer == Peer(2) && *bytes == [n as u8])
+        seen.messages
+            .iter()
+            .enumerate()
+            .all(|(n, (peer, bytes))| *peer == Peer(2) && *bytes == [n as u8])
     );
 }
 
@@ -128,7 +143,10 @@ fn a_fabric_out_of_range_is_refused() {
     let packets = || Box::leak(vec![Packet::EMPTY; 4].into_boxed_slice());
     assert!(Sim::new(&mut [], 1, 1, Dials::CALM, 1).is_err());
     for (nodes, rails) in [(0, 1), (1, 0), (1, 17), (65, 1), (5, 16)] {
-        assert!(Sim::new(packets(), nodes, rails, Dials::CALM, 1).is_err(), "{nodes} nodes, {rails} rails");
+        assert!(
+            Sim::new(packets(), nodes, rails, Dials::CALM, 1).is_err(),
+            "{nodes} nodes, {rails} rails"
+        );
     }
     assert!(Sim::new(packets(), 4, 16, Dials::CALM, 1).is_ok());
     assert!(sim(1, 1, Dials::CALM, 1).endpoint(0, 0).attach(Peer(16), 0).is_err());

@@ -80,7 +80,11 @@ impl Fixture for Disordered {
 impl Fixture for TwiceDisordered {
     type Rail = Faulty<Faulty<Network, 16>, 8>;
     fn link(seed: u64) -> Link<Self::Rail> {
-        own(Faulty::new(Faulty::new(Loopback::new(), Faults::DISORDER, seed), Faults::DISORDER, !seed))
+        own(Faulty::new(
+            Faulty::new(Loopback::new(), Faults::DISORDER, seed),
+            Faults::DISORDER,
+            !seed,
+        ))
     }
 }
 
@@ -108,7 +112,8 @@ impl Fixture for WildAndDisordered {
     type Rail = Faulty<SimRail<'static, 'static>, 16>;
     fn link(seed: u64) -> Link<Self::Rail> {
         let Link { rails, origin, target, to, from } = pair(Dials::WILD, seed).1;
-        let rails = rails.into_iter().map(|rail| Faulty::new(rail, Faults::DISORDER, !seed)).collect();
+        let rails =
+            rails.into_iter().map(|rail| Faulty::new(rail, Faults::DISORDER, !seed)).collect();
         Link { rails, origin, target, to, from }
     }
     fn kill_target(link: &mut Link<Self::Rail>) -> bool {

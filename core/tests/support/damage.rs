@@ -43,13 +43,17 @@ pub fn damage(bad: Peer, rate: u64, first: u64, seed: u64) -> Edit {
         }
         match (if lies { 2 } else { random.below(6) }, event) {
             (0, _) => vec![],
-            (1, event) => vec![event.clone(), old[random.below(old.len() as u64) as usize].clone(), event],
+            (1, event) => {
+                vec![event.clone(), old[random.below(old.len() as u64) as usize].clone(), event]
+            }
             (2, event) => {
                 let mut events = made_up(&old, first, false, &mut random);
                 events.insert(random.below(events.len() as u64 + 1) as usize, event);
                 events
             }
-            (_, Event::Landed(peer, data)) => vec![Event::Landed(peer, data ^ 1 << random.below(32))],
+            (_, Event::Landed(peer, data)) => {
+                vec![Event::Landed(peer, data ^ 1 << random.below(32))]
+            }
             (3, Event::Message(peer, mut bytes)) => {
                 bytes.truncate(random.below(bytes.len() as u64) as usize);
                 vec![Event::Message(peer, bytes)]
@@ -74,7 +78,8 @@ pub fn damage(bad: Peer, rate: u64, first: u64, seed: u64) -> Edit {
 /// Returns an answer or a report of arrivals, with the header and token of earlier messages. With
 /// `calm` it completes an open request or names one rail, so that the peer is quarantined later.
 fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Event> {
-    let (kinds, about) = if calm { (&ANSWERS[..1], &PULLS[..]) } else { (&ANSWERS[..], &ANSWERS[..]) };
+    let (kinds, about) =
+        if calm { (&ANSWERS[..1], &PULLS[..]) } else { (&ANSWERS[..], &ANSWERS[..]) };
     let pick = |random: &mut Random, wanted: &dyn Fn(&[u8]) -> bool| {
         let mut fits = old.iter().rev().filter_map(|event| match event {
             Event::Message(from, bytes) if wanted(bytes) => Some((*from, bytes.clone())),

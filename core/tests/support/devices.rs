@@ -246,7 +246,10 @@ impl<M: Memory> Traffic<M> {
         let device = u64::from_ne_bytes(self.found(node, to, true, at, 8).try_into().unwrap());
         let now = host + device;
         let fits = host == now.div_ceil(2) && (seen..=sent).contains(&now);
-        assert!(fits, "seed {seed}: {from} to {to}: {host} and {device} of {sent} signals, after {seen}");
+        assert!(
+            fits,
+            "seed {seed}: {from} to {to}: {host} and {device} of {sent} signals, after {seen}"
+        );
         for n in seen..now {
             self.check_slot(node, index, n, &slots[(n % SLOTS) as usize]);
         }
@@ -264,7 +267,10 @@ impl<M: Memory> Traffic<M> {
         let at = from as u64 * LANE + 64 + n % SLOTS * SLOT;
         let found = self.found(node, to, *device, at, payload.len());
         let seed = self.seed;
-        assert!(found == *payload, "seed {seed}: {from} to {to}: data of signal {n}, device: {device}");
+        assert!(
+            found == *payload,
+            "seed {seed}: {from} to {to}: data of signal {n}, device: {device}"
+        );
     }
 
     fn get<R: Rail, const RAILS: usize>(
@@ -342,7 +348,8 @@ impl<M: Memory> Traffic<M> {
             let here = random.below(2) == 0;
             let most = [100, 600, LETTER][random.below(3) as usize];
             let most = if here { most.min(self.between_devices) } else { most };
-            let payload: Vec<u8> = (0..random.below(most + 1)).map(|_| random.next() as u8).collect();
+            let payload: Vec<u8> =
+                (0..random.below(most + 1)).map(|_| random.next() as u8).collect();
             let place = self.lay(&nodes[from], from, here, at + to as u64 * LETTER, &payload);
             let context = ContextId(random.below(self.contexts) as u8);
             let (peer, notice) = (nodes[from].peers[to], Notice::Report(SEND | index as u64));
@@ -375,9 +382,16 @@ impl<M: Memory> Traffic<M> {
         let status = nodes[to].engine.test_recv(request);
         if let Ok(Some(status)) = status {
             let seed = self.seed;
-            assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64), "seed {seed}");
+            assert_eq!(
+                (status.outcome, status.delivered),
+                (Received::Ok, len as u64),
+                "seed {seed}"
+            );
             let found = self.found(&nodes[to], to, device, into, len);
-            assert!(found == *payload, "seed {seed}: message {count} from {from} to {to}, device: {device}");
+            assert!(
+                found == *payload,
+                "seed {seed}: message {count} from {from} to {to}, device: {device}"
+            );
         } else if !over || status.is_ok() {
             return;
         }
@@ -409,13 +423,22 @@ impl<M: Memory> Traffic<M> {
     /// Describes the operations in flight as text.
     pub fn open(&self) -> String {
         let lanes = self.lanes.iter().filter(|lane| lane.seen.min(lane.completed) != lane.sent);
-        let lanes = lanes.map(|l| format!("{} to {}: {} {} {}", l.from, l.to, l.sent, l.seen, l.completed));
+        let lanes =
+            lanes.map(|l| format!("{} to {}: {} {} {}", l.from, l.to, l.sent, l.seen, l.completed));
         let gets = self.readers.iter().filter_map(|r| {
-            r.waits.as_ref().map(|(device, bytes)| format!("get of {} by {}, {device}", bytes.len(), r.node))
+            r.waits
+                .as_ref()
+                .map(|(device, bytes)| format!("get of {} by {}, {device}", bytes.len(), r.node))
         });
         let letters = self.letters.iter().filter_map(|l| {
             let (payload, over) = l.payload.as_ref()?;
-            Some(format!("{} bytes from {} to {}, {over} {:?}", payload.len(), l.from, l.to, l.request))
+            Some(format!(
+                "{} bytes from {} to {}, {over} {:?}",
+                payload.len(),
+                l.from,
+                l.to,
+                l.request
+            ))
         });
         lanes.chain(gets).chain(letters).collect::<Vec<_>>().join("; ")
     }

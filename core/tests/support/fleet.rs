@@ -25,7 +25,13 @@ pub struct Node<R: Rail, const RAILS: usize> {
     pub remotes: Vec<RemoteId>,
 }
 
-pub fn fabric(nodes: u16, rails: u16, packets: usize, dials: Dials, seed: u64) -> &'static Sim<'static> {
+pub fn fabric(
+    nodes: u16,
+    rails: u16,
+    packets: usize,
+    dials: Dials,
+    seed: u64,
+) -> &'static Sim<'static> {
     let sim = Sim::new(leak(Packet::EMPTY, packets), nodes, rails, dials, seed).unwrap();
     scope::leak_one(sim)
 }
@@ -165,7 +171,9 @@ pub fn join_prepared<R: Rail, const RAILS: usize>(
         }
     }
     turn_until(&mut fleet, "all are connected", |fleet| {
-        fleet.iter().all(|node| node.peers.iter().all(|&peer| node.engine.has_answered(peer) == Ok(true)))
+        fleet
+            .iter()
+            .all(|node| node.peers.iter().all(|&peer| node.engine.has_answered(peer) == Ok(true)))
     });
     fleet
 }
@@ -266,18 +274,24 @@ pub fn mixed<const RAILS: usize>(
     let joints = |node: usize, other: usize| -> Vec<Joint> {
         let there = |rail| plan[other].iter().position(|&(theirs, _)| theirs == rail);
         let ours = plan[node].iter().enumerate();
-        ours.filter_map(|(at, &(rail, _))| there(rail).map(|there| joint(at, there, most(other, there))))
-            .collect()
+        ours.filter_map(|(at, &(rail, _))| {
+            there(rail).map(|there| joint(at, there, most(other, there)))
+        })
+        .collect()
     };
     let rails = |node: u16| {
         let mut rails = Rails::<_, RAILS>::new();
         for (at, &(rail, kind)) in plan[node as usize].iter().enumerate() {
             let control = shared();
-            let takes: Vec<_> = (0..nodes).map(|other| joints(node as usize, other as usize)).collect();
+            let takes: Vec<_> =
+                (0..nodes).map(|other| joints(node as usize, other as usize)).collect();
             let takes: Vec<_> = takes
                 .iter()
                 .map(|joints| {
-                    joints.iter().find(|joint| joint.ours.0 == at as u8).map_or(0, |j| j.max_message)
+                    joints
+                        .iter()
+                        .find(|joint| joint.ours.0 == at as u8)
+                        .map_or(0, |j| j.max_message)
                 })
                 .collect();
             let caps = KINDS[kind](END);
@@ -288,7 +302,12 @@ pub fn mixed<const RAILS: usize>(
                     _ if takes[post.peer.0 as usize] == 0 => 0,
                     _ => caps.max_rma,
                 };
-                assert!(post.len <= most, "seed {seed}: {:?} of {} bytes, {most} fit", post.verb, post.len);
+                assert!(
+                    post.len <= most,
+                    "seed {seed}: {:?} of {} bytes, {most} fit",
+                    post.verb,
+                    post.len
+                );
                 None
             }));
             assert!(rails.push(Tap::new(attached(sim, node, rail, nodes), at, &control)).is_ok());

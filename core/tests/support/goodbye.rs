@@ -111,7 +111,10 @@ pub fn run<R: Rail, const RAILS: usize>(
             }
             for &peer in &node.peers {
                 let error = node.engine.peer_error(peer).unwrap();
-                assert!(matches!(error, None | Some(PeerError::Closed)), "seed {seed}: node {me}: {error:?}");
+                assert!(
+                    matches!(error, None | Some(PeerError::Closed)),
+                    "seed {seed}: node {me}: {error:?}"
+                );
             }
         }
     }
@@ -119,7 +122,8 @@ pub fn run<R: Rail, const RAILS: usize>(
     for (to, node) in nodes.iter().enumerate() {
         for (context, sent) in sent[to].iter().enumerate() {
             for (from, &sent) in sent.iter().enumerate() {
-                let word = word(&node.engine, node.target.at(8 * (4 * context as u64 + from as u64)));
+                let word =
+                    word(&node.engine, node.target.at(8 * (4 * context as u64 + from as u64)));
                 assert_eq!(word, sent, "seed {seed}: {from} to {to} in {context}");
                 all += word;
             }

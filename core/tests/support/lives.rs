@@ -147,24 +147,39 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
             );
         }
         while let Some(status) = self.engine.next_recv() {
-            let Some(envelope) = status.envelope.filter(|_| status.outcome == Received::Ok) else { continue };
+            let Some(envelope) = status.envelope.filter(|_| status.outcome == Received::Ok) else {
+                continue;
+            };
             let (life, n) = (envelope.tag.lo >> 32, envelope.tag.lo & 0xffff_ffff);
-            assert!(life >= self.heard.0 && life <= peer_life, "seed {seed}: a message of life {life}");
+            assert!(
+                life >= self.heard.0 && life <= peer_life,
+                "seed {seed}: a message of life {life}"
+            );
             let before = if life == self.heard.0 { self.heard.1 } else { 0 };
             assert!(before & 1 << n == 0, "seed {seed}: message {n} of life {life} twice");
             self.heard = (life, before | 1 << n);
         }
         if self.engine.has_matching() {
-            while self.engine.recv(None, Tag::ZERO, Tag::ALL, Some((self.source.at(0), 600)), 0).is_ok() {}
+            while self
+                .engine
+                .recv(None, Tag::ZERO, Tag::ALL, Some((self.source.at(0), 600)), 0)
+                .is_ok()
+            {}
         }
         for life in 1..=peer_life {
             let part = life * PART;
             let applied = word(&self.engine, self.target.at(part));
             let before = std::mem::replace(&mut self.applied[life as usize], applied);
-            assert!(before <= applied && applied <= OPS, "seed {seed}: {applied} signals of life {life}");
+            assert!(
+                before <= applied && applied <= OPS,
+                "seed {seed}: {applied} signals of life {life}"
+            );
             for op in before..applied {
                 let slot = read(&self.engine, self.target.at(part + 16 + op * SLOT), SLOT as usize);
-                assert!(slot == fill(life, op), "seed {seed}: signal {op} of life {life} before its data");
+                assert!(
+                    slot == fill(life, op),
+                    "seed {seed}: signal {op} of life {life} before its data"
+                );
             }
         }
         if let Some(peer) = self.peer {
@@ -250,7 +265,11 @@ pub fn run<R: Rail, const RAILS: usize>(
         from.ops < OPS || word(&to.engine, to.target.at(from.life * PART)) < OPS
     }) {
         turns += 1;
-        assert!(turns < 2_000_000, "seed {seed}: not complete: {:?}", nodes.map(|node| node.engine.stats()));
+        assert!(
+            turns < 2_000_000,
+            "seed {seed}: not complete: {:?}",
+            nodes.map(|node| node.engine.stats())
+        );
         for at in 0..2 {
             nodes[at].issue(&mut random);
             step(&mut nodes, at);

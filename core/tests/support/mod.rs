@@ -25,8 +25,8 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, EngineMemory, FailoverMemory, FailoverStream, Issued, LocalSlot,
-    Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream, Waiter,
+    Asleep, Config, ContextId, Engine, EngineMemory, FailoverMemory, FailoverStream, Issued,
+    LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream, Waiter,
 };
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
@@ -43,7 +43,11 @@ pub const CX: ContextId = ContextId(0);
 pub const SOON: u64 = 50_000_000;
 
 /// Returns leaked memory for the tables of an engine.
-pub fn memory<const RAILS: usize>(config: &Config, peers: usize, ops: usize) -> EngineMemory<'static, RAILS> {
+pub fn memory<const RAILS: usize>(
+    config: &Config,
+    peers: usize,
+    ops: usize,
+) -> EngineMemory<'static, RAILS> {
     let streams = peers * config.contexts as usize;
     EngineMemory {
         peers: leak(PeerSlot::EMPTY, peers),
@@ -57,7 +61,10 @@ pub fn memory<const RAILS: usize>(config: &Config, peers: usize, ops: usize) -> 
     }
 }
 
-pub fn engine<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS]) -> Engine<'static, R, RAILS> {
+pub fn engine<R: Rail, const RAILS: usize>(
+    config: Config,
+    rails: [R; RAILS],
+) -> Engine<'static, R, RAILS> {
     Engine::new(config, rails, memory(&config, 4, 256)).unwrap()
 }
 
@@ -76,7 +83,9 @@ pub fn region(len: usize) -> Region {
     let words = leak(0u64, len.div_ceil(8));
     // SAFETY: the memory is leaked, so it is always valid. Only the helpers below and the engine
     // access it.
-    unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
+    unsafe {
+        Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private)
+    }
 }
 
 pub fn host() -> &'static SpinHost {
@@ -97,7 +106,11 @@ pub struct Own<R: Rail, const RAILS: usize> {
     pub remote: RemoteId,
 }
 
-pub fn own<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS], size: usize) -> Own<R, RAILS> {
+pub fn own<R: Rail, const RAILS: usize>(
+    config: Config,
+    rails: [R; RAILS],
+    size: usize,
+) -> Own<R, RAILS> {
     let mut engine = engine(config, rails);
     let peer = engine.reserve_peer().unwrap();
     engine.connect_peer(peer, ((1u32 << RAILS) - 1) as u16).unwrap();
@@ -136,7 +149,11 @@ pub fn read<R: Rail, const RAILS: usize>(
     bytes
 }
 
-pub fn write<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: LocalAddr, bytes: &[u8]) {
+pub fn write<R: Rail, const RAILS: usize>(
+    engine: &Engine<'_, R, RAILS>,
+    at: LocalAddr,
+    bytes: &[u8],
+) {
     let ptr = engine.local_ptr(at, bytes.len()).unwrap();
     // SAFETY: `local_ptr` checked the range of the target.
     unsafe { std::ptr::copy(bytes.as_ptr(), ptr.as_ptr(), bytes.len()) };
@@ -179,7 +196,11 @@ pub fn pending(issued: Result<Issued, OpError>) -> Token {
 }
 
 /// Makes passes until the operation has succeeded.
-pub fn done<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>, issued: Issued, what: &str) {
+pub fn done<R: Rail, const RAILS: usize>(
+    engine: &mut Engine<'static, R, RAILS>,
+    issued: Issued,
+    what: &str,
+) {
     let Issued::Pending(token) = issued else { return };
     let mut end = None;
     pass_until(engine, what, |e| {

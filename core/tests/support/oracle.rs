@@ -76,13 +76,18 @@ struct Model {
 }
 
 fn words<R: Rail, const RAILS: usize>(node: &fleet::Node<R, RAILS>, part: u64) -> Words {
-    let ptr = node.engine.local_ptr(node.target.at(part), size_of::<Words>()).unwrap().cast::<Words>();
+    let ptr =
+        node.engine.local_ptr(node.target.at(part), size_of::<Words>()).unwrap().cast::<Words>();
     // SAFETY: `local_ptr` checked the range, and one thread drives all engines of a test.
     unsafe { ptr.as_ptr().read_unaligned() }
 }
 
 impl Model {
-    fn issue<R: Rail, const RAILS: usize>(&mut self, node: &mut fleet::Node<R, RAILS>, random: &mut Random) {
+    fn issue<R: Rail, const RAILS: usize>(
+        &mut self,
+        node: &mut fleet::Node<R, RAILS>,
+        random: &mut Random,
+    ) {
         let remote = node.remotes[self.to];
         let tag = (self.part << 32) | (self.to as u64) << 16 | self.ops;
         let notice = if random.below(2) == 0 { Notice::Silent } else { Notice::Report(tag) };
@@ -208,11 +213,17 @@ impl Model {
         for slot in 0..SLOTS {
             let mut done = self.writes[..count].iter().rev().filter(|write| write.0 == slot);
             let Some(&(_, byte, len)) = done.next() else { continue };
-            let later: Vec<_> = self.writes[count..].iter().filter(|write| write.0 == slot).collect();
-            let bytes = read(&target.engine, target.target.at(self.part + SLOTS_AT + slot * SLOT), len);
+            let later: Vec<_> =
+                self.writes[count..].iter().filter(|write| write.0 == slot).collect();
+            let bytes =
+                read(&target.engine, target.target.at(self.part + SLOTS_AT + slot * SLOT), len);
             for (at, now) in bytes.into_iter().enumerate() {
                 let fine = now == byte || later.iter().any(|(_, b, l)| at < *l && now == *b);
-                assert!(fine, "seed {seed}: stream {:#x} slot {slot} has {now}, not {byte}", self.part);
+                assert!(
+                    fine,
+                    "seed {seed}: stream {:#x} slot {slot} has {now}, not {byte}",
+                    self.part
+                );
             }
         }
     }
@@ -325,19 +336,24 @@ impl Streams {
         let (seed, dead) = (self.seed, self.dead);
         // Streams of one origin and context differ only by target, so the tag is compared over all
         // of them.
-        let found = self.streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
-            let lost = dead == Some(stream.to);
-            let at = stream.waiting.iter().position(|&(tag, value)| {
-                let right = value.is_none_or(|value| value == done.value);
-                tag == done.tag && (lost || done.outcome == Outcome::Done && right)
-            })?;
-            Some(stream.waiting.remove(at))
-        });
+        let found =
+            self.streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
+                let lost = dead == Some(stream.to);
+                let at = stream.waiting.iter().position(|&(tag, value)| {
+                    let right = value.is_none_or(|value| value == done.value);
+                    tag == done.tag && (lost || done.outcome == Outcome::Done && right)
+                })?;
+                Some(stream.waiting.remove(at))
+            });
         assert!(found.is_some(), "seed {seed}: {done:?} was unexpected");
     }
 
     /// Checks the visible state of a node's memory.
-    pub fn check<R: Rail, const RAILS: usize>(&mut self, fleet: &[fleet::Node<R, RAILS>], to: usize) {
+    pub fn check<R: Rail, const RAILS: usize>(
+        &mut self,
+        fleet: &[fleet::Node<R, RAILS>],
+        to: usize,
+    ) {
         for (_, stream) in self.streams.iter_mut().filter(|(_, stream)| stream.to == to) {
             stream.check(fleet, self.seed);
         }
@@ -345,7 +361,8 @@ impl Streams {
 
     /// Returns whether every operation is complete and applied.
     pub fn is_over(&self) -> bool {
-        self.streams.iter().all(|(_, s)| s.waiting.is_empty()) && self.living().all(|s| s.ends && !s.quiet)
+        self.streams.iter().all(|(_, s)| s.waiting.is_empty())
+            && self.living().all(|s| s.ends && !s.quiet)
     }
 
     /// Checks all memory. Nothing may be in flight.
@@ -406,6 +423,8 @@ pub fn run<R: Rail, const RAILS: usize>(
     }
     streams.end(&fleet);
     for node in &fleet {
-        node.peers.iter().for_each(|&peer| assert_eq!(node.engine.peer_error(peer), Ok(None), "seed {seed}"));
+        node.peers
+            .iter()
+            .for_each(|&peer| assert_eq!(node.engine.peer_error(peer), Ok(None), "seed {seed}"));
     }
 }

@@ -153,7 +153,9 @@ impl<R, const TIMED: bool> Tap<R, TIMED> {
     /// Drops all queued reports about a peer.
     fn hush(&mut self, peer: Peer) {
         self.backlog.retain(|event| match event {
-            Event::Landed(from, _) | Event::Message(from, _) | Event::Down(from, _) => *from != peer,
+            Event::Landed(from, _) | Event::Message(from, _) | Event::Down(from, _) => {
+                *from != peer
+            }
             Event::Up(from) => *from != peer,
             Event::Done(..) => true,
         });
@@ -226,7 +228,12 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         self.inner.touches(memory)
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         if self.control.borrow().unreadable {
             return Err(AttachError::Full("tap: imports"));
         }
@@ -322,7 +329,8 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         body.copy_out(&mut bytes[head.len()..]);
         let post = self.look(Verb::Message, peer, bytes.len(), None, bytes, cx)?;
         if self.control.borrow().caps.is_some() && post.len > self.inner.caps().max_message {
-            self.backlog.extend([Event::Message(peer, post.bytes.clone()), Event::Done(cx, Ok(()))]);
+            self.backlog
+                .extend([Event::Message(peer, post.bytes.clone()), Event::Done(cx, Ok(()))]);
             return self.note(post, Ok(Posted::Pending));
         }
         if self.control.borrow().absorbs {
@@ -353,7 +361,8 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
             assert!(!control.inside, "polled from inside a report");
             control.polls += 1;
             control.budget = control.budget.max(budget);
-            let injected = if self.rail == 0 { std::mem::take(&mut control.inject) } else { VecDeque::new() };
+            let injected =
+                if self.rail == 0 { std::mem::take(&mut control.inject) } else { VecDeque::new() };
             (control.mute, injected)
         };
         self.backlog.extend(injected);
@@ -398,13 +407,21 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
     }
 
     // SAFETY: our caller guarantees the same contract.
-    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.copy_to(peer, pieces) }
     }
 
     // SAFETY: our caller guarantees the same contract.
-    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.copy_from(peer, pieces) }
     }
@@ -429,7 +446,12 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         unsafe { self.inner.place_device(to, from, copy) }
     }
 
-    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+    unsafe fn fetch_device(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.fetch_device(from, into, copy) }
     }

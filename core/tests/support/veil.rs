@@ -151,7 +151,12 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         self.inner.touches(clear(memory))
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         if key == ELSEWHERE {
             return Err(AttachError::Unsupported);
         }
@@ -285,7 +290,12 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         unsafe { self.write_device(to, from) }
     }
 
-    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+    unsafe fn fetch_device(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
         if *copy == 0 {
             let mut bytes = vec![0; into.len()];
             // SAFETY: our caller guarantees the same contract.

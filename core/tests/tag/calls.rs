@@ -1,8 +1,8 @@
 //! Each call in isolation: ids, widths, and refusals that change nothing.
 
 use fishplate_core::engine::tag::{
-    Arrive, Arrived, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, Tag,
-    TagError, UnexpectedId, UnexpectedSlot,
+    Arrive, Arrived, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId,
+    Tag, TagError, UnexpectedId, UnexpectedSlot,
 };
 use fishplate_core::error::AttachError;
 
@@ -80,7 +80,9 @@ fn the_oldest_receive_wins_across_shapes() {
     waiting(matcher.post(Some(1), T, Tag::ZERO, 2));
     waiting(matcher.post(Some(1), T, Tag::ALL, 3));
     for context in 1..4 {
-        assert!(matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { context: c, .. }) if c == context));
+        assert!(
+            matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { context: c, .. }) if c == context)
+        );
     }
     assert!(matches!(arrive(&mut matcher, 0), Ok(Arrive::Stored(_))));
     assert_eq!(matcher.posted(), 1);
@@ -101,7 +103,9 @@ fn a_receive_is_cancelled_once() {
 fn a_matched_receive_and_a_stale_id_cannot_be_cancelled() {
     let mut matcher = small(MatcherConfig::DEFAULT);
     let first = waiting(matcher.post(None, T, Tag::ZERO, 1));
-    assert!(matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { receive, .. }) if receive == first));
+    assert!(
+        matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { receive, .. }) if receive == first)
+    );
     assert_eq!(matcher.cancel(first), Cancel::AlreadyMatched);
     let second = waiting(matcher.post(None, T, Tag::ZERO, 2));
     assert_eq!(matcher.cancel(first), Cancel::Stale);
@@ -140,7 +144,10 @@ fn a_full_array_refuses_and_changes_nothing() {
         assert_eq!(arrive(&mut matcher, 4), Err(TagError::Full));
     }
     assert_eq!((matcher.posted(), matcher.unexpected()), (4, 4));
-    assert_eq!((matcher.stats().unexpected, matcher.stats().expected), (before.unexpected, before.expected));
+    assert_eq!(
+        (matcher.stats().unexpected, matcher.stats().expected),
+        (before.unexpected, before.expected)
+    );
     // Calls that need no free slot still work.
     assert_eq!(matcher.post(Some(1), T, Tag::ZERO, 4), Ok(Post::Matched(message(0))));
     assert!(matches!(matcher.arrive(9, T, 0, 0), Ok(Arrive::Matched { context: 0, .. })));
@@ -180,7 +187,10 @@ fn a_waiting_message_cannot_be_taken_but_discarded_and_moved() {
     assert_eq!(matcher.discard(first), Ok(message(0)));
     assert_eq!(matcher.message(first), Err(TagError::Stale));
     assert_eq!(matcher.set_cookie(second, 5), Ok(()));
-    assert_eq!(matcher.post(None, T, Tag::ZERO, 0), Ok(Post::Matched(Arrived { cookie: 5, ..message(1) })));
+    assert_eq!(
+        matcher.post(None, T, Tag::ZERO, 0),
+        Ok(Post::Matched(Arrived { cookie: 5, ..message(1) }))
+    );
 }
 
 #[test]
@@ -210,7 +220,10 @@ fn a_forgotten_source_leaves_no_message() {
     }
     matcher.forget_source(1);
     assert_eq!((matcher.unexpected(), matcher.claimed(), matcher.verify()), (1, 1, Ok(())));
-    assert_eq!((matcher.take(ids[1]), matcher.message(ids[3])), (Err(TagError::Stale), Err(TagError::Stale)));
+    assert_eq!(
+        (matcher.take(ids[1]), matcher.message(ids[3])),
+        (Err(TagError::Stale), Err(TagError::Stale))
+    );
     // Messages of other sources remain, and the room of the failed source is free.
     assert!(matches!(matcher.take(ids[0]), Ok(Arrived { cookie: 0, .. })));
     assert!(matches!(matcher.message(ids[2]), Ok(Arrived { cookie: 2, .. })));
@@ -250,7 +263,10 @@ fn a_pinned_shape_keeps_its_place() {
     waiting(matcher.post_shaped(shapes[1], 77, T, 3));
     assert!(matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { context: 1, .. })));
     assert!(matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { context: 2, .. })));
-    assert!(matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { context: 3, .. })), "names no source");
+    assert!(
+        matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { context: 3, .. })),
+        "names no source"
+    );
     assert_eq!(matcher.release_shape(shapes[0]), Ok(()));
     assert_eq!(matcher.release_shape(shapes[0]), Ok(()));
     assert_eq!(matcher.release_shape(shapes[0]), Err(TagError::Stale));
@@ -262,7 +278,8 @@ fn a_pinned_shape_keeps_its_place() {
 #[test]
 fn memory_and_configuration_out_of_range_are_named() {
     let build = |buckets: usize, config: MatcherConfig| {
-        let memory = MatcherMemory { posted: &mut [], unexpected: &mut [], buckets: &mut vec![0; buckets] };
+        let memory =
+            MatcherMemory { posted: &mut [], unexpected: &mut [], buckets: &mut vec![0; buckets] };
         Matcher::<2, 1>::with_config(memory, config).map(|_| ())
     };
     let named = |what| Err(AttachError::Config(what));
@@ -294,13 +311,17 @@ fn ids_of_an_earlier_matcher_in_the_same_memory_are_refused() {
     // The number of messages that the earlier matcher leaves in the memory.
     for left in [3, ROOM, 20, 0, 1] {
         let mut over = |stores: usize, old: &[UnexpectedId]| -> Vec<UnexpectedId> {
-            let memory =
-                MatcherMemory { posted: &mut posted, unexpected: &mut unexpected, buckets: &mut buckets };
+            let memory = MatcherMemory {
+                posted: &mut posted,
+                unexpected: &mut unexpected,
+                buckets: &mut buckets,
+            };
             let mut matcher = Matcher::<4, 2>::with_config(memory, MatcherConfig::DEFAULT).unwrap();
             for id in old {
                 assert_eq!(matcher.message(*id), Err(TagError::Stale), "of {left}");
             }
-            let ids = (0..stores as u64).map(|cookie| stored(arrive(&mut matcher, cookie))).collect();
+            let ids =
+                (0..stores as u64).map(|cookie| stored(arrive(&mut matcher, cookie))).collect();
             assert_eq!(matcher.unexpected(), stores);
             ids
         };

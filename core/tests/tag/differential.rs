@@ -42,9 +42,9 @@ pub fn operation(random: &mut Random, number: u64, model: &Model) -> Op {
         }
         8..12 => Op::Probe(wanted(random)),
         12..16 => Op::Claim(wanted(random)),
-        16..20 if !model.claimed.is_empty() => {
-            Op::Take { cookie: model.claimed[random.below(model.claimed.len() as u64) as usize].cookie }
-        }
+        16..20 if !model.claimed.is_empty() => Op::Take {
+            cookie: model.claimed[random.below(model.claimed.len() as u64) as usize].cookie,
+        },
         20 if !model.unexpected.is_empty() => {
             let at = random.below(model.unexpected.len() as u64) as usize;
             Op::Discard { cookie: model.unexpected[at].cookie }
@@ -72,11 +72,21 @@ fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, cou
         let (right, seen) = (model.answer(&op), ours.answer(&op));
         assert_eq!(seen, right, "operation {number}, {op:?}; {}", named());
         if number % 64 == 0 || build.room < 8 {
-            assert_eq!(ours.matcher.verify(), Ok(()), "after operation {number}, {op:?}; {}", named());
+            assert_eq!(
+                ours.matcher.verify(),
+                Ok(()),
+                "after operation {number}, {op:?}; {}",
+                named()
+            );
         }
         let counts = (model.posted.len(), model.unexpected.len(), model.claimed.len());
         let matcher = &ours.matcher;
-        assert_eq!((matcher.posted(), matcher.unexpected(), matcher.claimed()), counts, "{}", named());
+        assert_eq!(
+            (matcher.posted(), matcher.unexpected(), matcher.claimed()),
+            counts,
+            "{}",
+            named()
+        );
         most_posted = most_posted.max(counts.0);
         most_unexpected = most_unexpected.max(counts.1);
         // Claimed messages are taken from time to time, so that they do not use up the room.
@@ -109,7 +119,8 @@ fn any_configuration_agrees_with_two_lists() {
         seed,
         ..Build::new(room)
     };
-    let from = |first_sequence: u64, build: Build| Build { first_sequence: Some(first_sequence), ..build };
+    let from =
+        |first_sequence: u64, build: Build| Build { first_sequence: Some(first_sequence), ..build };
     let mut seed = || random.next();
     agree::<32, 4>(Build { seed: seed(), ..Build::new(1000) }, seed(), each);
     agree::<32, 4>(Build { seed: seed(), ..Build::new(300) }, seed(), each);

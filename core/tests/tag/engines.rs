@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use fishplate_core::engine::tag::{
-    Arrive, Arrived, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, TagError,
-    UnexpectedId, UnexpectedSlot,
+    Arrive, Arrived, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId,
+    TagError, UnexpectedId, UnexpectedSlot,
 };
 
 use super::ops::{Answers, Op, Seen};
@@ -23,7 +23,14 @@ pub struct Build {
 impl Build {
     pub fn new(room: usize) -> Self {
         let MatcherConfig { first_sequence, unhashed, walked, .. } = MatcherConfig::DEFAULT;
-        Build { room, buckets: MatcherMemory::buckets(room, room), seed: 1, first_sequence, unhashed, walked }
+        Build {
+            room,
+            buckets: MatcherMemory::buckets(room, room),
+            seed: 1,
+            first_sequence,
+            unhashed,
+            walked,
+        }
     }
 }
 
@@ -48,8 +55,14 @@ impl<const SHAPES: usize, const INDEXES: usize> Ours<SHAPES, INDEXES> {
         };
         // With half of all seeds, the matcher builds its hash tables as late as possible.
         let lazily = if seed % 2 == 1 { 5 * unhashed + 3 } else { 0 };
-        let config =
-            MatcherConfig { seed, first_sequence, unhashed, lazily, walked, ..MatcherConfig::DEFAULT };
+        let config = MatcherConfig {
+            seed,
+            first_sequence,
+            unhashed,
+            lazily,
+            walked,
+            ..MatcherConfig::DEFAULT
+        };
         let matcher = Matcher::with_config(memory, config).unwrap();
         Ours { matcher, receives: HashMap::new(), messages: HashMap::new() }
     }
@@ -87,7 +100,8 @@ impl<const SHAPES: usize, const INDEXES: usize> Answers for Ours<SHAPES, INDEXES
             }
             Op::Arrive(message) => {
                 let expected = self.matcher.would_match(message.source, message.tag);
-                match self.matcher.arrive(message.source, message.tag, message.len, message.cookie) {
+                match self.matcher.arrive(message.source, message.tag, message.len, message.cookie)
+                {
                     Ok(Arrive::Matched { receive, context }) => {
                         assert_eq!(expected, Some((receive, context)));
                         assert_eq!(self.receives.remove(&context), Some(receive));

@@ -3,7 +3,8 @@
 //! tags. Two cancel the oldest or the youngest receive. All nine probes follow every letter.
 
 use fishplate_core::engine::tag::{
-    Arrive, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, Tag, UnexpectedSlot,
+    Arrive, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, Tag,
+    UnexpectedSlot,
 };
 
 use super::ops::setting;
@@ -127,7 +128,8 @@ fn try_word(
     config: MatcherConfig,
     buckets: usize,
 ) -> Result<(), (usize, &'static str)> {
-    let (mut posted, mut unexpected) = ([PostedSlot::EMPTY; LONGEST], [UnexpectedSlot::EMPTY; LONGEST]);
+    let (mut posted, mut unexpected) =
+        ([PostedSlot::EMPTY; LONGEST], [UnexpectedSlot::EMPTY; LONGEST]);
     let mut heads = [0; 16];
     let memory = MatcherMemory {
         posted: &mut posted[..word.len()],
@@ -156,7 +158,8 @@ fn try_word(
             }
             9..13 => {
                 let message = *letter as u64 - 9;
-                match matcher.arrive(message as u32 / 2, Tag::from(message % 2), 0, position as u64) {
+                match matcher.arrive(message as u32 / 2, Tag::from(message % 2), 0, position as u64)
+                {
                     Ok(Arrive::Matched { context, .. }) => context as u8,
                     Ok(Arrive::Stored(_)) => NONE,
                     Err(_) => return Err((position, "a refusal")),

@@ -6,12 +6,21 @@ use super::engines::{Build, Ours};
 use super::model::Model;
 use super::ops::{Answers, Op, Random, Seen};
 
-fn replay<const SHAPES: usize, const INDEXES: usize>(trace: &[(Op, Seen)], build: Build, seed: u64) {
-    for build in [Build { unhashed: 0, walked: 0, ..build }, build, Build { unhashed: 1000, ..build }] {
+fn replay<const SHAPES: usize, const INDEXES: usize>(
+    trace: &[(Op, Seen)],
+    build: Build,
+    seed: u64,
+) {
+    for build in
+        [Build { unhashed: 0, walked: 0, ..build }, build, Build { unhashed: 1000, ..build }]
+    {
         let mut ours = Ours::<SHAPES, INDEXES>::new(build);
         for (number, (op, right)) in trace.iter().enumerate() {
             let seen = ours.answer(op);
-            assert_eq!(seen, *right, "operation {number}, {op:?}; seed {seed}, {SHAPES} {INDEXES} {build:?}");
+            assert_eq!(
+                seen, *right,
+                "operation {number}, {op:?}; seed {seed}, {SHAPES} {INDEXES} {build:?}"
+            );
         }
         assert_eq!(ours.matcher.verify(), Ok(()));
     }

@@ -1,7 +1,8 @@
 //! Depth, wraps, counters, and the number of entries that a search examines.
 
 use fishplate_core::engine::tag::{
-    Arrive, Cancel, MatchStats, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, Tag, UnexpectedSlot,
+    Arrive, Cancel, MatchStats, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, Tag,
+    UnexpectedSlot,
 };
 
 fn matcher(room: usize, config: MatcherConfig) -> Matcher<'static> {
@@ -22,11 +23,14 @@ fn context(arrive: Arrive) -> Option<u64> {
 
 #[test]
 fn ids_stay_unique_when_their_generation_wraps() {
-    let config = MatcherConfig { first_sequence: Some(u32::MAX as u64 - 2), ..MatcherConfig::DEFAULT };
+    let config =
+        MatcherConfig { first_sequence: Some(u32::MAX as u64 - 2), ..MatcherConfig::DEFAULT };
     let mut matcher = matcher(2, config);
     let mut before = None;
     for n in 0..8 {
-        let Ok(Post::Waiting(id)) = matcher.post(None, Tag::ZERO, Tag::ZERO, n) else { panic!("it waits") };
+        let Ok(Post::Waiting(id)) = matcher.post(None, Tag::ZERO, Tag::ZERO, n) else {
+            panic!("it waits")
+        };
         if let Some(before) = before.replace(id) {
             assert_ne!(before, id);
             assert_eq!(matcher.cancel(before), Cancel::Stale);
@@ -39,20 +43,29 @@ fn ids_stay_unique_when_their_generation_wraps() {
 fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
     for first in [u32::MAX as u64 - 10, (1 << 63) - 11] {
         for unhashed in [0, 4, 100] {
-            let config =
-                MatcherConfig { first_sequence: Some(first), unhashed, walked: 0, ..MatcherConfig::DEFAULT };
+            let config = MatcherConfig {
+                first_sequence: Some(first),
+                unhashed,
+                walked: 0,
+                ..MatcherConfig::DEFAULT
+            };
             let mut matcher = matcher(64, config);
             // Three shapes in turn, and every message matches all of them. A receive for another
             // source stays the oldest.
             let other = matcher.post(Some(9), Tag::ZERO, Tag::ZERO, 99).unwrap();
             assert!(matches!(other, Post::Waiting(_)));
             for n in 0..24 {
-                let (source, ignore) = ([Some(1), None, None][n as usize % 3], [0, 0, 7][n as usize % 3]);
+                let (source, ignore) =
+                    ([Some(1), None, None][n as usize % 3], [0, 0, 7][n as usize % 3]);
                 let post = matcher.post(source, Tag::ZERO, Tag::from(ignore), n).unwrap();
                 assert!(matches!(post, Post::Waiting(_)));
             }
             for n in 0..24 {
-                assert_eq!(context(matcher.arrive(1, Tag::ZERO, 0, 0).unwrap()), Some(n), "from {first:#x}");
+                assert_eq!(
+                    context(matcher.arrive(1, Tag::ZERO, 0, 0).unwrap()),
+                    Some(n),
+                    "from {first:#x}"
+                );
                 assert_eq!(matcher.verify(), Ok(()));
             }
             // Messages behave alike: a receive of any shape takes the oldest message.
@@ -61,7 +74,8 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
                 assert_eq!(context(matcher.arrive(1, Tag::from(1), 0, n).unwrap()), None);
             }
             for n in 0..24 {
-                let (source, ignore) = ([Some(1), None, Some(1)][n as usize % 3], [0, 0, 6][n as usize % 3]);
+                let (source, ignore) =
+                    ([Some(1), None, Some(1)][n as usize % 3], [0, 0, 6][n as usize % 3]);
                 match matcher.post(source, Tag::from(1), Tag::from(ignore), 0).unwrap() {
                     Post::Matched(message) => assert_eq!(message.cookie, n, "from {first:#x}"),
                     other => panic!("{other:?}"),
@@ -113,7 +127,10 @@ fn equal_receives_form_one_group_and_are_not_scanned() {
     let other = matcher.post(Some(9), Tag::ZERO, Tag::ZERO, 99).unwrap();
     assert!(matches!(other, Post::Waiting(_)));
     for n in 0..DEPTH {
-        assert!(matches!(matcher.post(Some(1), Tag::ZERO, Tag::ZERO, n).unwrap(), Post::Waiting(_)));
+        assert!(matches!(
+            matcher.post(Some(1), Tag::ZERO, Tag::ZERO, n).unwrap(),
+            Post::Waiting(_)
+        ));
     }
     for n in 0..DEPTH {
         assert_eq!(context(matcher.arrive(1, Tag::ZERO, 0, 0).unwrap()), Some(n));

@@ -77,13 +77,15 @@ impl Answers for Model {
                 }
                 None => Seen::Nothing,
             },
-            Op::Take { cookie } => match self.claimed.iter().position(|message| message.cookie == cookie) {
-                Some(at) => Seen::Message(self.claimed.remove(at)),
-                None if self.unexpected.iter().any(|message| message.cookie == cookie) => {
-                    Seen::Refused(TagError::NotClaimed)
+            Op::Take { cookie } => {
+                match self.claimed.iter().position(|message| message.cookie == cookie) {
+                    Some(at) => Seen::Message(self.claimed.remove(at)),
+                    None if self.unexpected.iter().any(|message| message.cookie == cookie) => {
+                        Seen::Refused(TagError::NotClaimed)
+                    }
+                    None => Seen::Refused(TagError::Stale),
                 }
-                None => Seen::Refused(TagError::Stale),
-            },
+            }
             Op::Discard { cookie } => {
                 for list in [&mut self.claimed, &mut self.unexpected] {
                     if let Some(at) = list.iter().position(|message| message.cookie == cookie) {
@@ -94,8 +96,12 @@ impl Answers for Model {
             }
             Op::FailSource(source) => {
                 let named = |wanted: &Wanted| wanted.source == Some(source);
-                let removed =
-                    self.posted.iter().filter(|(_, w)| named(w)).map(|(context, _)| *context).collect();
+                let removed = self
+                    .posted
+                    .iter()
+                    .filter(|(_, w)| named(w))
+                    .map(|(context, _)| *context)
+                    .collect();
                 self.posted.retain(|(_, wanted)| !named(wanted));
                 Seen::Removed(removed)
             }

@@ -52,9 +52,13 @@ pub struct Random(pub u64);
 impl Random {
     /// Creates a generator with a seed from `FISHPLATE_SEED` or the time, and prints the seed.
     pub fn seeded(test: &str) -> Self {
-        let seed =
-            std::env::var("FISHPLATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-                std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64)
+        let seed = std::env::var("FISHPLATE_SEED")
+            .ok()
+            .and_then(|seed| seed.parse().ok())
+            .unwrap_or_else(|| {
+                std::time::SystemTime::UNIX_EPOCH
+                    .elapsed()
+                    .map_or(0, |since| since.as_nanos() as u64)
             });
         println!("{test}: FISHPLATE_SEED={seed}");
         Random(seed)

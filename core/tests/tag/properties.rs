@@ -16,7 +16,9 @@ fn pairs(ops: &[Op]) -> Vec<(u64, u64)> {
     let mut pairs = vec![];
     for op in ops {
         match (op, engine.answer(op)) {
-            (Op::Post { context, .. }, Seen::Message(message)) => pairs.push((*context, message.cookie)),
+            (Op::Post { context, .. }, Seen::Message(message)) => {
+                pairs.push((*context, message.cookie))
+            }
             (Op::Arrive(message), Seen::Receive(context)) => pairs.push((context, message.cookie)),
             _ => {}
         }
@@ -54,7 +56,10 @@ fn every_message_and_every_receive_ends_once() {
             (Op::Post { .. } | Op::Arrive(_), Seen::Refused(_)) => {}
             other => panic!("{other:?}"),
         }
-        assert_eq!((engine.matcher.posted(), engine.matcher.unexpected()), (waiting.len(), there.len()));
+        assert_eq!(
+            (engine.matcher.posted(), engine.matcher.unexpected()),
+            (waiting.len(), there.len())
+        );
     }
     // All remaining messages are found, oldest first.
     let everything = Wanted { source: None, tag: Tag::ZERO, ignore: Tag::ALL };
@@ -85,7 +90,9 @@ fn messages_of_one_pair_are_not_reordered() {
     for op in &ops {
         let Op::Arrive(message) = op else { continue };
         let to = pairs.get(&message.cookie).copied();
-        if let Some((first, before)) = last.insert((message.source, message.tag), (message.cookie, to)) {
+        if let Some((first, before)) =
+            last.insert((message.source, message.tag), (message.cookie, to))
+        {
             assert!(before.is_some() || to.is_none(), "{first} waits, {} does not", message.cookie);
             if let (Some(before), Some(to)) = (before, to) {
                 let wants = |context: u64| match ops[context as usize] {
@@ -140,7 +147,8 @@ fn exact_receives_and_messages_are_symmetric() {
             .iter()
             .map(|(posts, half)| match *posts != swapped {
                 true => {
-                    let wanted = Wanted { source: Some(half.source), tag: half.tag, ignore: Tag::ZERO };
+                    let wanted =
+                        Wanted { source: Some(half.source), tag: half.tag, ignore: Tag::ZERO };
                     Op::Post { wanted, context: half.cookie }
                 }
                 false => Op::Arrive(*half),
@@ -148,7 +156,8 @@ fn exact_receives_and_messages_are_symmetric() {
             .collect();
         pairs(&ops).into_iter().collect()
     };
-    let there: BTreeSet<_> = run(true).into_iter().map(|(context, cookie)| (cookie, context)).collect();
+    let there: BTreeSet<_> =
+        run(true).into_iter().map(|(context, cookie)| (cookie, context)).collect();
     assert_eq!(run(false), there);
 }
 
@@ -166,8 +175,10 @@ fn a_rebuilt_index_finds_the_same() {
         for ignore in [Tag::from(1), Tag::from(2)] {
             for _ in 0..100 {
                 let wanted = Wanted { source: None, tag: tag(&mut random), ignore };
-                let right =
-                    messages.iter().find(|m| wanted.accepts(m)).map_or(Seen::Nothing, |m| Seen::Message(*m));
+                let right = messages
+                    .iter()
+                    .find(|m| wanted.accepts(m))
+                    .map_or(Seen::Nothing, |m| Seen::Message(*m));
                 assert_eq!(engine.answer(&Op::Probe(wanted)), right);
             }
             assert_eq!(engine.matcher.verify(), Ok(()));

@@ -144,7 +144,14 @@ fn a_signal_follows_the_data_before_it() {
                 let to = if there { two.theirs[0] } else { host };
                 let word = if on_device { two.theirs[0] } else { host };
                 let signal = Signal { at: word.at(8 * (n % 2)), op: SignalOp::Set, value: n };
-                two.nodes[0].engine.put_signal(CX, from.at(at), len, to.at(at), signal, Notice::Silent)
+                two.nodes[0].engine.put_signal(
+                    CX,
+                    from.at(at),
+                    len,
+                    to.at(at),
+                    signal,
+                    Notice::Silent,
+                )
             });
             sent[(n % SLOTS) as usize] = (there, payload);
             loop {
@@ -157,7 +164,11 @@ fn a_signal_follows_the_data_before_it() {
                     let at = (n % SLOTS) as usize * SLOT + 64;
                     let got = match there {
                         true => peek(&two.regions[1], at, payload.len()),
-                        false => read(&two.nodes[1].engine, two.nodes[1].target.at(at as u64), payload.len()),
+                        false => read(
+                            &two.nodes[1].engine,
+                            two.nodes[1].target.at(at as u64),
+                            payload.len(),
+                        ),
                     };
                     assert!(got == *payload, "seed {seed}: data before signal {n} is missing");
                 }
@@ -195,14 +206,27 @@ fn gets_of_every_length_arrive_in_both_directions_at_once() {
                 write(&two.nodes[1].engine, two.nodes[1].target.at(64), &payloads[0]);
                 let from_host = two.issue(|two| {
                     let (node, into) = (&mut two.nodes[0], two.ids[0].at(55_000));
-                    node.engine.get(CX, into, len.min(9000), node.remotes[1].at(64), Notice::Report(4))
+                    node.engine.get(
+                        CX,
+                        into,
+                        len.min(9000),
+                        node.remotes[1].at(64),
+                        Notice::Report(4),
+                    )
                 });
                 for (node, issued) in [(0, both[0]), (1, both[1]), (0, host), (0, from_host)] {
-                    assert_eq!(two.complete(node, issued), Outcome::Done, "seed {seed}: {len} bytes");
+                    assert_eq!(
+                        two.complete(node, issued),
+                        Outcome::Done,
+                        "seed {seed}: {len} bytes"
+                    );
                 }
                 for node in 0..2 {
                     let got = peek(&two.regions[node], 29_999, len + 2);
-                    assert!(got[1..=len] == payloads[1 - node], "seed {seed}: {len} bytes to {node}");
+                    assert!(
+                        got[1..=len] == payloads[1 - node],
+                        "seed {seed}: {len} bytes to {node}"
+                    );
                     assert_eq!((got[0], got[len + 1]), (0, 0), "wrote outside");
                     poke(&two.regions[node], 30_000, &vec![0; len]);
                 }
@@ -243,10 +267,17 @@ fn long_tagged_messages_arrive_in_device_memory() {
             write(&two.nodes[0].engine, two.nodes[0].source.at(0), &payload);
             let (from, into) = (two.peer(1), two.ids[1].at(8));
             let tag = tag(n as u64);
-            let request = two.nodes[1].engine.recv(Some(from), tag, EXACT, Some((into, len)), 1).unwrap();
+            let request =
+                two.nodes[1].engine.recv(Some(from), tag, EXACT, Some((into, len)), 1).unwrap();
             two.issue(|two| {
                 let (to, node) = (two.peer(0), &mut two.nodes[0]);
-                node.engine.send(CX, to, tag, Payload::Region(node.source.at(0), len), Notice::Silent)
+                node.engine.send(
+                    CX,
+                    to,
+                    tag,
+                    Payload::Region(node.source.at(0), len),
+                    Notice::Silent,
+                )
             });
             let mut status = None;
             turn_until(&mut two.nodes, "a receive", |nodes| {
@@ -270,7 +301,9 @@ fn a_fence_holds_later_writes_back_until_the_device_has_the_data() {
     let node = &mut two.nodes[0];
     node.engine.fence(CX, peer).unwrap();
     node.engine.put(CX, node.source.at(0), 8, node.remotes[1].at(0), Notice::Silent).unwrap();
-    turn_until(&mut two.nodes, "the later write", |nodes| word(&nodes[1].engine, nodes[1].target.at(0)) != 0);
+    turn_until(&mut two.nodes, "the later write", |nodes| {
+        word(&nodes[1].engine, nodes[1].target.at(0)) != 0
+    });
     assert!(peek(&two.regions[1], 0, 300) == pattern(1, 300));
 }
 
@@ -279,7 +312,8 @@ fn a_fence_holds_later_writes_back_until_the_device_has_the_data() {
 #[test]
 fn a_fence_holds_data_back_even_on_one_rail_that_keeps_order() {
     for eager in [0, 64] {
-        let (config, dials) = (Config { eager, ..Config::DEFAULT }, Dials { ordered: true, ..Dials::CALM });
+        let (config, dials) =
+            (Config { eager, ..Config::DEFAULT }, Dials { ordered: true, ..Dials::CALM });
         let mut two = join::<1>(1, dials, 50, config);
         poke(&two.regions[0], 0, &pattern(1, 300));
         write(&two.nodes[0].engine, two.nodes[0].source.at(0), &[9; 8]);
@@ -488,8 +522,9 @@ fn every_lie_about_pieces_is_named_and_writes_nothing() {
         let last = [piece.to_le_bytes(), [0; 4]].concat();
         forged(13, 0, seq, &[&place, &word(offset), &word(token), &word(len), &word(0), &last])
     };
-    let got =
-        |token, into, len: usize| forged(14, 0, 0, &[&[0; 4], &word(token), &word(into), &vec![0xee; len]]);
+    let got = |token, into, len: usize| {
+        forged(14, 0, 0, &[&[0; 4], &word(token), &word(into), &vec![0xee; len]])
+    };
     let size = SIZE as u64;
     for case in 0.. {
         let control = shared();
@@ -498,7 +533,8 @@ fn every_lie_about_pieces_is_named_and_writes_nothing() {
         let config = Config { window: 8, ..Config::DEFAULT };
         let mut own = own1(config, MATCHING, tap(rail, &control));
         let (device, into) = (device_region(SIZE), device_region(SIZE));
-        let [device_id, into_id] = [device, into].map(|region| own.engine.register(region).unwrap());
+        let [device_id, into_id] =
+            [device, into].map(|region| own.engine.register(region).unwrap());
         let mut handle = [0; 512];
         let len = own.engine.export(device_id, &mut handle).unwrap();
         let theirs = own.engine.import(own.me, &handle[..len]).unwrap();
@@ -507,20 +543,33 @@ fn every_lie_about_pieces_is_named_and_writes_nothing() {
         // A get of four pieces, in the last case of one, is in flight: its request has arrived, and
         // nothing answers it yet.
         let asked = if case == 14 { 100 } else { 500 };
-        let issued = own.engine.get(CX, into_id.at(0), asked, theirs.at(0), Notice::Report(1)).unwrap();
+        let issued =
+            own.engine.get(CX, into_id.at(0), asked, theirs.at(0), Notice::Report(1)).unwrap();
         let Issued::Pending(token) = issued else { panic!("{issued:?}") };
         passes(&mut own.engine, 3);
         let token = token.to_raw();
         let cases: [(&str, Vec<Vec<u8>>, Violation); 15] = [
             ("data of an unknown region", vec![data(1, [7, generation], 0, 8)], Violation::Region),
-            ("data of an old region", vec![data(1, [region, generation + 1], 0, 8)], Violation::Region),
+            (
+                "data of an old region",
+                vec![data(1, [region, generation + 1], 0, 8)],
+                Violation::Region,
+            ),
             ("data beyond the region", vec![data(1, place, size - 7, 8)], Violation::Bounds),
             ("an offset that wraps", vec![data(1, place, u64::MAX - 3, 8)], Violation::Bounds),
             ("data longer than a block", vec![data(1, place, 0, 129)], Violation::Length),
-            ("more pieces than granted", (1..5).map(|n| data(n, place, 0, 8)).collect(), Violation::Credit),
+            (
+                "more pieces than granted",
+                (1..5).map(|n| data(n, place, 0, 8)).collect(),
+                Violation::Credit,
+            ),
             ("a number beyond the window", vec![data(9, place, 0, 8)], Violation::Sequence),
             ("a get beyond the region", vec![get(1, place, 1, 9, size, 8)], Violation::Bounds),
-            ("a get whose end wraps", vec![get(1, place, 8, 9, u64::MAX - 3, 8)], Violation::Bounds),
+            (
+                "a get whose end wraps",
+                vec![get(1, place, 8, 9, u64::MAX - 3, 8)],
+                Violation::Bounds,
+            ),
             ("a get without a token", vec![get(1, place, 0, 0, 8, 8)], Violation::Kind),
             ("a get in pieces of nothing", vec![get(1, place, 0, 9, 8, 0)], Violation::Kind),
             ("more than was asked for", vec![got(token, 300, 100)], Violation::Bounds),

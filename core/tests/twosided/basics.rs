@@ -49,7 +49,11 @@ fn exchange<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, what: &str) {
                         (None, _) => {
                             if sync && let Issued::Pending(token) = issued {
                                 passes(&mut own.engine, 50);
-                                assert_eq!(own.engine.test(token), Ok(None), "{what}: done before the match");
+                                assert_eq!(
+                                    own.engine.test(token),
+                                    Ok(None),
+                                    "{what}: done before the match"
+                                );
                             }
                             own.recv(n, EXACT, at, room)
                         }
@@ -61,7 +65,11 @@ fn exchange<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, what: &str) {
                     assert_eq!(status.envelope.unwrap().source, own.me);
                     assert_eq!((status.word, status.request), (n, request));
                     let got = own.bytes(0, len + 1000);
-                    assert_eq!(got[at as usize..at as usize + want], pattern(8, len)[..want], "{what}");
+                    assert_eq!(
+                        got[at as usize..at as usize + want],
+                        pattern(8, len)[..want],
+                        "{what}"
+                    );
                     let outside = got[..at as usize].iter().chain(&got[at as usize + want..]);
                     assert!(outside.into_iter().all(|&b| b == 0xa5), "{what}: wrote outside");
                     if sync {

@@ -108,7 +108,8 @@ impl Churn {
         let tag = Tag::new(self.random.below(3), at as u32);
         let bytes = pattern(at, len);
         let slice = len <= self.own.engine.eager_max(to) && self.random.below(3) == 0;
-        let payload = if slice { Payload::Bytes(&bytes) } else { Payload::Region(self.own.out.at(at), len) };
+        let payload =
+            if slice { Payload::Bytes(&bytes) } else { Payload::Region(self.own.out.at(at), len) };
         let engine = &mut self.own.engine;
         let sent = match self.random.below(4) {
             0 => engine.send_sync(CX, to, tag, payload, Notice::Report(at)),
@@ -164,7 +165,8 @@ impl Churn {
         if self.claimed.is_empty() {
             return;
         }
-        let message = self.claimed.swap_remove(self.random.below(self.claimed.len() as u64) as usize);
+        let message =
+            self.claimed.swap_remove(self.random.below(self.claimed.len() as u64) as usize);
         let there = self.peers.contains(&message.envelope.source);
         let Some((at, room)) = self.place() else { return self.claimed.push(message) };
         let into = Some((self.addr(at), room));
@@ -187,7 +189,8 @@ impl Churn {
 
     fn cancel(&mut self) {
         let nth = self.random.below(self.open.len().max(1) as u64) as usize;
-        let mut requests: Vec<_> = self.open.iter().map(|(request, (at, _))| (*at, *request)).collect();
+        let mut requests: Vec<_> =
+            self.open.iter().map(|(request, (at, _))| (*at, *request)).collect();
         requests.sort_unstable_by_key(|(at, _)| *at);
         if let Some((_, request)) = requests.get(nth) {
             self.own.engine.cancel(*request).unwrap();
@@ -223,7 +226,8 @@ impl Churn {
 
     fn ended(&mut self, status: &Status) {
         let what = format!("{}: {status:?}", self.what);
-        let (at, room) = self.open.remove(&status.request).unwrap_or_else(|| panic!("{what}: twice"));
+        let (at, room) =
+            self.open.remove(&status.request).unwrap_or_else(|| panic!("{what}: twice"));
         assert_eq!(status.word, at, "{what}");
         match (status.outcome, status.envelope) {
             (Received::Ok | Received::Truncated, Some(message)) => {
@@ -262,12 +266,18 @@ impl Churn {
         self.take();
         assert!(self.open.is_empty(), "{}: {} receives never complete", self.what, self.open.len());
         for message in std::mem::take(&mut self.claimed) {
-            assert_eq!(self.own.engine.mrecv(message, None, 0), Err(OpError::StaleToken), "{}", self.what);
+            assert_eq!(
+                self.own.engine.mrecv(message, None, 0),
+                Err(OpError::StaleToken),
+                "{}",
+                self.what
+            );
         }
         // Uses all blocks of the senders, except the block that is reserved for devices.
         let (peer, bytes) = (self.peers[0], pattern(0, 64));
         for n in 0..OUTGOING - 1 {
-            let sent = self.own.engine.send_sync(CX, peer, tag(n), Payload::Bytes(&bytes), Notice::Silent);
+            let sent =
+                self.own.engine.send_sync(CX, peer, tag(n), Payload::Bytes(&bytes), Notice::Silent);
             assert!(sent.is_ok(), "{}: no block for slice {n}", self.what);
         }
         for n in 0..OUTGOING - 1 {
@@ -297,7 +307,11 @@ impl Churn {
                 let into = Some((self.own.into.at(0), 128));
                 let request = self.own.engine.recv(Some(peer), tag(n), EXACT, into, n).unwrap();
                 check(&self.own.finish(request), Received::Ok, n, 120, 120);
-                assert!(self.own.bytes(0, 120) == pattern(n * 128, 120), "{}: message {n}", self.what);
+                assert!(
+                    self.own.bytes(0, 120) == pattern(n * 128, 120),
+                    "{}: message {n}",
+                    self.what
+                );
             }
             assert_eq!(self.own.engine.peer_error(peer), Ok(None), "{}", self.what);
         }

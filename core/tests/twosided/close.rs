@@ -25,7 +25,8 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
     let closes = [0, 1].map(|_| random.below(600));
     // Node 1 stops receiving before it closes.
     let quits = random.below(closes[1] + 1);
-    let (mut ended, mut taken, mut missed, mut failed) = (BTreeSet::new(), BTreeSet::new(), vec![], 0);
+    let (mut ended, mut taken, mut missed, mut failed) =
+        (BTreeSet::new(), BTreeSet::new(), vec![], 0);
     let (mut sent, mut posted) = (0, 0);
     let mut now = 0;
     loop {
@@ -69,7 +70,9 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
             let into = Some((b.target.at(3200 * posted), 3200));
             match b.engine.recv(from, EXACT, ANY, into, posted) {
                 Ok(_) => posted += 1,
-                Err(error) => assert_eq!(error, OpError::PeerFailed(PeerError::Closed), "seed {seed}"),
+                Err(error) => {
+                    assert_eq!(error, OpError::PeerFailed(PeerError::Closed), "seed {seed}")
+                }
             }
         }
         turn(&mut nodes);
@@ -96,7 +99,11 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
                     assert!(got == pattern(2000 * n, got.len()), "seed {seed}: message {n}");
                 }
                 outcome => {
-                    assert_eq!(outcome, Received::Failed(Fault::Peer(PeerError::Closed)), "seed {seed}");
+                    assert_eq!(
+                        outcome,
+                        Received::Failed(Fault::Peer(PeerError::Closed)),
+                        "seed {seed}"
+                    );
                     missed.extend(status.envelope.map(|envelope| envelope.tag.lo));
                 }
             }
@@ -107,7 +114,10 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
                 assert!(matches!(error, None | Some(PeerError::Closed)), "seed {seed}: {error:?}");
             }
         }
-        if nodes.iter().all(|node| node.peers.iter().all(|&peer| node.engine.has_left(peer) == Ok(true))) {
+        if nodes
+            .iter()
+            .all(|node| node.peers.iter().all(|&peer| node.engine.has_left(peer) == Ok(true)))
+        {
             break;
         }
         assert!(now < 100_000, "seed {seed}: no end; closes {closes:?}, quits {quits}");
@@ -117,7 +127,11 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
             let _ = nodes[1].engine.close_peer(sender);
         }
     }
-    assert_eq!(ended.len() as u64 + failed, sent, "seed {seed}: a send did not complete exactly once");
+    assert_eq!(
+        ended.len() as u64 + failed,
+        sent,
+        "seed {seed}: a send did not complete exactly once"
+    );
     for n in missed {
         assert!(!ended.contains(&n), "seed {seed}: message {n} was sent, but its receive failed");
     }
@@ -169,7 +183,10 @@ fn messages_before_a_bye_are_received_and_others_fail() {
     let into = Some((nodes[1].target.at(0), 64));
     let never = nodes[1].engine.recv(Some(from), tag(2), EXACT, into, 2).unwrap();
     // Node 1 also sends a message that no receive matches.
-    nodes[1].engine.send_sync(CX, from, tag(3), Payload::Bytes(b"lost"), Notice::Report(3)).unwrap();
+    nodes[1]
+        .engine
+        .send_sync(CX, from, tag(3), Payload::Bytes(b"lost"), Notice::Report(3))
+        .unwrap();
     nodes[0].engine.close_peer(to).unwrap();
     turn_until(&mut nodes, "both have left", |nodes| {
         nodes[0].engine.has_left(to) == Ok(true) && nodes[1].engine.has_left(from) == Ok(true)

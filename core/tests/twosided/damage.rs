@@ -61,7 +61,8 @@ impl Pair {
         let Some(place) = self.free.pop() else { return };
         let most = [129, PLACE][random.below(2) as usize];
         let len = random.below(most) as usize;
-        let bytes: Vec<u8> = pattern(random.next() >> 32, len).iter().map(|byte| byte & 0x3f).collect();
+        let bytes: Vec<u8> =
+            pattern(random.next() >> 32, len).iter().map(|byte| byte & 0x3f).collect();
         let at = node.source.at((self.first + place) * PLACE);
         write(&node.engine, at, &bytes);
         let n = self.first << 32 | self.sent.len() as u64;
@@ -168,12 +169,21 @@ fn run(seed: u64) -> u64 {
         for (at, node) in nodes.iter_mut().enumerate() {
             node.engine.progress();
             while let Some(end) = node.engine.next_completion() {
-                let pair = pairs.iter_mut().find(|(me, _, pair)| *me == at && pair.first == end.tag >> 32);
+                let pair =
+                    pairs.iter_mut().find(|(me, _, pair)| *me == at && pair.first == end.tag >> 32);
                 let (_, to, pair) = pair.expect("one of these");
                 let open = pair.open.iter().position(|&(n, _)| n == end.tag).expect("once");
                 let (_, place) = pair.open.remove(open);
-                assert!(end.outcome == Outcome::Done || at == 1 || *to == 1, "{what}: {:?}", end.outcome);
-                write(&node.engine, node.source.at((pair.first + place) * PLACE), &[GONE; PLACE as usize]);
+                assert!(
+                    end.outcome == Outcome::Done || at == 1 || *to == 1,
+                    "{what}: {:?}",
+                    end.outcome
+                );
+                write(
+                    &node.engine,
+                    node.source.at((pair.first + place) * PLACE),
+                    &[GONE; PLACE as usize],
+                );
                 pair.free.push(place);
             }
         }

@@ -36,7 +36,16 @@ fn plain() -> Rig<Loopback<256>, 1> {
 impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
     /// Sends `bytes` from device or host memory, and receives them into either.
     #[expect(clippy::too_many_arguments, reason = "one message in every way")]
-    fn exchange(&mut self, n: u64, bytes: &[u8], room: usize, from: bool, to: bool, first: bool, what: &str) {
+    fn exchange(
+        &mut self,
+        n: u64,
+        bytes: &[u8],
+        room: usize,
+        from: bool,
+        to: bool,
+        first: bool,
+        what: &str,
+    ) {
         let own = &mut self.own;
         let into = if to { self.target } else { own.into };
         poke(&self.into, 0, &vec![0xa5; bytes.len() + 64]);
@@ -82,7 +91,9 @@ fn every_way<R: Rail, const RAILS: usize>(mut rig: Rig<R, RAILS>, what: &str) {
         for (from, to) in [(true, true), (true, false), (false, true)] {
             for (room, first) in [(len, true), (len, false), (len / 2, true), (len / 2, false)] {
                 n += 1;
-                let what = format!("{what}: {len} into {room}, device {from} to device {to}, first {first}");
+                let what = format!(
+                    "{what}: {len} into {room}, device {from} to device {to}, first {first}"
+                );
                 rig.exchange(n, &pattern(n, len), room, from, to, first, &what);
             }
         }
@@ -99,7 +110,9 @@ fn every_length_to_and_from_a_device() {
 #[test]
 fn every_length_to_and_from_a_device_over_faulty_rails() {
     for seed in seeds(3) {
-        let rail = |n| Veiled::new(Faulty::<_, 16>::new(Loopback::<64>::new(), Faults::DISORDER, seed + n));
+        let rail = |n| {
+            Veiled::new(Faulty::<_, 16>::new(Loopback::<64>::new(), Faults::DISORDER, seed + n))
+        };
         every_way(
             rig(Config { window: 16, ..Config::DEFAULT }, [rail(0), rail(1000)]),
             &format!("seed {seed}"),
@@ -137,11 +150,17 @@ fn credits_return_after_device_writes_and_the_rest_is_pulled() {
         assert_eq!(own.send(count, &[1; 100]), Err(OpError::Again));
         passes(&mut own.engine, 10);
         for n in 0..count {
-            let request =
-                own.engine.recv(None, tag(n), EXACT, Some((rig.target.at(n * 128), 128)), n).unwrap();
+            let request = own
+                .engine
+                .recv(None, tag(n), EXACT, Some((rig.target.at(n * 128), 128)), n)
+                .unwrap();
             let status = own.finish(request);
             check(&status, Received::Ok, n, 100, 100);
-            assert_eq!(peek(&rig.into, n as usize * 128, 100), pattern(n + round, 100), "round {round}");
+            assert_eq!(
+                peek(&rig.into, n as usize * 128, 100),
+                pattern(n + round, 100),
+                "round {round}"
+            );
         }
         passes(&mut own.engine, 20);
     }
@@ -160,7 +179,8 @@ fn a_device_s_payload_that_cannot_be_read_is_sent_in_chunks() {
 fn a_receive_into_a_device_fails_with_its_peer_and_frees_its_block() {
     let mut rig = plain();
     let own = &mut rig.own;
-    let open = own.engine.recv(Some(own.me), tag(1), EXACT, Some((rig.target.at(0), 64)), 1).unwrap();
+    let open =
+        own.engine.recv(Some(own.me), tag(1), EXACT, Some((rig.target.at(0), 64)), 1).unwrap();
     let placing = own.engine.recv(None, tag(2), EXACT, Some((rig.target.at(64), 64)), 2).unwrap();
     own.engine.rail_mut(RailId(0)).unwrap().full = u32::MAX;
     own.send(2, &pattern(0, 64)).unwrap();
@@ -170,7 +190,10 @@ fn a_receive_into_a_device_fails_with_its_peer_and_frees_its_block() {
     for request in [open, placing] {
         let status = own.engine.test_recv(request).unwrap().expect("ended");
         assert!(
-            matches!(status.outcome, Received::Failed(fishplate_core::op::Fault::Peer(PeerError::Removed))),
+            matches!(
+                status.outcome,
+                Received::Failed(fishplate_core::op::Fault::Peer(PeerError::Removed))
+            ),
             "{status:?}"
         );
     }

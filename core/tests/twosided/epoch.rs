@@ -26,7 +26,8 @@ fn messages_before_a_reattachment_do_not_match() {
         let sim = fleet::fabric(2, 1, 96, dials, seed);
         let rails = [0, 1].map(|node| [sim.endpoint(node, 0)]);
         let config = Config { first_sequence: STARTS[seed as usize % 4], ..CONFIG };
-        let prepare = |engine: &mut Engine| engine.attach_matching(SMALL, match_memory(SMALL, 2, 4)).unwrap();
+        let prepare =
+            |engine: &mut Engine| engine.attach_matching(SMALL, match_memory(SMALL, 2, 4)).unwrap();
         let seen = lives::run::<_, 1>(seed, config, prepare, rails, &|engine, me, peer| {
             engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), 1 - me as u16).unwrap();
         });
@@ -41,7 +42,9 @@ type Looped = Own1<Tap<Loopback<64>>, 1>;
 
 fn meet(own: &mut Looped) {
     let me = own.me;
-    pass_until(&mut own.engine, "it connects to itself", |engine| engine.has_answered(me) == Ok(true));
+    pass_until(&mut own.engine, "it connects to itself", |engine| {
+        engine.has_answered(me) == Ok(true)
+    });
 }
 
 /// Posts receives, and sends a message for each of them, by every protocol.
@@ -104,7 +107,8 @@ fn messages_of_an_earlier_attachment_have_no_effect() {
         assert_eq!(own.engine.stats().stale, old.len() as u64);
         assert_eq!(own.engine.matching_stats(), before);
         assert!(
-            own.engine.next_recv().is_none() && own.engine.next_completion().is_none_or(|end| end.tag == 1)
+            own.engine.next_recv().is_none()
+                && own.engine.next_completion().is_none_or(|end| end.tag == 1)
         );
         assert!(own.bytes(0, SIZE).iter().all(|&byte| byte == 0), "written");
         control.borrow_mut().edit = None;

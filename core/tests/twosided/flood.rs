@@ -13,11 +13,13 @@ use super::support::*;
 /// Returns the total number of messages, from `FISHPLATE_FLOOD` or a million in release builds.
 fn messages() -> u64 {
     let default = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
-    std::env::var("FISHPLATE_FLOOD").map_or(default, |n| n.parse().expect("FISHPLATE_FLOOD is a number"))
+    std::env::var("FISHPLATE_FLOOD")
+        .map_or(default, |n| n.parse().expect("FISHPLATE_FLOOD is a number"))
 }
 
 fn flood<const RAILS: usize>(dials: Dials, count: u64) {
-    let matching = MatchConfig { credits: 3, headers: 3, shared_credits: 93, shared_headers: 45, ..SMALL };
+    let matching =
+        MatchConfig { credits: 3, headers: 3, shared_credits: 93, shared_headers: 45, ..SMALL };
     let config = Config { window: 64, ..Config::DEFAULT };
     let mut fleet = tagged_fleet::<RAILS>(2, dials, config, matching, 11);
     let bound = matching.unexpected(2);
@@ -30,8 +32,13 @@ fn flood<const RAILS: usize>(dials: Dials, count: u64) {
             let node = &mut fleet[0];
             let at = node.source.at(sent % 4096 * 16);
             write(&node.engine, at, &sent.to_le_bytes());
-            let issued =
-                node.engine.send(CX, node.peers[1], tag(sent), Payload::Region(at, 8), Notice::Report(sent));
+            let issued = node.engine.send(
+                CX,
+                node.peers[1],
+                tag(sent),
+                Payload::Region(at, 8),
+                Notice::Report(sent),
+            );
             match issued {
                 Ok(Issued::Done { .. } | Issued::Pending(_)) => (sent, idle) = (sent + 1, 0),
                 Err(OpError::Again) => {

@@ -37,7 +37,15 @@ fn tagged(seq: u32, tag: u64, payload: usize) -> Vec<u8> {
 
 /// Returns a request to send. `last` contains the region, its generation, and a bitmask of the
 /// rails whose keys follow.
-fn request(seq: u32, token: u64, len: u64, offset: u64, size: u64, last: u64, keys: &[u64]) -> Vec<u8> {
+fn request(
+    seq: u32,
+    token: u64,
+    len: u64,
+    offset: u64,
+    size: u64,
+    last: u64,
+    keys: &[u64],
+) -> Vec<u8> {
     let mut bytes = message(18, 0, seq, 0, &[1, 0, token, len, offset, size, last]);
     for key in keys {
         bytes.extend(key.to_le_bytes());
@@ -110,7 +118,11 @@ fn every_violation_is_named() {
     let cases: Vec<(&str, Vec<u8>, Violation)> = vec![
         ("half a head", tagged(0, 1, 0)[..31].to_vec(), Violation::Length),
         ("kind 23", message(23, 0, 0, 0, &[0, 0]), Violation::Kind),
-        ("more headers than can be counted", message(22, 0, 0, 0, &[0, 1 << 32]), Violation::Credit),
+        (
+            "more headers than can be counted",
+            message(22, 0, 0, 0, &[0, 1 << 32]),
+            Violation::Credit,
+        ),
         ("room of op 1", message(22, 1, 0, 0, &[9, 9]), Violation::Kind),
         ("room and more", message(22, 0, 0, 0, &[9, 9, 9]), Violation::Length),
         ("a short message without a grant", message(26, 0, 0, 0, &[1, 0]), Violation::Credit),
@@ -141,12 +153,24 @@ fn every_violation_is_named() {
             },
             Violation::Context,
         ),
-        ("a synchronous message without a token", message(17, 0, 0, 0, &[1, 0, 0]), Violation::Kind),
+        (
+            "a synchronous message without a token",
+            message(17, 0, 0, 0, &[1, 0, 0]),
+            Violation::Kind,
+        ),
         ("a synchronous message cut short", message(17, 0, 0, 0, &[1, 0]), Violation::Length),
-        ("a request cut short", request(0, 1, 8, 0, 8, none, &[])[..71].to_vec(), Violation::Length),
+        (
+            "a request cut short",
+            request(0, 1, 8, 0, 8, none, &[])[..71].to_vec(),
+            Violation::Length,
+        ),
         ("a request without a token", request(0, 0, 8, 0, 8, none, &[]), Violation::Bounds),
         ("a request beyond its region", request(0, 1, 8, 1, 8, none, &[]), Violation::Bounds),
-        ("a request beyond all memory", request(0, 1, 8, 0, u64::MAX, none, &[]), Violation::Bounds),
+        (
+            "a request beyond all memory",
+            request(0, 1, 8, 0, u64::MAX, none, &[]),
+            Violation::Bounds,
+        ),
         ("a request that wraps", request(0, 1, u64::MAX, 8, 64, none, &[]), Violation::Bounds),
         (
             "a request with keys it cannot have",
@@ -154,9 +178,21 @@ fn every_violation_is_named() {
             Violation::Kind,
         ),
         ("a request without its keys", request(0, 1, 8, 0, 8, 1 << 32, &[]), Violation::Length),
-        ("a request with too many keys", request(0, 1, 8, 0, 8, 1 << 32, &[1, 2, 3, 4]), Violation::Length),
-        ("a request with too few keys", request(0, 1, 8, 0, 8, 0b101 << 32, &[1, 2]), Violation::Length),
-        ("a request on a rail that cannot be", request(0, 1, 8, 0, 8, 1 << 48, &[1, 2]), Violation::Kind),
+        (
+            "a request with too many keys",
+            request(0, 1, 8, 0, 8, 1 << 32, &[1, 2, 3, 4]),
+            Violation::Length,
+        ),
+        (
+            "a request with too few keys",
+            request(0, 1, 8, 0, 8, 0b101 << 32, &[1, 2]),
+            Violation::Length,
+        ),
+        (
+            "a request on a rail that cannot be",
+            request(0, 1, 8, 0, 8, 1 << 48, &[1, 2]),
+            Violation::Kind,
+        ),
         ("a request on no rail", request(0, 1, 8, 0, 8, 0, &[]), Violation::Kind),
         ("an end of nothing", message(19, 0, 0, 0, &[1 << 32, 0]), Violation::Reply),
         ("an end of nobody", message(19, 0, 0, 0, &[u64::MAX, 0]), Violation::Reply),
@@ -262,7 +298,11 @@ fn unmatched_answers_are_refused() {
             message(20, 0, 0, 0, &[token, 1 << 32, 5001]),
             Some(Violation::Reply),
         ),
-        ("a pull of nothing of it", message(20, 0, 0, 0, &[token, 1 << 32, 0]), Some(Violation::Reply)),
+        (
+            "a pull of nothing of it",
+            message(20, 0, 0, 0, &[token, 1 << 32, 0]),
+            Some(Violation::Reply),
+        ),
         ("a plain end", message(19, 0, 0, 0, &[token, 5000]), None),
         ("an end that could not be taken", message(19, 1, 0, 0, &[token, 0]), None),
     ] {
@@ -276,7 +316,8 @@ fn unmatched_answers_are_refused() {
             Some(want) => bench.check(what, want),
             None => {
                 let end = bench.own.engine.test(sent).unwrap().expect(what);
-                let good = if answer[2] == 0 { Outcome::Done } else { Outcome::Failed(Fault::Receiver) };
+                let good =
+                    if answer[2] == 0 { Outcome::Done } else { Outcome::Failed(Fault::Receiver) };
                 assert_eq!(end.outcome, good, "{what}");
                 bench.hear(answer);
                 bench.own.engine.recv(None, tag(9), EXACT, None, 0).unwrap();
@@ -333,10 +374,17 @@ fn answers_to_what_waits_for_none_of_this_peer_are_refused_and_end_nothing() {
             let words = [token.to_raw(), 0, 8];
             bench.hear(message(kind, 0, 0, 0, &words[..if kind == 19 { 2 } else { 3 }]));
             let why = PeerError::Protocol(Violation::Reply);
-            assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)), "{what}: kind {kind}");
+            assert_eq!(
+                bench.own.engine.peer_error(bench.own.me),
+                Ok(Some(why)),
+                "{what}: kind {kind}"
+            );
             assert_eq!(bench.own.engine.peer_error(bench.honest), Ok(None), "{what}");
             let end = bench.own.engine.test(token).unwrap();
-            assert!(end.is_none_or(|end| end.outcome != Outcome::Done), "{what}: kind {kind}: {end:?}");
+            assert!(
+                end.is_none_or(|end| end.outcome != Outcome::Done),
+                "{what}: kind {kind}: {end:?}"
+            );
         }
     }
 }
@@ -437,7 +485,11 @@ fn unrequested_chunks_are_refused_and_the_receive_fails() {
         let why = PeerError::Protocol(Violation::Bounds);
         assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)), "{what}");
         let status = bench.own.engine.test_recv(receive).unwrap().expect("ended");
-        assert_eq!((status.outcome, status.delivered), (Received::Failed(Fault::Peer(why)), 0), "{what}");
+        assert_eq!(
+            (status.outcome, status.delivered),
+            (Received::Failed(Fault::Peer(why)), 0),
+            "{what}"
+        );
         assert!(bench.own.bytes(0, SIZE).iter().all(|&b| b == 0), "{what}");
     }
 }
@@ -510,8 +562,9 @@ fn random_messages_are_refused() {
         }
         for _ in 0..30 {
             let len = [0, 16, 31, 32, 40, 64, 72, 88, 200][random.below(9) as usize];
-            let mut bytes: Vec<u8> =
-                (0..len).map(|_| if random.below(3) == 0 { random.next() as u8 } else { 0 }).collect();
+            let mut bytes: Vec<u8> = (0..len)
+                .map(|_| if random.below(3) == 0 { random.next() as u8 } else { 0 })
+                .collect();
             if let Some(kind) = bytes.first_mut() {
                 *kind = 16 + random.below(6) as u8;
             }
@@ -541,8 +594,9 @@ fn misuse_is_refused_with_nothing_changed() {
     let stranger = own.engine.reserve_peer().unwrap();
     let engine = &mut own.engine;
     let before = (engine.stats(), engine.matching_stats());
-    let mut send =
-        |context, to, payload| engine.send(context, to, tag(1), payload, Notice::Silent).unwrap_err();
+    let mut send = |context, to, payload| {
+        engine.send(context, to, tag(1), payload, Notice::Silent).unwrap_err()
+    };
     let eight = Payload::Region(out.at(0), 8);
     assert_eq!(send(ContextId(1), me, eight), OpError::UnknownContext);
     assert_eq!(send(CX, stranger, eight), OpError::UnknownPeer);
@@ -558,10 +612,15 @@ fn misuse_is_refused_with_nothing_changed() {
     assert_eq!((engine.stats().posted, engine.matching_stats()), (before.0.posted, before.1));
     // Posts as many receives as there is room for. The next receive returns `Again`, until the
     // status of a cancelled receive is taken.
-    let all: Vec<_> = (0..RECEIVES).map(|_| engine.recv(None, tag(1), EXACT, None, 0).unwrap()).collect();
+    let all: Vec<_> =
+        (0..RECEIVES).map(|_| engine.recv(None, tag(1), EXACT, None, 0).unwrap()).collect();
     assert_eq!(engine.recv(None, tag(1), EXACT, None, 0), Err(OpError::Again));
     engine.cancel(all[3]).unwrap();
-    assert_eq!(engine.recv(None, tag(1), EXACT, None, 0), Err(OpError::Again), "its status was not taken");
+    assert_eq!(
+        engine.recv(None, tag(1), EXACT, None, 0),
+        Err(OpError::Again),
+        "its status was not taken"
+    );
     engine.test_recv(all[3]).unwrap().unwrap();
     engine.recv(None, tag(1), EXACT, None, 0).unwrap();
 }
@@ -578,21 +637,23 @@ fn an_engine_without_matching_refuses_by_name() {
 
 #[test]
 fn memory_that_is_too_small_is_refused_by_name() {
-    let attach = |change: &dyn Fn(&mut fishplate_core::engine::protocol::MatchMemory<'static, 1>)| {
-        let mut engine: Engine<'static, Network, 1> = engine(Config::DEFAULT, [Network::new()]);
-        let mut lent = match_memory(SMALL, 4, 4);
-        change(&mut lent);
-        let first = engine.attach_matching(SMALL, lent);
-        let again = engine.attach_matching(SMALL, match_memory(SMALL, 4, 4));
-        (first, again)
-    };
+    let attach =
+        |change: &dyn Fn(&mut fishplate_core::engine::protocol::MatchMemory<'static, 1>)| {
+            let mut engine: Engine<'static, Network, 1> = engine(Config::DEFAULT, [Network::new()]);
+            let mut lent = match_memory(SMALL, 4, 4);
+            change(&mut lent);
+            let first = engine.attach_matching(SMALL, lent);
+            let again = engine.attach_matching(SMALL, match_memory(SMALL, 4, 4));
+            (first, again)
+        };
     let (good, twice) = attach(&|_| {});
     assert_eq!((good, twice), (Ok(()), Err(AttachError::Config("matching: already attached"))));
-    let refused = |change: &dyn Fn(&mut fishplate_core::engine::protocol::MatchMemory<'static, 1>)| {
-        let (first, again) = attach(change);
-        assert!(matches!(first, Err(AttachError::Memory { .. })), "{first:?}");
-        assert_eq!(again, Ok(()), "nothing was attached");
-    };
+    let refused =
+        |change: &dyn Fn(&mut fishplate_core::engine::protocol::MatchMemory<'static, 1>)| {
+            let (first, again) = attach(change);
+            assert!(matches!(first, Err(AttachError::Memory { .. })), "{first:?}");
+            assert_eq!(again, Ok(()), "nothing was attached");
+        };
     refused(&|lent| lent.accounts = &mut []);
     refused(&|lent| lent.blocks = &mut []);
     refused(&|lent| lent.block_bytes = &mut []);
@@ -603,5 +664,8 @@ fn memory_that_is_too_small_is_refused_by_name() {
     });
     let mut engine: Engine<'static, Network, 1> = engine(Config::DEFAULT, [Network::new()]);
     let none = MatchConfig { headers: 0, ..SMALL };
-    assert!(matches!(engine.attach_matching(none, match_memory(SMALL, 4, 4)), Err(AttachError::Config(_))));
+    assert!(matches!(
+        engine.attach_matching(none, match_memory(SMALL, 4, 4)),
+        Err(AttachError::Config(_))
+    ));
 }

@@ -90,7 +90,8 @@ impl Bench {
     /// Returns the payloads of the chunks that were posted after the first `since` posts.
     fn chunked(&self, since: usize) -> Vec<u8> {
         let control = self.control.borrow();
-        let chunks = control.posts[since..].iter().filter(|post| post.bytes.first() == Some(&CHUNK));
+        let chunks =
+            control.posts[since..].iter().filter(|post| post.bytes.first() == Some(&CHUNK));
         chunks.flat_map(|post| post.bytes[32..].to_vec()).collect()
     }
 
@@ -120,7 +121,8 @@ impl Bench {
 /// Returns the send's token as it appears on the wire.
 fn word_of(bench: &Bench) -> u64 {
     let control = bench.control.borrow();
-    let request = control.posts.iter().find(|post| post.bytes.first() == Some(&18)).expect("a request");
+    let request =
+        control.posts.iter().find(|post| post.bytes.first() == Some(&18)).expect("a request");
     u64::from_le_bytes(request.bytes[32..40].try_into().unwrap())
 }
 
@@ -174,7 +176,10 @@ fn a_block_is_reused_after_its_chunks_are_acknowledged() {
     let bytes = Payload::Bytes(&[0xaa; 100]);
     // Uses all credits. Without one, a slice waits in a block.
     for n in 2..2 + u64::from(MATCHING.credits) {
-        bench.engine.send(CX, bench.me, tag(n), Payload::Region(bench.out.at(0), 1), Notice::Silent).unwrap();
+        bench
+            .engine
+            .send(CX, bench.me, tag(n), Payload::Region(bench.out.at(0), 1), Notice::Silent)
+            .unwrap();
     }
     let sent = pending(bench.engine.send_sync(CX, bench.me, tag(1), bytes, Notice::Report(1)));
     bench.recv(1, 100);
@@ -185,7 +190,10 @@ fn a_block_is_reused_after_its_chunks_are_acknowledged() {
     bench.hear(FIN, arrived, &[token, 100]);
     assert_eq!(bench.engine.test(sent), Ok(None));
     let other = Payload::Bytes(&[0xbb; 100]);
-    assert_eq!(bench.engine.send_sync(CX, bench.me, tag(9), other, Notice::Silent), Err(OpError::Again));
+    assert_eq!(
+        bench.engine.send_sync(CX, bench.me, tag(9), other, Notice::Silent),
+        Err(OpError::Again)
+    );
     bench.hear(ACK, arrived + 1, &[]);
     assert_eq!(bench.engine.peer_error(bench.me), Ok(None));
     assert_eq!(bench.engine.test(sent).unwrap().expect("acknowledged").outcome, Outcome::Done);
@@ -261,7 +269,10 @@ fn a_fin_before_the_acknowledgement_of_chunks_completes_the_send_after_it() {
     assert_eq!(bench.engine.deregister(bench.out), IN_USE);
     bench.control.borrow_mut().inject.extend(late.borrow_mut().drain(..));
     pass_until(&mut bench.engine, "acknowledged", |engine| {
-        engine.test(sent).unwrap().is_some_and(|end| (end.outcome, end.value) == (Outcome::Done, LEN as u64))
+        engine
+            .test(sent)
+            .unwrap()
+            .is_some_and(|end| (end.outcome, end.value) == (Outcome::Done, LEN as u64))
     });
     assert_eq!(bench.engine.deregister(bench.out), Ok(()));
 }
@@ -310,7 +321,11 @@ fn a_repeated_piece_that_answers_a_get_counts_once() {
         passes(&mut bench.engine, 200);
         assert_eq!(bench.engine.peer_error(bench.me), Ok(None), "device: {device}");
         assert_eq!(bench.engine.test(get), Ok(None), "device: {device}: a piece is missing");
-        assert_eq!((bench.engine.stats().duplicates, late.borrow().len()), (1, 1), "device: {device}");
+        assert_eq!(
+            (bench.engine.stats().duplicates, late.borrow().len()),
+            (1, 1),
+            "device: {device}"
+        );
         bench.control.borrow_mut().inject.extend(late.borrow_mut().drain(..));
         passes(&mut bench.engine, 200);
         let end = bench.engine.test(get).unwrap().expect("both pieces are there");
@@ -330,7 +345,8 @@ fn a_get_with_one_piece_without_data_fails_and_the_other_piece_changes_nothing()
     for device in [true, false] {
         let mut bench = Bench::new(4);
         let to = device_region(4096);
-        let [source, target] = [device_region(4096), to].map(|at| bench.engine.register(at).unwrap());
+        let [source, target] =
+            [device_region(4096), to].map(|at| bench.engine.register(at).unwrap());
         let remote = import_own(&mut bench, source);
         let mut pieces = 0;
         bench.control.borrow_mut().edit = Some(Box::new(move |_, event| match event {

@@ -50,14 +50,25 @@ fn waiting_eager_puts_and_atomics_keep_their_memory() {
     for _ in 0..6 {
         own.engine.put(CX, out.at(0), LONG, first.at(0), Notice::Silent).unwrap();
     }
-    let add =
-        fishplate_core::op::Amo { op: fishplate_core::op::AmoOp::Add, width: 8, operand: 1, compare: 0 };
+    let add = fishplate_core::op::Amo {
+        op: fishplate_core::op::AmoOp::Add,
+        width: 8,
+        operand: 1,
+        compare: 0,
+    };
     own.engine.amo(CX, second.at(0), add, Notice::Silent).unwrap();
     assert_eq!(own.engine.release(second), in_use(Use::Operations));
-    let signal =
-        fishplate_core::engine::Signal { at: first.at(0), op: fishplate_core::op::SignalOp::Set, value: 1 };
+    let signal = fishplate_core::engine::Signal {
+        at: first.at(0),
+        op: fishplate_core::op::SignalOp::Set,
+        value: 1,
+    };
     own.engine.put_signal(CX, into.at(64), 8, first.at(64), signal, Notice::Silent).unwrap();
-    assert_eq!(own.engine.deregister(into), in_use(Use::Operations), "the payload of the signal lies there");
+    assert_eq!(
+        own.engine.deregister(into),
+        in_use(Use::Operations),
+        "the payload of the signal lies there"
+    );
     pass_until(&mut own.engine, "quiet", |engine| engine.is_quiet(CX, me).unwrap());
     assert_eq!(own.engine.release(second), Ok(()));
     assert_eq!(own.engine.deregister(into), Ok(()));
@@ -71,7 +82,9 @@ fn a_post_that_has_no_slot_keeps_its_source() {
     node.engine.put(CX, node.source.at(0), LONG, node.remotes[1].at(0), Notice::Silent).unwrap();
     assert_eq!(node.engine.deregister(node.source), in_use(Use::Posts(RailId(0))));
     assert_eq!(node.engine.deregister(other), Ok(()), "nothing is under way there");
-    fleet::turn_until(&mut fleet, "quiet", |fleet| fleet[0].engine.is_quiet(CX, fleet[0].peers[1]).unwrap());
+    fleet::turn_until(&mut fleet, "quiet", |fleet| {
+        fleet[0].engine.is_quiet(CX, fleet[0].peers[1]).unwrap()
+    });
     let node = &mut fleet[0];
     assert_eq!(node.engine.deregister(node.source), Ok(()));
 }
@@ -136,10 +149,17 @@ fn a_failed_peer_releases_the_memory_of_its_operations() {
 }
 
 /// Reads the payload of a region by rendezvous through every peer.
-fn read_by_all<R: Rail>(own: &mut Own1<R, 1>, peers: &[fishplate_core::mem::PeerId], from: LocalId) {
+fn read_by_all<R: Rail>(
+    own: &mut Own1<R, 1>,
+    peers: &[fishplate_core::mem::PeerId],
+    from: LocalId,
+) {
     for &peer in peers {
-        let request = own.engine.recv(Some(peer), tag(1), EXACT, Some((own.into.at(0), LONG)), 1).unwrap();
-        own.engine.send(CX, peer, tag(1), Payload::Region(from.at(0), LONG), Notice::Silent).unwrap();
+        let request =
+            own.engine.recv(Some(peer), tag(1), EXACT, Some((own.into.at(0), LONG)), 1).unwrap();
+        own.engine
+            .send(CX, peer, tag(1), Payload::Region(from.at(0), LONG), Notice::Silent)
+            .unwrap();
         let status = own.finish(request);
         check(&status, fishplate_core::engine::protocol::Received::Ok, 1, LONG as u64, LONG as u64);
     }
@@ -163,7 +183,11 @@ fn the_engine_s_own_imports_make_room_for_those_of_the_user() {
         }
     }
     assert_eq!(own.engine.matching_stats().read - imported, 40);
-    assert_eq!(own.engine.matching_stats().pulled, 0, "all were read, each by an import of its own");
+    assert_eq!(
+        own.engine.matching_stats().pulled,
+        0,
+        "all were read, each by an import of its own"
+    );
     let remotes: Vec<_> = (0..15).map(|_| import(&mut own.engine, peers[0], regions[0])).collect();
     let mut handle = [0; 512];
     let len = own.engine.export(regions[0], &mut handle).unwrap();

@@ -14,7 +14,8 @@ use super::support::*;
 #[test]
 fn a_sender_respects_its_receiver_s_limits() {
     for before in [false, true] {
-        let mut engine: Engine<'static, Loopback<64>, 1> = engine(Config::DEFAULT, [Loopback::new()]);
+        let mut engine: Engine<'static, Loopback<64>, 1> =
+            engine(Config::DEFAULT, [Loopback::new()]);
         let out = engine.register(region(SIZE)).unwrap();
         let into = engine.register(region(SIZE)).unwrap();
         if before {
@@ -39,7 +40,8 @@ fn a_sender_respects_its_receiver_s_limits() {
         let sent = engine.send(CX, small, tag(1), Payload::Bytes(&bytes[..40]), Notice::Silent);
         assert_eq!(sent, Ok(Issued::Done { value: 40 }));
         for len in [40, 200] {
-            let sent = engine.send(CX, small, tag(1), Payload::Region(out.at(0), len), Notice::Silent);
+            let sent =
+                engine.send(CX, small, tag(1), Payload::Region(out.at(0), len), Notice::Silent);
             assert!(matches!(sent, Ok(Issued::Pending(_))), "{sent:?}");
         }
         let more = engine.send(CX, small, tag(1), Payload::Region(out.at(0), 8), Notice::Silent);
@@ -81,15 +83,23 @@ fn long_payloads_are_read_between_different_ends() {
             let (peer, source) = (fleet[from].peers[to], fleet[to].peers[from]);
             fleet[from].engine.send(CX, peer, tag(1), payload, Notice::Silent).unwrap();
             let at = fleet[to].target.at(2000 * from as u64);
-            let request = fleet[to].engine.recv(Some(source), tag(1), EXACT, Some((at, 2000)), 0).unwrap();
+            let request =
+                fleet[to].engine.recv(Some(source), tag(1), EXACT, Some((at, 2000)), 0).unwrap();
             fleet::turn_until(&mut fleet, "a long message", |fleet| {
                 let status = fleet[to].engine.test_recv(request).unwrap();
                 status.is_some_and(|status| status.outcome == Received::Ok)
             });
-            assert_eq!(read(&fleet[to].engine, at, 2000), pattern(seed, 2000), "seed {seed}: {from} to {to}");
+            assert_eq!(
+                read(&fleet[to].engine, at, 2000),
+                pattern(seed, 2000),
+                "seed {seed}: {from} to {to}"
+            );
         }
         let stats: Vec<_> = fleet.iter().map(|node| node.engine.matching_stats()).collect();
-        assert!(stats.iter().all(|stats| stats.read == 3 && stats.pulled == 0), "seed {seed}: {stats:?}");
+        assert!(
+            stats.iter().all(|stats| stats.read == 3 && stats.pulled == 0),
+            "seed {seed}: {stats:?}"
+        );
     }
 }
 
@@ -101,7 +111,8 @@ fn a_payload_whose_keys_exceed_a_message_comes_in_chunks() {
         for _ in 0..count {
             assert!(rails.push(Loopback::new()).is_ok());
         }
-        let mut engine = Engine::new(Config::DEFAULT, rails, memory(&Config::DEFAULT, 1, 8)).unwrap();
+        let mut engine =
+            Engine::new(Config::DEFAULT, rails, memory(&Config::DEFAULT, 1, 8)).unwrap();
         engine.attach_matching(SMALL, match_memory(SMALL, 1, 4)).unwrap();
         let peer = engine.reserve_peer().unwrap();
         engine.connect_peer(peer, (1 << count) - 1).unwrap();

@@ -54,7 +54,8 @@ fn claimed_messages_of_a_removed_sender_take_no_room() {
         for n in 0..u64::from(SMALL.credits) {
             send_to(&mut own, peer, n);
             assert_eq!(own.engine.peer_error(peer), Ok(None), "after {} claimed", claimed.len());
-            claimed.push(own.engine.mprobe(Some(peer), tag(n), EXACT).unwrap().expect("it has come"));
+            claimed
+                .push(own.engine.mprobe(Some(peer), tag(n), EXACT).unwrap().expect("it has come"));
         }
         own.engine.remove_peer(peer).unwrap();
     }
@@ -77,7 +78,9 @@ fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
     }));
     let send = |own: &mut Own1<_, 1>, to, n: u64| {
         write(&own.engine, own.out.at(n * 600), &pattern(n, 600));
-        own.engine.send(CX, to, tag(n), Payload::Region(own.out.at(n * 600), 600), Notice::Silent).unwrap();
+        own.engine
+            .send(CX, to, tag(n), Payload::Region(own.out.at(n * 600), 600), Notice::Silent)
+            .unwrap();
         passes(&mut own.engine, 20);
     };
     // A receive whose payload cannot be requested is ahead of the receive of the lost peer's

@@ -49,7 +49,9 @@ impl Posted {
 
 /// Lets all nodes send to all nodes over `RAILS` faulty rails.
 fn traffic<const RAILS: usize>(seed: u64) {
-    run(seed, |nodes, config, matching| tagged_fleet::<RAILS>(nodes, Dials::WILD, config, matching, seed));
+    run(seed, |nodes, config, matching| {
+        tagged_fleet::<RAILS>(nodes, Dials::WILD, config, matching, seed)
+    });
 }
 
 /// Lets all nodes of `make` send to all nodes. Their limits do not exceed the configuration's
@@ -99,8 +101,9 @@ fn run<R: Rail, const RAILS: usize>(
     let mut open: Vec<usize> = vec![0; nodes];
     let mut places: Vec<u64> = vec![0; nodes];
     let mut posted: Vec<Vec<Posted>> = (0..nodes).map(|_| vec![]).collect();
-    let expected: Vec<usize> =
-        (0..nodes).map(|me| plans.iter().flatten().filter(|message| message.to == me).count()).collect();
+    let expected: Vec<usize> = (0..nodes)
+        .map(|me| plans.iter().flatten().filter(|message| message.to == me).count())
+        .collect();
     let hold = random.below(300);
     for turn in 0..400_000u64 {
         for me in 0..nodes {
@@ -120,7 +123,8 @@ fn run<R: Rail, const RAILS: usize>(
             let got = posted[me].iter().filter(|receive| receive.got.is_some()).count();
             if got + open[me] < expected[me].max(1) && open[me] < 40 && random.below(3) == 0 {
                 let late = turn > 2000;
-                let source = (random.below(2) == 0 && !late).then(|| random.below(nodes as u64) as usize);
+                let source =
+                    (random.below(2) == 0 && !late).then(|| random.below(nodes as u64) as usize);
                 let (lo, any_tag) = (random.below(3), random.below(2) == 0 || late);
                 let place = places[me] % PLACES * ROOM;
                 places[me] += 1;
@@ -140,15 +144,23 @@ fn run<R: Rail, const RAILS: usize>(
             }
             while let Some(status) = fleet[me].engine.next_recv() {
                 open[me] -= 1;
-                let at = posted[me].iter().position(|receive| receive.request == status.request).unwrap();
+                let at = posted[me]
+                    .iter()
+                    .position(|receive| receive.request == status.request)
+                    .unwrap();
                 if status.outcome == Received::Cancelled {
                     posted[me].remove(at);
                     continue;
                 }
                 assert_eq!(status.outcome, Received::Ok, "seed {seed}");
                 let envelope = status.envelope.unwrap();
-                let from = fleet[me].peers.iter().position(|&peer| peer == envelope.source).unwrap();
-                let bytes = read(&fleet[me].engine, fleet[me].target.at(status.word), envelope.len as usize);
+                let from =
+                    fleet[me].peers.iter().position(|&peer| peer == envelope.source).unwrap();
+                let bytes = read(
+                    &fleet[me].engine,
+                    fleet[me].target.at(status.word),
+                    envelope.len as usize,
+                );
                 let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
                 let message = plans[from][number as usize];
                 assert_eq!((message.to, message.len as u64), (me, envelope.len), "seed {seed}");
@@ -159,7 +171,10 @@ fn run<R: Rail, const RAILS: usize>(
                     "seed {seed}"
                 );
                 let receive = &mut posted[me][at];
-                assert!(receive.accepts(from, message.tag), "seed {seed}: matched what it does not accept");
+                assert!(
+                    receive.accepts(from, message.tag),
+                    "seed {seed}: matched what it does not accept"
+                );
                 receive.got = Some((from, number));
             }
         }
@@ -208,17 +223,24 @@ fn run<R: Rail, const RAILS: usize>(
     }
 }
 
-fn post<R: Rail, const RAILS: usize>(node: &mut Node<R, RAILS>, message: Sent, number: u64) -> bool {
+fn post<R: Rail, const RAILS: usize>(
+    node: &mut Node<R, RAILS>,
+    message: Sent,
+    number: u64,
+) -> bool {
     let at = number * ROOM;
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.extend(&pattern(at + 8, message.len)[..message.len - 8]);
     write(&node.engine, node.source.at(at), &bytes);
     let region = Payload::Region(node.source.at(at), message.len);
-    let slice = message.len <= node.engine.eager_max(node.peers[message.to]) && number.is_multiple_of(3);
+    let slice =
+        message.len <= node.engine.eager_max(node.peers[message.to]) && number.is_multiple_of(3);
     let payload = if slice { Payload::Bytes(&bytes) } else { region };
     let (context, to) = (ContextId(message.context), node.peers[message.to]);
     let issued = match message.sync {
-        true => node.engine.send_sync(context, to, tag(message.tag), payload, Notice::Report(number)),
+        true => {
+            node.engine.send_sync(context, to, tag(message.tag), payload, Notice::Report(number))
+        }
         false => node.engine.send(context, to, tag(message.tag), payload, Notice::Report(number)),
     };
     match issued {
@@ -286,7 +308,11 @@ fn payloads_are_read_over_rails_numbered_differently() {
         let into = Some((fleet[to].target.at(0), 2000));
         let request = fleet[to].engine.recv(Some(source), tag(1), EXACT, into, 0).unwrap();
         fleet::turn_until(&mut fleet, "a long message", |fleet| {
-            fleet[to].engine.test_recv(request).unwrap().is_some_and(|status| status.outcome == Received::Ok)
+            fleet[to]
+                .engine
+                .test_recv(request)
+                .unwrap()
+                .is_some_and(|status| status.outcome == Received::Ok)
         });
     }
     let stats: Vec<_> = fleet.iter().map(|node| node.engine.matching_stats()).collect();
@@ -310,6 +336,10 @@ fn bytes_do_not_overtake_a_message_that_waits_for_room() {
         let any = Tag { lo: !0, hi: !0 };
         let into = Some((own.into.at(0), 200));
         let first = own.engine.recv(Some(own.me), Tag::ZERO, any, into, 0).unwrap();
-        assert_eq!(own.finish(first).envelope.map(|envelope| envelope.tag), Some(tag(1)), "{len} bytes");
+        assert_eq!(
+            own.finish(first).envelope.map(|envelope| envelope.tag),
+            Some(tag(1)),
+            "{len} bytes"
+        );
     }
 }

@@ -25,7 +25,8 @@ fn rig() -> (Rig, PeerId) {
 
 /// Posts an unmatched receive and cancels it. The next receive may then take the fast path.
 fn prime(own: &mut Rig, source: Option<PeerId>, ignore: Tag) {
-    let request = own.engine.recv(source, tag(0xdead), ignore, Some((own.into.at(0), 8)), 0).unwrap();
+    let request =
+        own.engine.recv(source, tag(0xdead), ignore, Some((own.into.at(0), 8)), 0).unwrap();
     assert_eq!(own.engine.cancel(request), Ok(Cancelled::Removed));
     assert_eq!(own.engine.test_recv(request).unwrap().unwrap().outcome, Received::Cancelled);
 }
@@ -46,7 +47,12 @@ fn all_free(own: &mut Rig) {
     }
 }
 
-fn post(own: &mut Rig, source: Option<PeerId>, ignore: Tag, into: LocalAddr) -> Result<(), OpError> {
+fn post(
+    own: &mut Rig,
+    source: Option<PeerId>,
+    ignore: Tag,
+    into: LocalAddr,
+) -> Result<(), OpError> {
     own.engine.recv(source, tag(1), ignore, Some((into, 8)), 0).map(drop)
 }
 
@@ -59,7 +65,9 @@ fn send(own: &mut Rig, to: PeerId, tag: Tag) {
 fn directed_and_any_source_receives_alternate() {
     let (mut own, other) = rig();
     let me = own.me;
-    for (before, source) in [(None, None), (None, Some(me)), (Some(me), None), (Some(me), Some(other))] {
+    for (before, source) in
+        [(None, None), (None, Some(me)), (Some(me), None), (Some(me), Some(other))]
+    {
         prime(&mut own, before, EXACT);
         let into = Some((own.into.at(0), 8));
         let request = own.engine.recv(source, tag(1), EXACT, into, 0).unwrap();
@@ -68,7 +76,11 @@ fn directed_and_any_source_receives_alternate() {
         let senders = if source == Some(other) { [me, other] } else { [other, me] };
         senders.into_iter().for_each(|from| send(&mut own, from, tag(1)));
         let status = own.finish(request);
-        assert_eq!(status.envelope.unwrap().source, source.unwrap_or(other), "{before:?} then {source:?}");
+        assert_eq!(
+            status.envelope.unwrap().source,
+            source.unwrap_or(other),
+            "{before:?} then {source:?}"
+        );
         // The message of the other peer is still unmatched.
         let left = own.engine.mprobe(None, tag(1), EXACT).unwrap().expect("the other");
         own.engine.discard(left).unwrap();
@@ -82,7 +94,9 @@ fn a_receive_with_another_mask() {
     let (mut own, _) = rig();
     let me = own.me;
     let low = tag(0xff);
-    for (before, ignore) in [(EXACT, low), (low, EXACT), (Tag::new(0, 1), low), (low, Tag::new(0, 1))] {
+    for (before, ignore) in
+        [(EXACT, low), (low, EXACT), (Tag::new(0, 1), low), (low, Tag::new(0, 1))]
+    {
         prime(&mut own, Some(me), before);
         let into = Some((own.into.at(0), 8));
         let request = own.engine.recv(Some(me), Tag::new(0x100, 2), ignore, into, 0).unwrap();
@@ -112,7 +126,13 @@ fn a_receive_with_a_waiting_message() {
     send(&mut own, me, tag(1));
     for n in [1, 2] {
         let request = own.recv(n, EXACT, 0, 8);
-        check(&own.engine.test_recv(request).unwrap().expect("it was there"), Received::Ok, n, 8, 8);
+        check(
+            &own.engine.test_recv(request).unwrap().expect("it was there"),
+            Received::Ok,
+            n,
+            8,
+            8,
+        );
     }
     all_free(&mut own);
 }
@@ -147,7 +167,11 @@ fn a_receive_from_a_missing_peer() {
     let into = own.into.at(0);
     let reserved = own.engine.reserve_peer().unwrap();
     prime(&mut own, Some(other), EXACT);
-    assert_eq!(post(&mut own, Some(reserved), EXACT, into), Err(OpError::UnknownPeer), "never connected");
+    assert_eq!(
+        post(&mut own, Some(reserved), EXACT, into),
+        Err(OpError::UnknownPeer),
+        "never connected"
+    );
     // The peer acknowledges a number that was never sent.
     let mut ack = [0u8; 16];
     (ack[0], ack[11]) = (5, 0x40);
@@ -161,7 +185,11 @@ fn a_receive_from_a_missing_peer() {
     assert_eq!(post(&mut own, Some(other), EXACT, into), Err(OpError::UnknownPeer), "removed");
     let again = own.engine.reserve_peer().unwrap();
     own.engine.connect_peer(again, 1).unwrap();
-    assert_eq!(post(&mut own, Some(other), EXACT, into), Err(OpError::UnknownPeer), "its place is another's");
+    assert_eq!(
+        post(&mut own, Some(other), EXACT, into),
+        Err(OpError::UnknownPeer),
+        "its place is another's"
+    );
     all_free(&mut own);
 }
 

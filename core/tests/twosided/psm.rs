@@ -189,7 +189,10 @@ fn probes_find_claim_and_fill_every_field() {
     bench.mq.imrecv(bench.to(64), 21, second).unwrap();
     assert_eq!(bench.mq.imrecv(bench.to(64), 21, second), Err(Code::ParamErr));
     bench.mq.imrecv(bench.to(64), 20, first).unwrap();
-    assert_eq!((bench.wait(first).msg_tag, bench.mq.iprobe(1, ALL).unwrap().msg_length), ([1, 0, 0], 10));
+    assert_eq!(
+        (bench.wait(first).msg_tag, bench.mq.iprobe(1, ALL).unwrap().msg_length),
+        ([1, 0, 0], 10)
+    );
     assert_eq!((bench.wait(second).context, bench.mq.stats().rx_sys_num), (21, 3));
 }
 
@@ -231,8 +234,16 @@ fn a_short_send_without_a_credit_counts_as_rendezvous() {
             bench.mq.isend(bench.me, 0, n, bench.from(8), n).unwrap();
         }
         let stats = bench.mq.stats();
-        assert_eq!((stats.tx_num, stats.tx_eager_num, stats.tx_rndv_num), (3, eager, fetched), "{credits}");
-        assert_eq!((stats.tx_eager_bytes, stats.tx_rndv_bytes), (8 * eager, 8 * fetched), "{credits}");
+        assert_eq!(
+            (stats.tx_num, stats.tx_eager_num, stats.tx_rndv_num),
+            (3, eager, fetched),
+            "{credits}"
+        );
+        assert_eq!(
+            (stats.tx_eager_bytes, stats.tx_rndv_bytes),
+            (8 * eager, 8 * fetched),
+            "{credits}"
+        );
     }
 }
 
@@ -240,7 +251,12 @@ fn a_short_send_without_a_credit_counts_as_rendezvous() {
 struct Bed(std::cell::Cell<u32>);
 
 impl Park for Bed {
-    fn park<H: Host + ?Sized>(&self, host: &H, _: u64, work: impl FnOnce() -> bool) -> Option<Woken> {
+    fn park<H: Host + ?Sized>(
+        &self,
+        host: &H,
+        _: u64,
+        work: impl FnOnce() -> bool,
+    ) -> Option<Woken> {
         self.0.set(self.0.get() + 1);
         host.now_ns();
         (!work()).then_some(Woken::Called)
@@ -297,7 +313,9 @@ fn the_rendezvous_threshold_can_be_changed_at_any_time() {
     }
     bench.mq.setopt(Opt::MaxSysbufMbytes, 3);
     assert_eq!(bench.mq.getopt(Opt::MaxSysbufMbytes), 3);
-    for (key, option) in [(0x301, Opt::RndvHfiSz), (0x302, Opt::RndvShmSz), (0x303, Opt::MaxSysbufMbytes)] {
+    for (key, option) in
+        [(0x301, Opt::RndvHfiSz), (0x302, Opt::RndvShmSz), (0x303, Opt::MaxSysbufMbytes)]
+    {
         assert_eq!(Opt::from_key(key), Ok(option));
     }
     assert_eq!(Opt::from_key(0x304), Err(Code::ParamErr));

@@ -78,7 +78,8 @@ fn a_send_without_room_delays_none_to_another_peer() {
         }
         // Sends to the same peer wait for each other.
         for n in 0..1 + blocked as u32 {
-            let found = (0..200).find_map(|_| bench.mq.iprobe2(Some(bench.peers[0]), [0; 3], [0; 3]).ok());
+            let found =
+                (0..200).find_map(|_| bench.mq.iprobe2(Some(bench.peers[0]), [0; 3], [0; 3]).ok());
             assert_eq!(found.unwrap().msg_tag[0], n);
             assert!(bench.receives(0, n), "{n} of {blocked}");
         }
@@ -131,7 +132,8 @@ fn a_send_does_not_overtake_a_deferred_one() {
                     bench.send(0, tag);
                 }
                 for tag in 2..=room + 2 {
-                    let any = bench.mq.irecv2(Some(bench.peers[0]), [0; 3], [0; 3], into, 0).unwrap();
+                    let any =
+                        bench.mq.irecv2(Some(bench.peers[0]), [0; 3], [0; 3], into, 0).unwrap();
                     let status = bench.mq.wait2(&mut Some(any), &mut waiter(), SOON).unwrap();
                     let case = format!("{passes} passes, probes {probes}, room for {room}");
                     assert_eq!(u64::from(status.msg_tag[0]), tag, "{case}");
@@ -281,7 +283,11 @@ fn state_of_an_earlier_queue_completes_no_request_of_a_later_one() {
         later.poll();
     }
     assert_eq!(later.test(&mut Some(sent)).unwrap().context, 3);
-    assert_eq!(later.test(&mut Some(other)), Err(Code::NoCompletions), "ended by a message for another");
+    assert_eq!(
+        later.test(&mut Some(other)),
+        Err(Code::NoCompletions),
+        "ended by a message for another"
+    );
     later.isend(me, 0, 2, Some((out.at(0), 8)), 4).unwrap();
     let status = later.wait(&mut Some(other), &mut waiter(), SOON).unwrap();
     assert_eq!((status.msg_tag, status.context), (2, 2));

@@ -71,7 +71,10 @@ fn a_permanently_refused_message_costs_no_credit() {
         for n in 0..u64::from(SMALL.credits) {
             let token = pending(own.send_region(n, 0, 8, sync));
             let end = own.engine.test(token).unwrap().expect("over at once");
-            assert_eq!(end.outcome, Outcome::Failed(Fault::Post(RailId(0), PostError::Provider(-5))));
+            assert_eq!(
+                end.outcome,
+                Outcome::Failed(Fault::Post(RailId(0), PostError::Provider(-5)))
+            );
         }
         control.borrow_mut().refuse = Some(Box::new(|_| None));
         for n in 0..u64::from(SMALL.credits) {
@@ -150,7 +153,8 @@ fn a_refused_send_is_not_counted() {
 #[test]
 fn a_pulled_send_of_a_lost_peer_completes_with_its_post() {
     let control = shared();
-    let rail = Faulty::<_, 16>::new(Loopback::<64>::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
+    let rail =
+        Faulty::<_, 16>::new(Loopback::<64>::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
     let mut own = own1(Config::DEFAULT, SMALL, tap(rail, &control));
     control.borrow_mut().unreadable = true;
     // The rail reports completions late. The request arrives and is answered, but no chunk is sent.

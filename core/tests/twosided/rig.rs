@@ -2,8 +2,8 @@
 //! fabric.
 
 use fishplate_core::engine::protocol::{
-    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot, Request, SHORT,
-    Status,
+    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot, Request,
+    SHORT, Status,
 };
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, Tag, UnexpectedSlot};
 use fishplate_core::engine::{Config, Engine, Issued, Notice};
@@ -86,7 +86,9 @@ pub fn own1<R: Rail, const RAILS: usize>(
     rails: [R; RAILS],
 ) -> Own1<R, RAILS> {
     let mut own = own(config, rails, SIZE);
-    own.engine.attach_matching(matching, match_memory(matching, 4 * config.contexts as usize, 4)).unwrap();
+    own.engine
+        .attach_matching(matching, match_memory(matching, 4 * config.contexts as usize, 4))
+        .unwrap();
     Own1 { engine: own.engine, me: own.peer, out: own.source, into: own.target }
 }
 
@@ -134,7 +136,13 @@ impl<R: Rail, const RAILS: usize> Own1<R, RAILS> {
     }
 
     /// Sends `len` bytes of the source region, filled with the pattern of their offset.
-    pub fn send_region(&mut self, lo: u64, at: u64, len: usize, sync: bool) -> Result<Issued, OpError> {
+    pub fn send_region(
+        &mut self,
+        lo: u64,
+        at: u64,
+        len: usize,
+        sync: bool,
+    ) -> Result<Issued, OpError> {
         write(&self.engine, self.out.at(at), &pattern(at, len));
         let payload = Payload::Region(self.out.at(at), len);
         match sync {

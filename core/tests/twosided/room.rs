@@ -38,7 +38,12 @@ fn fill<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, to: PeerId, first
 }
 
 /// Receives these messages, newest first.
-fn drain<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, from: PeerId, first: u64, count: u64) {
+fn drain<R: Rail, const RAILS: usize>(
+    own: &mut Own1<R, RAILS>,
+    from: PeerId,
+    first: u64,
+    count: u64,
+) {
     for n in (first..first + count).rev() {
         let into = Some((own.into.at(0), 8));
         let request = own.engine.recv(Some(from), tag(n), EXACT, into, n).unwrap();
@@ -48,7 +53,9 @@ fn drain<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, from: PeerId, fi
 }
 
 fn most(config: &MatchConfig) -> u64 {
-    u64::from(grown(config.credits, config.shared_credits) + grown(config.headers, config.shared_headers))
+    u64::from(
+        grown(config.credits, config.shared_credits) + grown(config.headers, config.shared_headers),
+    )
 }
 
 #[test]
@@ -112,7 +119,8 @@ fn short_messages_have_room_beyond_the_credits() {
         let sent = fill(&mut own, me, 0);
         assert_eq!(sent, most);
         // Longer messages cannot use the blocks for short messages.
-        let longer = own.engine.send(CX, me, tag(7), Payload::Region(own.out.at(0), 65), Notice::Silent);
+        let longer =
+            own.engine.send(CX, me, tag(7), Payload::Region(own.out.at(0), 65), Notice::Silent);
         assert_eq!(longer, Err(OpError::Again));
         drain(&mut own, me, 0, sent);
     }
@@ -120,7 +128,8 @@ fn short_messages_have_room_beyond_the_credits() {
     for sent in [most, most / 2, 40] {
         let me = own.me;
         for n in 0..sent {
-            while own.engine.send(CX, me, tag(n), Payload::Bytes(&[7; 8]), Notice::Silent).is_err() {
+            while own.engine.send(CX, me, tag(n), Payload::Bytes(&[7; 8]), Notice::Silent).is_err()
+            {
                 own.engine.progress();
             }
         }
@@ -195,7 +204,8 @@ fn credits_of_received_messages_return_without_traffic_the_other_way() {
         fleet[0].engine.send(CX, to, tag(n), Payload::Bytes(&[1; 8]), Notice::Silent).unwrap();
     }
     fleet::turn_until(&mut fleet, "all are kept", |fleet| {
-        fleet[1].engine.matching_stats().kept == most && fleet[0].engine.is_quiet(CX, to) == Ok(true)
+        fleet[1].engine.matching_stats().kept == most
+            && fleet[0].engine.is_quiet(CX, to) == Ok(true)
     });
     // Only the messages received from here on return credits.
     for n in 0..most {
@@ -216,8 +226,11 @@ fn credits_of_received_messages_return_without_traffic_the_other_way() {
 #[test]
 fn without_shared_room_a_stream_keeps_its_initial_room() {
     for (credits, headers) in [(0, 1), (1, 1), (4, 4), (7, 3)] {
-        let mut own =
-            own1(Config::DEFAULT, MatchConfig { credits, headers, ..SMALL }, [Loopback::<256>::new()]);
+        let mut own = own1(
+            Config::DEFAULT,
+            MatchConfig { credits, headers, ..SMALL },
+            [Loopback::<256>::new()],
+        );
         let me = own.me;
         assert_eq!(fill(&mut own, me, 0), u64::from(credits + headers));
         drain(&mut own, me, 0, u64::from(credits + headers));

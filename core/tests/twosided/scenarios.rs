@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use fishplate_core::engine::protocol::{Cancelled, MatchConfig, Payload, Received, Request, Status};
+use fishplate_core::engine::protocol::{
+    Cancelled, MatchConfig, Payload, Received, Request, Status,
+};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, Issued, Notice};
 use fishplate_core::error::{OpError, PeerError};
@@ -32,7 +34,10 @@ impl Many {
     }
 
     fn send(&mut self, from: usize, tag: Tag, bytes: &[u8]) {
-        self.own.engine.send(CX, self.sources[from], tag, Payload::Bytes(bytes), Notice::Silent).unwrap();
+        self.own
+            .engine
+            .send(CX, self.sources[from], tag, Payload::Bytes(bytes), Notice::Silent)
+            .unwrap();
         passes(&mut self.own.engine, 2);
     }
 
@@ -138,7 +143,8 @@ fn o6_claimed_messages_are_received_in_any_order() {
     let request = many.recv(None, tag(1), EXACT);
     assert_eq!(many.status(request).envelope.unwrap().len, 4);
     for n in [2, 0] {
-        let request = many.own.engine.mrecv(claimed[n], Some((many.own.into.at(0), 64)), 0).unwrap();
+        let request =
+            many.own.engine.mrecv(claimed[n], Some((many.own.into.at(0), 64)), 0).unwrap();
         assert_eq!(many.status(request).envelope.unwrap().len, 1 + n as u64);
         let again = many.own.engine.mrecv(claimed[n], None, 0);
         assert_eq!(again, Err(OpError::StaleToken));
@@ -173,7 +179,10 @@ fn o7_a_synchronous_send_to_oneself_completes_with_its_match() {
             }
             passes(&mut own.engine, 20);
             let end = own.engine.test(token).unwrap().expect("matched");
-            assert_eq!((end.outcome, end.value), (Outcome::Done, if claim { 0 } else { len as u64 }));
+            assert_eq!(
+                (end.outcome, end.value),
+                (Outcome::Done, if claim { 0 } else { len as u64 })
+            );
         }
     }
 }
@@ -187,7 +196,10 @@ fn o8_the_status_distinguishes_cancelled_from_matched() {
     assert_eq!(many.own.engine.cancel(matched), Ok(Cancelled::AlreadyMatched));
     assert_eq!(many.own.engine.cancel(open), Ok(Cancelled::Removed));
     let ends: Vec<_> = std::iter::from_fn(|| many.own.engine.next_recv()).collect();
-    assert_eq!(ends.iter().map(|end| end.outcome).collect::<Vec<_>>(), [Received::Ok, Received::Cancelled]);
+    assert_eq!(
+        ends.iter().map(|end| end.outcome).collect::<Vec<_>>(),
+        [Received::Ok, Received::Cancelled]
+    );
     assert_eq!((ends[1].envelope, ends[1].delivered), (None, 0));
     // A later message stays unexpected until another receive.
     many.send(0, tag(2), b"late");
@@ -197,14 +209,18 @@ fn o8_the_status_distinguishes_cancelled_from_matched() {
 #[test]
 fn o9_directed_receives_are_cancelled_at_any_position() {
     let mut many = Many::new(ROOMY);
-    let requests: Vec<_> =
-        (0..12).map(|n| many.recv((n % 3 != 0).then_some(n % 4), tag(n as u64 % 2), EXACT)).collect();
+    let requests: Vec<_> = (0..12)
+        .map(|n| many.recv((n % 3 != 0).then_some(n % 4), tag(n as u64 % 2), EXACT))
+        .collect();
     let mut random = Random(3);
     let mut left = requests.clone();
     while !left.is_empty() {
         let request = left.swap_remove(random.below(left.len() as u64) as usize);
         assert_eq!(many.own.engine.cancel(request), Ok(Cancelled::Removed));
-        assert_eq!(many.own.engine.test_recv(request).unwrap().unwrap().outcome, Received::Cancelled);
+        assert_eq!(
+            many.own.engine.test_recv(request).unwrap().unwrap().outcome,
+            Received::Cancelled
+        );
     }
     for n in 0..2 {
         many.send(1, tag(n), b"x");
@@ -363,7 +379,8 @@ fn o15_masks_that_ignore_protocol_bits_keep_order_between_sources() {
 #[test]
 fn o16_a_flood_does_not_make_later_searches_slower() {
     let matching = MatchConfig { credits: 600, ..SMALL };
-    let mut own = own1(Config { window: 256, ..Config::DEFAULT }, matching, [Loopback::<256>::new()]);
+    let mut own =
+        own1(Config { window: 256, ..Config::DEFAULT }, matching, [Loopback::<256>::new()]);
     let cost = |own: &mut Own1<Loopback<256>, 1>| {
         let before = own.engine.matching_stats().matching;
         for n in 0..10 {

@@ -106,7 +106,10 @@ fn until<const RAILS: usize>(
         }
         places.iter_mut().for_each(Place::turn);
     }
-    panic!("{what}: not after {PATIENCE} turns; {:?}", places.each_ref().map(|p| p.node.engine.stats()));
+    panic!(
+        "{what}: not after {PATIENCE} turns; {:?}",
+        places.each_ref().map(|p| p.node.engine.stats())
+    );
 }
 
 /// The last operation of one user, for which the other user waits.
@@ -119,7 +122,12 @@ enum Last {
 
 /// Executes an operation of place `from`, and waits until the other place has received it and the
 /// payload may be reused.
-fn carry_out<const RAILS: usize>(places: &mut [Place<RAILS>; 2], from: usize, last: Last, what: &str) {
+fn carry_out<const RAILS: usize>(
+    places: &mut [Place<RAILS>; 2],
+    from: usize,
+    last: Last,
+    what: &str,
+) {
     let to = 1 - from;
     let before = places[to].word();
     match last {
@@ -253,7 +261,11 @@ fn a_worker_that_stops_gives_credits_back() {
             until(&mut places, "a send", |places| places[0].reply(sent).is_some());
         }
         let stats = places[0].node.engine.matching_stats();
-        assert_eq!((stats.eager, stats.rendezvous), (2 + u64::from(SMALL.credits), 0), "signal {signal}");
+        assert_eq!(
+            (stats.eager, stats.rendezvous),
+            (2 + u64::from(SMALL.credits), 0),
+            "signal {signal}"
+        );
     }
 }
 
@@ -267,7 +279,8 @@ fn an_acknowledgement_requested_before_its_message_is_sent() {
             let matching = MatchConfig { credits: 16, ..SMALL };
             let sim = fleet::fabric(2, 2, 64, Dials::CALM, 1);
             sim.set_dials(late, slow);
-            let mut nodes = fleet::fleet::<_, 2>(sim, 2, Config { policy, ..CONFIG }, SIZE, |_, _, end| end);
+            let mut nodes =
+                fleet::fleet::<_, 2>(sim, 2, Config { policy, ..CONFIG }, SIZE, |_, _, end| end);
             for node in &mut nodes {
                 node.engine.attach_matching(matching, match_memory(matching, 2, 4)).unwrap();
             }
@@ -275,11 +288,17 @@ fn an_acknowledgement_requested_before_its_message_is_sent() {
                 let [one, other] = &mut nodes[..] else { panic!("two") };
                 let into = Some((other.target.at(0), 8));
                 other.engine.recv(Some(other.peers[0]), tag(1), EXACT, into, 0).unwrap();
-                one.engine.send(CX, one.peers[1], tag(1), Payload::Bytes(&[7; 8]), Notice::Silent).unwrap();
-                fleet::turn_until(&mut nodes, &format!("{policy:?}, rail {late} late, {round}"), |nodes| {
-                    let to = nodes[0].peers[1];
-                    nodes[0].engine.is_quiet(CX, to) == Ok(true)
-                });
+                one.engine
+                    .send(CX, one.peers[1], tag(1), Payload::Bytes(&[7; 8]), Notice::Silent)
+                    .unwrap();
+                fleet::turn_until(
+                    &mut nodes,
+                    &format!("{policy:?}, rail {late} late, {round}"),
+                    |nodes| {
+                        let to = nodes[0].peers[1];
+                        nodes[0].engine.is_quiet(CX, to) == Ok(true)
+                    },
+                );
                 assert_eq!(nodes[1].engine.next_recv().unwrap().outcome, Received::Ok);
             }
         }

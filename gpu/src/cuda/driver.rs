@@ -221,7 +221,9 @@ fn error(code: u32) -> DeviceError {
         OUT_OF_MEMORY => DeviceError::Exhausted,
         // The driver is shut down or unavailable, memory or a link has an uncorrectable error, or a
         // kernel faulted. The context is unusable after these errors.
-        4 | 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 => DeviceError::Lost(code as i32),
+        4 | 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 => {
+            DeviceError::Lost(code as i32)
+        }
         PEER_ACCESS_UNSUPPORTED | TOO_MANY_PEERS => DeviceError::NoPeerAccess,
         code => DeviceError::Driver(code as i32),
     }
@@ -308,26 +310,33 @@ impl Driver {
     }
 
     pub fn writes_words(&self, device: CUdevice) -> bool {
-        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) != 0
+        self.attribute(
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
+            device,
+        ) != 0
     }
 
     /// Returns whether NICs can access virtual memory that is allocated for them.
     pub fn virtual_for_nics(&self, device: CUdevice) -> bool {
-        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        let attribute =
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
         self.attribute(attribute, device) != 0
     }
 
     fn gpudirect(&self, device: CUdevice) -> bool {
-        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, device) != 0
+        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, device)
+            != 0
     }
 
     /// Returns whether NICs can write to the device, their writes need a flush before the device
     /// reads them, and the processor can issue that flush.
     pub fn must_flush(&self, device: CUdevice) -> bool {
         let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
-        let owner = CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as c_int;
+        let owner =
+            CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as c_int;
         let options = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS;
-        let host = CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as c_int;
+        let host =
+            CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as c_int;
         self.gpudirect(device)
             && self.attribute(ordering, device) < owner
             && self.attribute(options, device) & host != 0
@@ -354,7 +363,8 @@ impl Driver {
         let mut name = [0 as c_char; 128];
         // SAFETY: the driver returned `device`, and the buffer is passed with its length.
         check(unsafe { (self.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device) })?;
-        let name: Vec<u8> = name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
+        let name: Vec<u8> =
+            name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
         let mut memory = 0;
         // SAFETY: the driver returned `device`, and the result is written to a local variable.
         check(unsafe { (self.cuDeviceTotalMem_v2)(&raw mut memory, device) })?;
@@ -371,7 +381,8 @@ impl Driver {
                 get(A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) as u32,
                 get(A::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID) as u32,
             ),
-            descriptors: get(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0,
+            descriptors: get(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
+                != 0,
             pools: get(A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED) != 0,
             write_word: self.writes_words(device),
             gpudirect: self.gpudirect(device),

@@ -116,7 +116,9 @@ impl Hip {
         let mut register: *mut u32 = std::ptr::null_mut();
         // SAFETY: HIP writes a pointer for this attribute, although it declares the result an
         // integer. The result is written to a local variable.
-        match ok(unsafe { (self.device_attribute)((&raw mut register).cast(), FLUSH_REGISTER, device) }) {
+        match ok(unsafe {
+            (self.device_attribute)((&raw mut register).cast(), FLUSH_REGISTER, device)
+        }) {
             Ok(()) => register,
             Err(_) => std::ptr::null_mut(),
         }
@@ -131,8 +133,10 @@ impl Hip {
     /// Returns the types of handles with which virtual memory was created, or `None` for other
     /// memory. `base` is the start of an allocation.
     fn virtual_handles(&self, base: CUdeviceptr) -> Result<Option<u64>, u32> {
-        let device =
-            CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.current()? };
+        let device = CUmemLocation {
+            type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: self.current()?,
+        };
         let mut access = 0;
         // SAFETY: the result is written to a local variable. HIP looks up the address among the
         // mappings of virtual memory.

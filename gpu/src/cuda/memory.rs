@@ -165,7 +165,8 @@ impl CudaDevice {
     pub(super) fn attributes(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
         let _entered = self.enter()?;
         let (mut memory_type, mut managed, mut legacy) = (0u32, 0u32, 0u32);
-        let (mut buffer, mut base, mut size, mut handles, mut pool) = (0u64, 0u64, 0u64, 0u64, 0u64);
+        let (mut buffer, mut base, mut size, mut handles, mut pool) =
+            (0u64, 0u64, 0u64, 0u64, 0u64);
         let mut owner: c_int = 0;
         let mut names = [
             Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -194,7 +195,12 @@ impl CudaDevice {
         // reads correctly.
         let code = unsafe {
             let count = names.len() as u32;
-            (self.driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), places.as_mut_ptr(), ptr.0)
+            (self.driver.cuPointerGetAttributes)(
+                count,
+                names.as_mut_ptr(),
+                places.as_mut_ptr(),
+                ptr.0,
+            )
         };
         match code {
             0 => {}
@@ -240,14 +246,18 @@ impl CudaDevice {
     fn segment_at(&self, ptr: DevicePtr) -> Result<(u64, u64), DeviceError> {
         let (mut base, mut size) = (0, 0);
         // SAFETY: both results are written to local variables.
-        match unsafe { (self.driver.cuMemGetAddressRange_v2)(&raw mut base, &raw mut size, ptr.0) } {
+        match unsafe { (self.driver.cuMemGetAddressRange_v2)(&raw mut base, &raw mut size, ptr.0) }
+        {
             // The address is reserved, but no memory is mapped there.
             driver::INVALID_VALUE | driver::NOT_FOUND => Err(DeviceError::NotDeviceMemory),
             code => check(code).map(|()| (base, size as u64)),
         }
     }
 
-    pub(super) fn export_allocation(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError> {
+    pub(super) fn export_allocation(
+        &mut self,
+        allocation: &Allocation,
+    ) -> Result<Handle, DeviceError> {
         let _entered = self.enter()?;
         match allocation.share {
             Share::Never(why) => Err(DeviceError::NotExportable(why)),
@@ -255,7 +265,8 @@ impl CudaDevice {
             Share::Legacy => {
                 let mut handle = CUipcMemHandle { reserved: [0; LEGACY_HANDLE] };
                 // SAFETY: the result is written to a local variable.
-                let code = unsafe { (self.driver.cuIpcGetMemHandle)(&raw mut handle, allocation.base.0) };
+                let code =
+                    unsafe { (self.driver.cuIpcGetMemHandle)(&raw mut handle, allocation.base.0) };
                 if code == driver::INVALID_VALUE || code == driver::INVALID_DEVICE_POINTER {
                     return Err(DeviceError::NotDeviceMemory);
                 }
@@ -283,17 +294,24 @@ impl CudaDevice {
         let opened = match handle {
             Handle::Descriptor(fd) => self.import_virtual(&[(fd.as_fd(), size)], size)?,
             Handle::Segments(segments) => {
-                let segments: Vec<_> = segments.iter().map(|(fd, size)| (fd.as_fd(), *size)).collect();
+                let segments: Vec<_> =
+                    segments.iter().map(|(fd, size)| (fd.as_fd(), *size)).collect();
                 self.import_virtual(&segments, size)?
             }
-            Handle::Legacy(bytes) if self.exported.contains(bytes) => return Err(DeviceError::SameProcess),
+            Handle::Legacy(bytes) if self.exported.contains(bytes) => {
+                return Err(DeviceError::SameProcess);
+            }
             Handle::Legacy(bytes) => {
                 let mut base = 0;
                 let handle = CUipcMemHandle { reserved: bytes.map(|byte| byte as _) };
                 // SAFETY: the result is written to a local variable. The driver rejects invalid
                 // handles.
                 let code = unsafe {
-                    (self.driver.cuIpcOpenMemHandle_v2)(&raw mut base, handle, LAZY_ENABLE_PEER_ACCESS)
+                    (self.driver.cuIpcOpenMemHandle_v2)(
+                        &raw mut base,
+                        handle,
+                        LAZY_ENABLE_PEER_ACCESS,
+                    )
                 };
                 if code != 0 {
                     return Err(driver::open_error(code));
@@ -338,7 +356,11 @@ impl CudaDevice {
     ///
     /// # Safety
     /// The bytes stay mapped until they are unregistered.
-    pub(super) unsafe fn register(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
+    pub(super) unsafe fn register(
+        &mut self,
+        ptr: NonNull<u8>,
+        len: usize,
+    ) -> Result<DevicePtr, DeviceError> {
         let _entered = self.enter()?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         let host: *mut c_void = ptr.as_ptr().cast();
@@ -346,7 +368,8 @@ impl CudaDevice {
         check(unsafe { (self.driver.cuMemHostRegister_v2)(host, len, flags) })?;
         let mut seen = 0;
         // SAFETY: the result is written to a local variable. The memory was registered just above.
-        let told = check(unsafe { (self.driver.cuMemHostGetDevicePointer_v2)(&raw mut seen, host, 0) });
+        let told =
+            check(unsafe { (self.driver.cuMemHostGetDevicePointer_v2)(&raw mut seen, host, 0) });
         if let Err(error) = told {
             // SAFETY: the memory was registered above, and nothing uses it yet.
             unsafe { (self.driver.cuMemHostUnregister)(host) };

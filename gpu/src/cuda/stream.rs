@@ -78,7 +78,8 @@ impl CudaDevice {
         let _entered = self.enter()?;
         let (place, round) = (mark.0 as u16, (mark.0 >> 16) as u16);
         let there = self.marks.events.get_mut(usize::from(place));
-        let (event, now, marks) = there.filter(|(_, now, marks)| *now == round && *marks).ok_or(NO_SUCH)?;
+        let (event, now, marks) =
+            there.filter(|(_, now, marks)| *now == round && *marks).ok_or(NO_SUCH)?;
         // SAFETY: `make_streams` created the event, which lives as long as `self`.
         let code = unsafe { (self.driver.cuEventQuery)(*event) };
         if code == driver::NOT_READY {

@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use cudarc::driver::sys::{
-    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
-    CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType,
-    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1,
+    CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
 };
 
 use super::CudaDevice;
@@ -25,7 +25,12 @@ impl CudaDevice {
 
     /// Allocates virtual memory in physical segments of `each` bytes. The last segment holds the
     /// rest.
-    pub(super) fn create_virtual(&self, size: u64, each: u64, shared: bool) -> Result<Held, DeviceError> {
+    pub(super) fn create_virtual(
+        &self,
+        size: u64,
+        each: u64,
+        shared: bool,
+    ) -> Result<Held, DeviceError> {
         let asked = CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: if shared { DESCRIPTOR } else { CUmemAllocationHandleType(0) },
@@ -52,7 +57,9 @@ impl CudaDevice {
             let size = each.min(left);
             let mut handle = 0;
             // SAFETY: the result is written to a local variable, and the properties are complete.
-            check(unsafe { (self.driver.cuMemCreate)(&raw mut handle, size as usize, &raw const asked, 0) })?;
+            check(unsafe {
+                (self.driver.cuMemCreate)(&raw mut handle, size as usize, &raw const asked, 0)
+            })?;
             parts.parts.push((handle, size));
             left -= size;
         }
@@ -64,7 +71,8 @@ impl CudaDevice {
     fn map(&self, memory: &Parts) -> Result<Held, DeviceError> {
         let segments: Vec<u64> = memory.parts.iter().map(|(_, size)| *size).collect();
         let size = segments.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
-        let size = size.and_then(|size| usize::try_from(size).ok()).ok_or(DeviceError::Exhausted)?;
+        let size =
+            size.and_then(|size| usize::try_from(size).ok()).ok_or(DeviceError::Exhausted)?;
         let mut base = 0;
         // SAFETY: the result is written to a local variable.
         check(unsafe { (self.driver.cuMemAddressReserve)(&raw mut base, size, 0, 0, 0) })?;
@@ -124,7 +132,10 @@ impl CudaDevice {
         let mut handle = 0;
         // SAFETY: the result is written to a local variable. The driver only looks up the address.
         let code = unsafe {
-            (self.driver.cuMemRetainAllocationHandle)(&raw mut handle, base.0 as usize as *mut c_void)
+            (self.driver.cuMemRetainAllocationHandle)(
+                &raw mut handle,
+                base.0 as usize as *mut c_void,
+            )
         };
         if code == driver::INVALID_VALUE {
             return Err(DeviceError::NotDeviceMemory);
@@ -178,7 +189,9 @@ impl CudaDevice {
         }
         self.map(&parts).map_err(|error| match error {
             // The size differs from the physical segment's size.
-            DeviceError::Driver(code) if code == driver::INVALID_VALUE as i32 => DeviceError::BadHandle,
+            DeviceError::Driver(code) if code == driver::INVALID_VALUE as i32 => {
+                DeviceError::BadHandle
+            }
             error => error,
         })
     }

@@ -32,7 +32,12 @@ impl FakeProcess {
     ///
     /// # Errors
     /// [`DeviceError::Exhausted`], and errors injected by [`FakeProcess::fail`].
-    pub fn alloc(&self, ordinal: u32, kind: MemoryKind, size: u64) -> Result<DevicePtr, DeviceError> {
+    pub fn alloc(
+        &self,
+        ordinal: u32,
+        kind: MemoryKind,
+        size: u64,
+    ) -> Result<DevicePtr, DeviceError> {
         if kind == MemoryKind::Segments {
             return self.alloc_segments(ordinal, size);
         }
@@ -110,7 +115,11 @@ impl FakeProcess {
     ///
     /// # Errors
     /// [`DeviceError::NotExportable`] or [`DeviceError::NotDeviceMemory`].
-    pub fn export_legacy(&self, ordinal: u32, ptr: DevicePtr) -> Result<[u8; LEGACY_HANDLE], DeviceError> {
+    pub fn export_legacy(
+        &self,
+        ordinal: u32,
+        ptr: DevicePtr,
+    ) -> Result<[u8; LEGACY_HANDLE], DeviceError> {
         let mut state = self.driver.state();
         state.begin(self.place, ordinal, Call::Export)?;
         let process = &state.processes[self.place];
@@ -151,7 +160,11 @@ impl FakeProcess {
     /// # Errors
     /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`], [`DeviceError::NoPeerAccess`], or
     /// the driver's code for memory that is already open.
-    pub fn open_legacy(&self, ordinal: u32, handle: &[u8; LEGACY_HANDLE]) -> Result<DevicePtr, DeviceError> {
+    pub fn open_legacy(
+        &self,
+        ordinal: u32,
+        handle: &[u8; LEGACY_HANDLE],
+    ) -> Result<DevicePtr, DeviceError> {
         let mut state = self.driver.state();
         let device = state.begin(self.place, ordinal, Call::Open)?;
         let named = Named::read(handle)?;
@@ -203,7 +216,8 @@ impl FakeProcess {
         state.check_queue(self.place, base);
         state.begin(self.place, ordinal, Call::Close)?;
         let process = &mut state.processes[self.place];
-        if let Some(Range { what: What::Opened { memory, times, .. }, .. }) = process.space.at_mut(base)
+        if let Some(Range { what: What::Opened { memory, times, .. }, .. }) =
+            process.space.at_mut(base)
             && *times > 1
         {
             *times -= 1;
@@ -236,7 +250,12 @@ impl FakeProcess {
     ///
     /// # Safety
     /// The bytes stay mapped until [`FakeProcess::unpin`].
-    pub unsafe fn pin(&self, ordinal: u32, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
+    pub unsafe fn pin(
+        &self,
+        ordinal: u32,
+        ptr: NonNull<u8>,
+        len: usize,
+    ) -> Result<DevicePtr, DeviceError> {
         let mut state = self.driver.state();
         state.begin(self.place, ordinal, Call::Pin)?;
         if len == 0 {
@@ -363,7 +382,11 @@ impl State {
         self.processes[place].space.unmap(base).ok_or(INVALID_VALUE)
     }
 
-    pub(super) fn import(&self, place: usize, fd: BorrowedFd<'_>) -> Result<Arc<FakeMemory>, DeviceError> {
+    pub(super) fn import(
+        &self,
+        place: usize,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Arc<FakeMemory>, DeviceError> {
         let fd = fd.try_clone_to_owned().map_err(|_| DeviceError::BadHandle)?;
         let memory = FakeMemory::attach(fd)?;
         match memory.owner() == self.processes[place].owner {
@@ -391,11 +414,13 @@ impl State {
         let (reopen, granule) = (self.behaviour.reopen, self.behaviour.granule);
         let process = &mut self.processes[place];
         let is = |range: &Range| {
-            let there = matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
+            let there =
+                matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
             there && range.reservation.is_none()
         };
         // Mappings at given addresses are independent: the same memory may have several.
-        let open = process.space.all().find(|(_, range)| at.is_none() && is(range)).map(|(base, _)| base);
+        let open =
+            process.space.all().find(|(_, range)| at.is_none() && is(range)).map(|(base, _)| base);
         if let Some(base) = open {
             if let Some(Range { what: What::Opened { times, .. }, .. }) =
                 process.space.at_mut(base).filter(|_| reopen)
@@ -428,7 +453,8 @@ fn from_process(named: &Named) -> Result<FakeMemory, DeviceError> {
         return Err(DeviceError::BadHandle);
     }
     let path = format!("/proc/{}/fd/{}", named.owner.pid, named.fd);
-    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| DeviceError::BadHandle)?;
+    let file =
+        OpenOptions::new().read(true).write(true).open(path).map_err(|_| DeviceError::BadHandle)?;
     let memory = FakeMemory::attach(file.into())?;
     // The descriptor number may meanwhile refer to another file.
     if memory.id() != named.id || memory.owner() != named.owner {

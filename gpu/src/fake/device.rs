@@ -33,7 +33,8 @@ impl FakeDevice {
             write_word: behaviour.write_word,
             must_flush: behaviour.must_flush,
         };
-        let streams = (0..behaviour.streams).map(|_| process.stream(ordinal)).collect::<Result<_, _>>()?;
+        let streams =
+            (0..behaviour.streams).map(|_| process.stream(ordinal)).collect::<Result<_, _>>()?;
         let free = (0..marks).rev().map(|place| place as u16).collect();
         Ok(FakeDevice { process, caps, streams, marks: vec![(0, None); marks as usize], free })
     }
@@ -93,7 +94,9 @@ unsafe impl Device for FakeDevice {
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError> {
         let ordinal = self.caps.ordinal;
         match allocation.share {
-            Share::Legacy => self.process.export_legacy(ordinal, allocation.base).map(Handle::Legacy),
+            Share::Legacy => {
+                self.process.export_legacy(ordinal, allocation.base).map(Handle::Legacy)
+            }
             Share::Descriptor => {
                 self.process.export_descriptor(ordinal, allocation.base).map(Handle::Descriptor)
             }
@@ -104,12 +107,17 @@ unsafe impl Device for FakeDevice {
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
         match handle {
             Handle::Legacy(bytes) => self.process.open_legacy(self.caps.ordinal, bytes),
-            Handle::Descriptor(fd) => self.process.open_descriptor(self.caps.ordinal, fd.as_fd(), size),
+            Handle::Descriptor(fd) => {
+                self.process.open_descriptor(self.caps.ordinal, fd.as_fd(), size)
+            }
             Handle::Segments(segments) => {
-                if segments.iter().try_fold(0u64, |sum, (_, size)| sum.checked_add(*size)) != Some(size) {
+                if segments.iter().try_fold(0u64, |sum, (_, size)| sum.checked_add(*size))
+                    != Some(size)
+                {
                     return Err(DeviceError::BadHandle);
                 }
-                let segments: Vec<_> = segments.iter().map(|(fd, size)| (fd.as_fd(), *size)).collect();
+                let segments: Vec<_> =
+                    segments.iter().map(|(fd, size)| (fd.as_fd(), *size)).collect();
                 self.process.open_segments(self.caps.ordinal, &segments)
             }
         }
@@ -149,7 +157,12 @@ unsafe impl Device for FakeDevice {
         unsafe { self.process.copy(stream, to, from, len) }
     }
 
-    unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
+    unsafe fn write_word(
+        &mut self,
+        stream: u8,
+        word: DevicePtr,
+        value: u64,
+    ) -> Result<(), DeviceError> {
         let stream = self.stream(stream)?;
         // SAFETY: the caller upholds the contract of `Device::write_word`, which includes the
         // contract of `FakeProcess::write_word`.

@@ -17,8 +17,16 @@ pub(super) struct Named {
 
 impl Named {
     pub fn bytes(&self) -> [u8; LEGACY_HANDLE] {
-        let mut words =
-            [MAGIC_HANDLE, self.owner.pid, self.owner.start, self.id, self.base, self.fd, self.offset, 0];
+        let mut words = [
+            MAGIC_HANDLE,
+            self.owner.pid,
+            self.owner.start,
+            self.id,
+            self.base,
+            self.fd,
+            self.offset,
+            0,
+        ];
         words[7] = sum(&words);
         let mut bytes = [0; LEGACY_HANDLE];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {

@@ -58,7 +58,12 @@ impl fmt::Debug for FakeMemory {
 }
 
 impl FakeMemory {
-    pub fn create(size: u64, id: u64, owner: Owner, uuid: &Uuid) -> Result<FakeMemory, DeviceError> {
+    pub fn create(
+        size: u64,
+        id: u64,
+        owner: Owner,
+        uuid: &Uuid,
+    ) -> Result<FakeMemory, DeviceError> {
         let len = usize::try_from(size).ok().and_then(|size| size.checked_next_multiple_of(PAGE));
         let len = len.and_then(|len| len.checked_add(PAGE)).ok_or(DeviceError::Exhausted)?;
         let made = extension::create(len).and_then(|fd| {
@@ -87,7 +92,8 @@ impl FakeMemory {
             return Err(DeviceError::BadHandle);
         }
         let len = extension::verify(fd.as_fd(), actual).map_err(|_| DeviceError::BadHandle)?;
-        let mapping = Mapping::new(fd.as_fd(), len, Access::Write).map_err(|_| DeviceError::Exhausted)?;
+        let mapping =
+            Mapping::new(fd.as_fd(), len, Access::Write).map_err(|_| DeviceError::Exhausted)?;
         let mut memory = FakeMemory { mapping, fd, size: 0 };
         let size = memory.header().size.load(Ordering::SeqCst);
         if memory.header().magic.load(Ordering::SeqCst) != MAGIC || size > (len - PAGE) as u64 {

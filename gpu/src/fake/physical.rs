@@ -26,7 +26,9 @@ impl FakePhysical {
     /// [`DeviceError::NotExportable`], or [`DeviceError::Exhausted`] if no descriptors are free.
     pub fn export(&self) -> Result<OwnedFd, DeviceError> {
         match self.kind {
-            Some(MemoryKind::Virtual) => self.memory.fd().try_clone().map_err(|_| DeviceError::Exhausted),
+            Some(MemoryKind::Virtual) => {
+                self.memory.fd().try_clone().map_err(|_| DeviceError::Exhausted)
+            }
             _ => Err(DeviceError::NotExportable(Unshared::NoHandleType)),
         }
     }
@@ -37,7 +39,12 @@ impl FakeProcess {
     ///
     /// # Errors
     /// The errors of [`FakeProcess::alloc`].
-    pub fn create(&self, ordinal: u32, kind: MemoryKind, size: u64) -> Result<FakePhysical, DeviceError> {
+    pub fn create(
+        &self,
+        ordinal: u32,
+        kind: MemoryKind,
+        size: u64,
+    ) -> Result<FakePhysical, DeviceError> {
         let mut state = self.driver.state();
         let device = state.machine_device(self.place, ordinal)?;
         let (memory, _) = state.create(self.place, device, kind, size)?;
@@ -64,7 +71,9 @@ impl FakeProcess {
             What::Own { kind, memory, .. } => {
                 Ok(FakePhysical { memory: Arc::clone(memory), kind: Some(*kind) })
             }
-            What::Opened { memory, .. } => Ok(FakePhysical { memory: Arc::clone(memory), kind: None }),
+            What::Opened { memory, .. } => {
+                Ok(FakePhysical { memory: Arc::clone(memory), kind: None })
+            }
             What::Pinned { .. } => Err(DeviceError::NotDeviceMemory),
         }
     }
@@ -154,7 +163,8 @@ impl FakeProcess {
             let behaviour = self.driver.state().behaviour;
             (behaviour.granule, behaviour.segment.max(behaviour.granule))
         };
-        let size = size.checked_next_multiple_of(granule).filter(|&size| size > 0).ok_or(INVALID_VALUE)?;
+        let size =
+            size.checked_next_multiple_of(granule).filter(|&size| size > 0).ok_or(INVALID_VALUE)?;
         let base = self.reserve_for(size, Keeper::Free);
         let mut at = 0;
         while at < size {
@@ -182,7 +192,8 @@ impl FakeProcess {
     ) -> Result<DevicePtr, DeviceError> {
         let size = segments.iter().try_fold(0u64, |sum, (_, size)| sum.checked_add(*size));
         let size = size.filter(|size| *size > 0).ok_or(DeviceError::BadHandle)?;
-        let physical = segments.iter().map(|(fd, _)| self.import(*fd)).collect::<Result<Vec<_>, _>>()?;
+        let physical =
+            segments.iter().map(|(fd, _)| self.import(*fd)).collect::<Result<Vec<_>, _>>()?;
         let base = self.reserve_for(size, Keeper::Close);
         let mut at = base;
         for (physical, (_, size)) in physical.iter().zip(segments) {

@@ -40,7 +40,8 @@ impl FakeProcess {
         loop {
             let mut state = self.driver.state();
             state.advance(1);
-            let Stream { ordinal, queued, .. } = state.processes[self.place].streams[stream.0 as usize];
+            let Stream { ordinal, queued, .. } =
+                state.processes[self.place].streams[stream.0 as usize];
             state.begin(self.place, ordinal, Call::Reached)?;
             if state.processes[self.place].streams[stream.0 as usize].done >= queued {
                 return Ok(());
@@ -152,8 +153,14 @@ impl FakeProcess {
 }
 
 impl State {
-    fn begin_queue(&mut self, place: usize, stream: StreamId, call: Call) -> Result<(), DeviceError> {
-        let there = self.processes[place].streams.get(stream.0 as usize).filter(|stream| stream.open);
+    fn begin_queue(
+        &mut self,
+        place: usize,
+        stream: StreamId,
+        call: Call,
+    ) -> Result<(), DeviceError> {
+        let there =
+            self.processes[place].streams.get(stream.0 as usize).filter(|stream| stream.open);
         let Some(ordinal) = there.map(|stream| stream.ordinal) else {
             self.violations.push(Violation::UnknownStream);
             return Err(INVALID_VALUE);
@@ -165,7 +172,8 @@ impl State {
 /// Splits a copy into pieces. Each piece lies inside one range at either end.
 fn side_by_side(to: &[(Place, u64)], from: &[(Place, u64)]) -> Vec<(Place, Place, u64)> {
     let (mut pieces, mut at, mut done) = (vec![], [0, 0], [0, 0]);
-    while let (Some((target, to_len)), Some((source, from_len))) = (to.get(at[0]), from.get(at[1])) {
+    while let (Some((target, to_len)), Some((source, from_len))) = (to.get(at[0]), from.get(at[1]))
+    {
         let len = (to_len - done[0]).min(from_len - done[1]);
         let further = |place: &Place, by| Place { offset: place.offset + by, ..*place };
         pieces.push((further(target, done[0]), further(source, done[1]), len));

@@ -134,7 +134,8 @@ impl Space {
         let end = base.0 + size;
         let free = self.free.iter().position(|&(at, len)| at <= base.0 && end <= at + len);
         let Some((at, len)) = free.map(|free| self.free.remove(free)) else { return false };
-        self.free.extend([(at, base.0 - at), (end, at + len - end)].iter().filter(|(_, len)| *len > 0));
+        self.free
+            .extend([(at, base.0 - at), (end, at + len - end)].iter().filter(|(_, len)| *len > 0));
         self.reservations.insert(base.0, (size, Keeper::Caller));
         true
     }
@@ -175,7 +176,10 @@ impl Space {
     /// Returns the start of the first range mapped in a reservation.
     pub fn first_in(&self, reservation: DevicePtr) -> Option<DevicePtr> {
         let (size, _) = self.reserved(reservation)?;
-        self.ranges.range(reservation.0..reservation.0 + size).next().map(|(&base, _)| DevicePtr(base))
+        self.ranges
+            .range(reservation.0..reservation.0 + size)
+            .next()
+            .map(|(&base, _)| DevicePtr(base))
     }
 
     /// Maps memory at new addresses.
@@ -186,7 +190,14 @@ impl Space {
     }
 
     /// Maps memory at the given addresses.
-    pub fn map_at(&mut self, base: DevicePtr, size: u64, reservation: Option<u64>, ordinal: u32, what: What) {
+    pub fn map_at(
+        &mut self,
+        base: DevicePtr,
+        size: u64,
+        reservation: Option<u64>,
+        ordinal: u32,
+        what: What,
+    ) {
         let serial = self.next_serial;
         self.next_serial += 1;
         self.ranges.insert(base.0, Range { size, serial, ordinal, reservation, what });

@@ -129,7 +129,8 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
                 stale(range);
                 // SAFETY: the word is aligned and lies inside the range, which was checked when it
                 // was queued. Words are accessed only as atomics.
-                let word = unsafe { AtomicU64::from_ptr(range.data().add(at.offset as usize).cast()) };
+                let word =
+                    unsafe { AtomicU64::from_ptr(range.data().add(at.offset as usize).cast()) };
                 tell(word, *value);
             }
             true

@@ -71,9 +71,11 @@ fn addresses_are_reused_and_buffer_ids_are_not() {
 #[test]
 fn handles_of_one_allocation_are_equal_or_differ_and_open_at_its_base() {
     for differ in [false, true] {
-        let (_, mut a, b) = pair(Behaviour { handles_differ: differ, reopen: true, ..Behaviour::PLAIN });
+        let (_, mut a, b) =
+            pair(Behaviour { handles_differ: differ, reopen: true, ..Behaviour::PLAIN });
         let own = a.alloc(1 << 16).unwrap();
-        let [at_base, inside] = [0, 512].map(|at| a.process().export_legacy(0, own.at(at)).unwrap());
+        let [at_base, inside] =
+            [0, 512].map(|at| a.process().export_legacy(0, own.at(at)).unwrap());
         assert_eq!(at_base != inside, differ);
         let one = b.process().open_legacy(0, &at_base).unwrap();
         assert_eq!(b.process().open_legacy(0, &inside).unwrap(), one);
@@ -95,7 +97,11 @@ fn invalid_handles_do_not_open() {
         for bit in 0..512 {
             let mut garbage = bytes;
             garbage[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(b.open(&Handle::Legacy(garbage), 4096), Err(DeviceError::BadHandle), "bit {bit}");
+            assert_eq!(
+                b.open(&Handle::Legacy(garbage), 4096),
+                Err(DeviceError::BadHandle),
+                "bit {bit}"
+            );
         }
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         assert_eq!(b.open(&Handle::Descriptor(file.into()), 4096), Err(DeviceError::BadHandle));
@@ -276,12 +282,16 @@ fn death_closes_opened_memory_and_leaves_orphans() {
     // SAFETY: no work is queued any more.
     unsafe { b.close(at_b) }.unwrap();
     let counts = driver.counts();
-    assert_eq!((driver.violations(), counts.opens), (vec![], counts.closes + counts.closed_by_death));
+    assert_eq!(
+        (driver.violations(), counts.opens),
+        (vec![], counts.closes + counts.closed_by_death)
+    );
 }
 
 #[test]
 fn the_processor_sees_memory_with_a_host_view() {
-    let (driver, mut a, _) = pair(Behaviour { host_view: true, must_flush: true, ..Behaviour::PLAIN });
+    let (driver, mut a, _) =
+        pair(Behaviour { host_view: true, must_flush: true, ..Behaviour::PLAIN });
     let own = a.alloc(4096).unwrap();
     let seen = a.host_view(own.at(100), 3996).unwrap();
     assert_eq!(a.host_view(own.at(100), 3997), None);

@@ -103,7 +103,10 @@ impl State {
 
     /// Starts a simulated process.
     pub fn enter(&mut self, visible: &[u32]) -> usize {
-        assert!(visible.iter().all(|&device| (device as usize) < self.devices.len()), "no such device");
+        assert!(
+            visible.iter().all(|&device| (device as usize) < self.devices.len()),
+            "no such device"
+        );
         // Relaxed: the number only needs to be unique. No real process ID is this large.
         let pid = (1 << 32) + NEXT.fetch_add(1, Ordering::Relaxed);
         self.join(Owner { pid, start: 0 }, false, visible.to_vec())
@@ -233,11 +236,17 @@ impl State {
         }
         process.space = Space::new(place);
         let counts = &mut process.counts;
-        (counts.frees, counts.unpins, counts.marks_back) = (counts.allocs, counts.pins, counts.marks);
+        (counts.frees, counts.unpins, counts.marks_back) =
+            (counts.allocs, counts.pins, counts.marks);
         counts.releases = counts.reserves;
     }
 
-    pub fn remote_write(&mut self, place: usize, to: DevicePtr, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub fn remote_write(
+        &mut self,
+        place: usize,
+        to: DevicePtr,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
         let process = &mut self.processes[place];
         let mut rest = bytes;
         for (at, len) in process.space.places(to, bytes.len() as u64)? {
@@ -302,7 +311,8 @@ impl State {
 
     /// Returns the allocation with number `id` of a simulated process.
     pub fn memory_of(&self, owner: Owner, id: u64) -> Option<Arc<super::memory::FakeMemory>> {
-        let process = self.processes.iter().find(|process| process.owner == owner && !process.dead)?;
+        let process =
+            self.processes.iter().find(|process| process.owner == owner && !process.dead)?;
         process.space.all().find_map(|(_, range)| match &range.what {
             What::Own { memory, .. } if memory.id() == id => Some(Arc::clone(memory)),
             _ => None,

@@ -72,7 +72,9 @@ impl fmt::Display for Fault {
             Fault::Incarnation => {
                 f.write_str("the token is from before the peer's restart; look the buffer up again")
             }
-            Fault::Gone => f.write_str("the peer no longer keeps this version; ask for a newer one"),
+            Fault::Gone => {
+                f.write_str("the peer no longer keeps this version; ask for a newer one")
+            }
             Fault::Busy => f.write_str(
                 "transfers from before a revocation are still in flight; retry after they complete",
             ),
@@ -82,9 +84,9 @@ impl fmt::Display for Fault {
             Fault::Size { told, actual } => {
                 write!(f, "the peer announced {told} bytes, but the memory has {actual}")
             }
-            Fault::Full => {
-                f.write_str("the limit of imported memory is reached; release imports, or raise the limit")
-            }
+            Fault::Full => f.write_str(
+                "the limit of imported memory is reached; release imports, or raise the limit",
+            ),
             Fault::Again => f.write_str("the queue to the peer is full; retry"),
             Fault::Stale => f.write_str("the import was released, or never existed"),
             Fault::Device(error) => error.fmt(f),
@@ -95,7 +97,9 @@ impl fmt::Display for Fault {
 impl fmt::Display for ImportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.alloc {
-            Some(alloc) => write!(f, "peer {}, allocation {}: {}", self.peer.0, alloc.key(), self.why),
+            Some(alloc) => {
+                write!(f, "peer {}, allocation {}: {}", self.peer.0, alloc.key(), self.why)
+            }
             None => write!(f, "peer {}: {}", self.peer.0, self.why),
         }
     }

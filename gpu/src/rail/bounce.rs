@@ -148,7 +148,8 @@ impl Relay {
     /// Returns the job whose piece is sent next. Holds back a read while the peer is serving as
     /// many of our reads as there are slots.
     fn job(&self) -> Option<Job> {
-        let ready = |job: &&Job| !matches!(job.kind, JobKind::Ask { .. }) || self.asked < self.sent.len();
+        let ready =
+            |job: &&Job| !matches!(job.kind, JobKind::Ask { .. }) || self.asked < self.sent.len();
         let (own, reply) = (self.jobs.front().filter(ready), self.replies.front());
         match self.replied {
             true => own.or(reply).copied(),

@@ -85,7 +85,12 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         self.touches_memory(memory)
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         if memory::is_device(key) {
             let deadline = Instant::now() + self.config.timeout;
             return self.import_device(peer, key, len, Some(deadline)).map(|()| None);
@@ -93,7 +98,12 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         self.inner.import(peer, key, len)
     }
 
-    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn try_import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         if memory::is_device(key) {
             return self.import_device(peer, key, len, None).map(|()| None);
         }
@@ -210,7 +220,11 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         self.inner.flush();
     }
 
-    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         if pieces.iter().any(|(local, remote)| !memory::is_host(local, remote)) {
             return None;
         }
@@ -219,7 +233,11 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         unsafe { self.inner.copy_to(peer, pieces) }
     }
 
-    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        pieces: &[(Local, Remote)],
+    ) -> Option<Result<(), PostError>> {
         if pieces.iter().any(|(local, remote)| !memory::is_host(local, remote)) {
             return None;
         }
@@ -266,7 +284,12 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     }
 
     #[cold]
-    unsafe fn fetch_device(&mut self, from: Local, into: &mut [u8], copy: &mut u32) -> Result<(), PostError> {
+    unsafe fn fetch_device(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.fetch_device_bytes(from, into, copy) }
     }

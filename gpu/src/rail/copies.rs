@@ -150,7 +150,12 @@ impl Copies {
 
     /// Fails unless a copy has ended. If the copy takes too long, the caller gets an error, but its
     /// slot and its device memory stay in use until it ends.
-    fn ended<D: Device>(&mut self, device: &mut D, slot: usize, copy: &mut u32) -> Result<(), PostError> {
+    fn ended<D: Device>(
+        &mut self,
+        device: &mut D,
+        slot: usize,
+        copy: &mut u32,
+    ) -> Result<(), PostError> {
         self.look(device, slot)?;
         match self.slots[slot] {
             Slot { state: State::Ended, .. } => Ok(()),
@@ -273,7 +278,8 @@ impl Copies {
         };
         // The caller may ask for more bytes than before, because a rail for longer messages has
         // returned.
-        let begun = |slot: &usize| (self.slots[*slot].at, self.slots[*slot].len) == (from, into.len());
+        let begun =
+            |slot: &usize| (self.slots[*slot].at, self.slots[*slot].len) == (from, into.len());
         let slot = match slot.filter(begun) {
             Some(slot) => slot,
             // The first call of this copy, or the slot was taken again and its bytes are gone.
@@ -290,7 +296,9 @@ impl Copies {
         self.ended(device, slot, copy)?;
         let (segment, _) = self.memory.as_ref().ok_or(PostError::Provider(libc::EIO))?;
         // SAFETY: the slot holds `LEN` bytes, at least those of `into`, and no copy uses it.
-        unsafe { copy_bytes(segment.ptr().as_ptr().add(slot * LEN), into.as_mut_ptr(), into.len()) };
+        unsafe {
+            copy_bytes(segment.ptr().as_ptr().add(slot * LEN), into.as_mut_ptr(), into.len())
+        };
         (self.slots[slot].state, *copy) = (State::Free, 0);
         Ok(())
     }
@@ -348,7 +356,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             // SAFETY: our caller guarantees the same contract.
             None if len > LEN => unsafe { self.read_device_bytes(from, into) },
             // SAFETY: `own_device` has checked that the range is registered.
-            None => unsafe { self.copies.fetch(self.sharing.driver(), source, &mut into[..len], copy) },
+            None => unsafe {
+                self.copies.fetch(self.sharing.driver(), source, &mut into[..len], copy)
+            },
         }
     }
 

@@ -21,7 +21,8 @@ use super::queue::{Op, OpKind};
 use super::{GpuRail, Refused, Shared};
 use crate::within;
 use crate::{
-    AllocId, Device, DeviceError, DevicePtr, ExportError, Fault, ImportError, ImportId, Registration, Wanted,
+    AllocId, Device, DeviceError, DevicePtr, ExportError, Fault, ImportError, ImportId,
+    Registration, Wanted,
 };
 
 const DEVICE: u64 = 4;
@@ -97,7 +98,9 @@ impl Registered {
     /// mapping.
     pub(super) fn view(&self, addr: u64) -> Option<*mut u8> {
         match self.what {
-            What::Device(_, view) => view.map(|view| view.as_ptr().wrapping_add((addr - self.ptr) as usize)),
+            What::Device(_, view) => {
+                view.map(|view| view.as_ptr().wrapping_add((addr - self.ptr) as usize))
+            }
             _ => None,
         }
     }
@@ -126,8 +129,13 @@ pub(super) struct Imported {
 unsafe impl Send for Imported {}
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    pub(super) fn register_region(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        let RegionKind::Device { ordinal } = region.kind() else { return self.register_host(region) };
+    pub(super) fn register_region(
+        &mut self,
+        region: &Region,
+    ) -> Result<(RailKey, u64), AttachError> {
+        let RegionKind::Device { ordinal } = region.kind() else {
+            return self.register_host(region);
+        };
         let (ptr, len) = (DevicePtr(region.ptr().as_ptr() as u64), region.len() as u64);
         if len == 0 || ptr.0.checked_add(len).is_none() {
             return Err(AttachError::BadRange);
@@ -147,7 +155,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let version = registration.version & ((1 << 28) - 1);
         let key = RailKey { key: DEVICE << 60 | version << 32 | alloc, base: registration.offset };
         // A repeated registration of the same range shares the entry.
-        if let Some(slot) = self.locals.iter().position(|known| !known.is_free() && known.key == key) {
+        if let Some(slot) =
+            self.locals.iter().position(|known| !known.is_free() && known.key == key)
+        {
             self.locals[slot].times += 1;
             return Ok((key, self.desc(slot)));
         }
@@ -161,7 +171,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     fn register_host(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         let (key, _) = self.inner.register(region)?;
-        let Some(slot) = self.free_local().ok().filter(|_| self.config.pin_regions && self.lost.is_none())
+        let Some(slot) =
+            self.free_local().ok().filter(|_| self.config.pin_regions && self.lost.is_none())
         else {
             return Ok((key, 0));
         };
@@ -205,7 +216,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     /// Returns the index of our registered region with this key.
     pub(super) fn local_by_key(&self, key: RailKey) -> Option<u32> {
-        self.locals.iter().position(|local| !local.is_free() && local.key == key).map(|slot| slot as u32)
+        self.locals
+            .iter()
+            .position(|local| !local.is_free() && local.key == key)
+            .map(|slot| slot as u32)
     }
 
     pub(super) fn publish_to(&mut self, peer: Peer) {
@@ -216,7 +230,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     /// Sends a peer the handle of a region, so that the peer need not request it.
     fn publish(&mut self, peer: Peer, slot: usize) {
-        let Registered { key, what: What::Device(registration, _), .. } = self.locals[slot] else { return };
+        let Registered { key, what: What::Device(registration, _), .. } = self.locals[slot] else {
+            return;
+        };
         if self.peers[usize::from(peer.0)].as_ref().is_some_and(|peer| !peer.own && peer.device) {
             // If this fails, the peer requests the handle when needed.
             let _ = self.sharing.publish(&mut self.inner, peer, key.key, None, &registration);
@@ -306,7 +322,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         len: u64,
         deadline: Option<Instant>,
     ) -> Result<(), AttachError> {
-        let alloc = AllocId::from_key(key.key & u64::from(u32::MAX)).ok_or(AttachError::BadHandle)?;
+        let alloc =
+            AllocId::from_key(key.key & u64::from(u32::MAX)).ok_or(AttachError::BadHandle)?;
         if len == 0 || key.base.checked_add(len).is_none() {
             return Err(AttachError::BadRange);
         }
@@ -343,7 +360,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             // covers only that part of the allocation.
             let (links, wanted) = (&mut self.inner, Wanted::Latest);
             let found = match deadline {
-                Some(deadline) => self.sharing.prefetch(links, peer, key.key, wanted, deadline).map(Some),
+                Some(deadline) => {
+                    self.sharing.prefetch(links, peer, key.key, wanted, deadline).map(Some)
+                }
                 None => self.sharing.try_prefetch(links, peer, key.key, wanted),
             };
             let late = ImportError { peer, alloc: Some(alloc), why: Fault::Deadline };
@@ -359,7 +378,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     let view = self.sharing.device().host_view(imported.ptr, len);
                     Reach::Open { id: imported.id, ptr: imported.ptr, view }
                 }
-                Err(ImportError { why: Fault::Device(DeviceError::NoPeerAccess), .. }) if relays => {
+                Err(ImportError { why: Fault::Device(DeviceError::NoPeerAccess), .. })
+                    if relays =>
+                {
                     Reach::Relay
                 }
                 Err(error) => return Err(self.import_refused(error)),
@@ -416,12 +437,15 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         match error.why {
             Fault::PeerGone => AttachError::UnknownPeer,
             Fault::Deadline => AttachError::Unheard,
-            Fault::NotExported | Fault::Revoked | Fault::Incarnation | Fault::Gone | Fault::Stale => {
-                AttachError::UnknownRegion
-            }
+            Fault::NotExported
+            | Fault::Revoked
+            | Fault::Incarnation
+            | Fault::Gone
+            | Fault::Stale => AttachError::UnknownRegion,
             Fault::OutOfBounds { .. } => AttachError::BadRange,
             Fault::Full | Fault::Again | Fault::Busy => AttachError::Full("GpuConfig::imports"),
-            Fault::Size { .. } | Fault::Device(DeviceError::BadHandle | DeviceError::SameProcess) => {
+            Fault::Size { .. }
+            | Fault::Device(DeviceError::BadHandle | DeviceError::SameProcess) => {
                 AttachError::BadHandle
             }
             Fault::Device(DeviceError::NoPeerAccess) => AttachError::Unsupported,

@@ -60,7 +60,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let revoked = self.begin_to_revoke_all()?;
         loop {
             self.turn();
-            let awaited = |&alloc: &AllocId| self.sharing.awaited(alloc).map(move |peer| (peer, alloc));
+            let awaited =
+                |&alloc: &AllocId| self.sharing.awaited(alloc).map(move |peer| (peer, alloc));
             let mut awaited = revoked.iter().flat_map(awaited).peekable();
             let Some(&(peer, alloc)) = awaited.peek() else { return Ok(()) };
             if Instant::now() >= deadline {

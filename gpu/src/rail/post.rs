@@ -67,7 +67,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let (near, view) = match slot.map(|slot| &self.locals[slot as usize]) {
             Some(known) => {
                 let place = known.place(addr as u64, len).ok_or(PostError::BadKey)?;
-                let view = if is_host_desc(local.desc) { Some(addr) } else { known.view(addr as u64) };
+                let view =
+                    if is_host_desc(local.desc) { Some(addr) } else { known.view(addr as u64) };
                 (Place::Device(place), view)
             }
             // The descriptor belongs to a deregistered device region, so its address is invalid.
@@ -159,11 +160,17 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// Reports a landed write to its target. `can_tell` has reserved the done word or record.
-    fn tell_at_once(&mut self, peer: Peer, ticket: Option<u64>, data: u32) -> Result<(), PostError> {
+    fn tell_at_once(
+        &mut self,
+        peer: Peer,
+        ticket: Option<u64>,
+        data: u32,
+    ) -> Result<(), PostError> {
         match ticket {
             Some(ticket) => {
                 self.take_ticket(peer);
-                if let Some((sender, _)) = self.shared(peer).and_then(|shared| shared.done.as_mut()) {
+                if let Some((sender, _)) = self.shared(peer).and_then(|shared| shared.done.as_mut())
+                {
                     sender.store(ticket, Status::Landed, data);
                 }
                 self.inner.mark_due(peer);
@@ -281,7 +288,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             self.take_ticket(peer);
         }
         let word_queued = match (ticket, data, error) {
-            (Some(ticket), Some(data), None) if used == 1 => self.queue_word(peer, first, ticket, data),
+            (Some(ticket), Some(data), None) if used == 1 => {
+                self.queue_word(peer, first, ticket, data)
+            }
             _ => false,
         };
         if let Some(slot) = local {
@@ -329,7 +338,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let known = self.peers.get(usize::from(peer.0)).and_then(Option::as_deref);
         let Some(shared) = known.and_then(|known| known.shared.as_ref()) else { return false };
-        let (Some(at), Some((sender, _))) = (shared.mine_at, shared.done.as_ref()) else { return false };
+        let (Some(at), Some((sender, _))) = (shared.mine_at, shared.done.as_ref()) else {
+            return false;
+        };
         let place = at.at(shared.mine.words_at() + sender.offset(ticket));
         let value = word(ticket, Status::Landed, data);
         // SAFETY: the word is inside our segment and aligned to 8. The segment stays pinned until
@@ -338,7 +349,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// Starts a transfer through bounce slots.
-    fn relay(&mut self, transfer: &Transfer, near: Place, remote: Remote) -> Result<Posted, PostError> {
+    fn relay(
+        &mut self,
+        transfer: &Transfer,
+        near: Place,
+        remote: Remote,
+    ) -> Result<Posted, PostError> {
         let Transfer { peer, way, len, data, cx, local } = *transfer;
         if let (Some(code), Place::Device(_)) = (self.lost, near) {
             return Err(PostError::Provider(code));

@@ -38,7 +38,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let mut steps = 0;
         // The budget also bounds the completions of the device that are handled here. Each may
         // notify its target at once.
-        while steps < budget.max(1) && self.ended.len() < usize::from(self.config.ops) && self.step_stream() {
+        while steps < budget.max(1)
+            && self.ended.len() < usize::from(self.config.ops)
+            && self.step_stream()
+        {
             steps += 1;
         }
         let mut count = 0;
@@ -222,7 +225,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     ) -> bool {
         match (ticket, error) {
             (Some(ticket), _) => {
-                if let Some((sender, _)) = self.shared(peer).and_then(|shared| shared.done.as_mut()) {
+                if let Some((sender, _)) = self.shared(peer).and_then(|shared| shared.done.as_mut())
+                {
                     match error {
                         None if word_queued => {}
                         None => sender.store(ticket, Status::Landed, data),

@@ -161,7 +161,8 @@ impl Streams {
                     Err(DeviceError::Lost(code)) => return Err(code),
                     Err(error) => End::Unknown(code(error)),
                 };
-                let behind = stream.marks.pop_front().map_or(stream.front + 1, |(_, behind)| behind);
+                let behind =
+                    stream.marks.pop_front().map_or(stream.front + 1, |(_, behind)| behind);
                 stream.over = (behind, end);
             }
             // The next call starts with the next stream, so that no stream starves.

@@ -142,7 +142,9 @@ impl Stage {
             match device.mark(0) {
                 Ok(mark) => break mark,
                 // A mark becomes free when queued work completes.
-                Err(DeviceError::Exhausted) if Instant::now() < deadline => std::thread::yield_now(),
+                Err(DeviceError::Exhausted) if Instant::now() < deadline => {
+                    std::thread::yield_now()
+                }
                 Err(error) => {
                     self.forsake();
                     return Err(PostError::Provider(super::queue::code(error)));
@@ -278,7 +280,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     ///
     /// # Safety
     /// The contract of `Rail::read_device` applies.
-    pub(super) unsafe fn read_device_bytes(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+    pub(super) unsafe fn read_device_bytes(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+    ) -> Result<(), PostError> {
         let len = from.len.min(into.len());
         let (source, view) = self.own_device(from, len)?;
         if let Some(view) = view {

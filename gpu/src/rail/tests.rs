@@ -55,7 +55,11 @@ struct Memory {
 
 impl Memory {
     fn local(&self, offset: usize, len: usize) -> Local {
-        Local { ptr: NonNull::new((self.at.0 + offset as u64) as *mut u8).unwrap(), len, desc: self.desc }
+        Local {
+            ptr: NonNull::new((self.at.0 + offset as u64) as *mut u8).unwrap(),
+            len,
+            desc: self.desc,
+        }
     }
 
     fn remote(&self, offset: usize) -> Remote {
@@ -182,7 +186,8 @@ impl Pair {
     }
 
     fn read_by(&mut self, end: usize, into: usize, from: usize, len: usize, cx: u64) -> Posted {
-        let (local, remote) = (self.memory[end].local(into, len), self.memory[1 - end].remote(from));
+        let (local, remote) =
+            (self.memory[end].local(into, len), self.memory[1 - end].remote(from));
         for _ in 0..PATIENCE {
             // SAFETY: the memory outlives the pair.
             match unsafe { self.rails[end].post_read(PEER, local, remote, cx) } {

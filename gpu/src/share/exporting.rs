@@ -51,7 +51,8 @@ impl<D: Device> Sharing<D> {
         len: u64,
     ) -> Result<Registration, ExportError> {
         let mut registered = self.exports.register(&mut self.device, ptr, len);
-        if let Err(ExportError::Full(_) | ExportError::Device(DeviceError::Exhausted)) = registered {
+        if let Err(ExportError::Full(_) | ExportError::Device(DeviceError::Exhausted)) = registered
+        {
             for alloc in self.exports.idle(RECLAIMED) {
                 self.revoke(links, alloc)?;
             }
@@ -110,7 +111,8 @@ impl<D: Device> Sharing<D> {
         if line.ended().is_some() {
             return Err(gone);
         }
-        let (binding, new) = self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
+        let (binding, new) =
+            self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
         let told = record(&mut line).told.get(&buffer) != Some(&Some(binding));
         // From here on the version is published. A peer to which it was not sent may request it.
         let room = !told || line.has_room();
@@ -162,7 +164,11 @@ impl<D: Device> Sharing<D> {
 
     /// Starts to revoke an allocation from all peers that may have it open. Do not free the
     /// allocation before [`awaited`](Sharing::awaited) is empty. Repeated calls change nothing.
-    pub fn revoke<L: Links + ?Sized>(&mut self, links: &mut L, alloc: AllocId) -> Result<(), ExportError> {
+    pub fn revoke<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        alloc: AllocId,
+    ) -> Result<(), ExportError> {
         if self.exports.retire(alloc)? {
             self.take_back(links, alloc);
         }
@@ -233,7 +239,12 @@ impl<D: Device> Sharing<D> {
 
 /// Sends a peer the handle of an allocation, unless the peer already has it. Returns whether the
 /// peer may have the allocation.
-pub(super) fn give<D: Device>(exports: &Exports, device: &D, line: &mut Line<'_>, alloc: AllocId) -> bool {
+pub(super) fn give<D: Device>(
+    exports: &Exports,
+    device: &D,
+    line: &mut Line<'_>,
+    alloc: AllocId,
+) -> bool {
     let Some((size, handle)) = exports.handle(alloc) else { return false };
     let uuid = device.caps().uuid;
     record(line).given.insert(alloc);
@@ -246,7 +257,13 @@ pub(super) fn give<D: Device>(exports: &Exports, device: &D, line: &mut Line<'_>
 }
 
 /// Sends a peer the location of a buffer, preceded by the handle of its allocation if needed.
-fn tell<D: Device>(exports: &Exports, device: &D, line: &mut Line<'_>, buffer: u64, binding: Binding) {
+fn tell<D: Device>(
+    exports: &Exports,
+    device: &D,
+    line: &mut Line<'_>,
+    buffer: u64,
+    binding: Binding,
+) {
     if !record(line).given.contains(&binding.alloc) && !give(exports, device, line, binding.alloc) {
         return;
     }

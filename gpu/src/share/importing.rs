@@ -121,7 +121,9 @@ impl<D: Device> Sharing<D> {
         let incarnation = links.line(peer).map(|line| line.incarnation());
         match incarnation {
             None => Err(fault(peer, Some(alloc), Fault::PeerGone)),
-            Some(now) if now != token.incarnation => Err(fault(peer, Some(alloc), Fault::Incarnation)),
+            Some(now) if now != token.incarnation => {
+                Err(fault(peer, Some(alloc), Fault::Incarnation))
+            }
             Some(_) => self.import(links, peer, alloc, offset, len, deadline),
         }
     }

@@ -65,7 +65,8 @@ fn b11_state_of_an_earlier_incarnation_is_dropped() {
     a.process().poke(base, b"old").unwrap();
     let at = a.register(base, 4096).unwrap();
     let told = a.sharing.publish(&mut a.links[..], PEER, 1, Some(1), &at).unwrap();
-    let (old, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
+    let (old, imported) =
+        b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
     // The peer dies and restarts, and then the same numbers identify other memory.
     a.process().kill();
     drop(a);
@@ -105,7 +106,8 @@ fn b12_memory_reallocated_at_the_same_address_is_new_memory() {
     let base = a.alloc(1 << 20);
     let old = a.register(base, 1 << 20).unwrap();
     let first = a.publish(PEER, 1, &old);
-    let (token, was) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
+    let (token, was) =
+        b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
     // Frees the memory without a revocation.
     a.free(base);
     assert_eq!(a.alloc(1 << 20), base);
@@ -155,7 +157,9 @@ fn b13_sizes_are_checked_at_every_use() {
         let at = a.register(base, size).unwrap();
         // Requests ranges that are too long: while the handle is requested, and when the memory is
         // open.
-        for (offset, len) in [(0, size + 1), (size, 1), (size - 7, 8), (u64::MAX, 2), (1, u64::MAX), (0, 0)] {
+        for (offset, len) in
+            [(0, size + 1), (size, 1), (size - 7, 8), (u64::MAX, 2), (1, u64::MAX), (0, 0)]
+        {
             for _ in 0..2 {
                 let wrong = Registration { offset, len, ..at };
                 let error = import_from(&mut b, &mut a, &wrong).unwrap_err();
@@ -179,7 +183,8 @@ fn b13_sizes_are_checked_at_every_use() {
         let uuid = a.sharing.device().caps().uuid;
         for (n, told) in [1, size - 1, size + 1, 1 << 40].into_iter().enumerate() {
             let alloc = AllocId::from_key(1000 + n as u64).unwrap();
-            a.line(PEER).tell(wire::export(alloc, told, &uuid, Some(&handle)), Some(handle.clone()));
+            a.line(PEER)
+                .tell(wire::export(alloc, told, &uuid, Some(&handle)), Some(handle.clone()));
             b.turn();
             let error = b.import(PEER, alloc, told - 1, 1).unwrap_err();
             assert_eq!((error.peer, error.alloc), (PEER, Some(alloc)));
@@ -206,7 +211,9 @@ fn b19_memory_has_no_guessable_name() {
     let mut device = HostDevice::new();
     let base = device.alloc(1 << 16).unwrap();
     let allocation = device.allocation(base).unwrap();
-    let Handle::Descriptor(fd) = device.export(&allocation).unwrap() else { panic!("not a descriptor") };
+    let Handle::Descriptor(fd) = device.export(&allocation).unwrap() else {
+        panic!("not a descriptor")
+    };
     let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
     assert_eq!(path.to_str(), Some("/memfd:fishplate (deleted)"));
     assert_eq!(names(), before);
@@ -249,7 +256,8 @@ fn b23_unread_messages_and_unused_state_stay_bounded() {
         a.sharing.deregister(&at);
         b.turn();
     }
-    let known = |version: &&u64| record(&mut b.line(PEER)).find(2, Wanted::Version(**version)).is_some();
+    let known =
+        |version: &&u64| record(&mut b.line(PEER)).find(2, Wanted::Version(**version)).is_some();
     assert_eq!(versions.iter().filter(known).count(), VERSIONS_KEPT);
     // Without answers, only a few requests are outstanding, and the peer keeps a limited number of
     // them.
@@ -257,7 +265,11 @@ fn b23_unread_messages_and_unused_state_stay_bounded() {
         assert_eq!(b.query(PEER, 77, Wanted::Version(u64::MAX - version)), Ok(None));
         a.turn();
     }
-    assert!(record(&mut a.line(PEER)).queries.len() <= 32, "{}", record(&mut a.line(PEER)).queries.len());
+    assert!(
+        record(&mut a.line(PEER)).queries.len() <= 32,
+        "{}",
+        record(&mut a.line(PEER)).queries.len()
+    );
     // The number of publications is limited, and the error names the limit.
     let at = a.register(base, 8).unwrap();
     let mut full = None;
@@ -280,7 +292,8 @@ fn b23_unread_messages_and_unused_state_stay_bounded() {
 fn b24_offsets_count_from_the_start_of_the_allocation() {
     for kind in [MemoryKind::Legacy, MemoryKind::Virtual] {
         for handles_differ in [false, true] {
-            let (driver, mut a, mut b) = pair(Behaviour { kind, handles_differ, ..Behaviour::PLAIN });
+            let (driver, mut a, mut b) =
+                pair(Behaviour { kind, handles_differ, ..Behaviour::PLAIN });
             // Moves the next allocation to an address that is not a multiple of 1 MiB.
             a.alloc(4096 + 512);
             let base = a.alloc(5 << 20);
@@ -290,8 +303,10 @@ fn b24_offsets_count_from_the_start_of_the_allocation() {
                 let at = a.register(base.at(offset), 8).unwrap();
                 assert_eq!(at.offset, offset);
                 a.publish(PEER, offset, &at);
-                let (_, there) =
-                    b.sharing.prefetch(&mut b.links[..], PEER, offset, Wanted::Latest, soon()).unwrap();
+                let (_, there) = b
+                    .sharing
+                    .prefetch(&mut b.links[..], PEER, offset, Wanted::Latest, soon())
+                    .unwrap();
                 assert_eq!(b.read(&there, 8).unwrap(), offset.to_ne_bytes());
             }
             assert_eq!(opened(b.process()), (1, 0));
@@ -392,7 +407,8 @@ fn an_offer_belongs_to_one_allocation() {
 
 #[test]
 fn b23_exports_without_registrations_make_room() {
-    let (driver, mut a, mut b) = pair(Behaviour { recycle: false, memory: 1 << 40, ..Behaviour::PLAIN });
+    let (driver, mut a, mut b) =
+        pair(Behaviour { recycle: false, memory: 1 << 40, ..Behaviour::PLAIN });
     let mut first = None;
     for n in 0..MAX_EXPORTS as u64 + 100 {
         let base = a.alloc(64);

@@ -89,16 +89,25 @@ fn b18_packets_with_a_flipped_bit_or_wrong_length_are_harmless() {
 fn b18_extreme_numbers_are_refused() {
     let mut record = LinkRecord::default();
     let alloc = id(5);
-    for (offset, len) in [(u64::MAX, 1), (1, u64::MAX), (0, 0), (1 << 63, 1), (i64::MAX as u64, 1)] {
+    for (offset, len) in [(u64::MAX, 1), (1, u64::MAX), (0, 0), (1 << 63, 1), (i64::MAX as u64, 1)]
+    {
         let binding = Binding { version: 1, alloc, offset, len };
         assert!(!take(&mut record, &wire::publish(1, &binding), 0), "{offset} {len}");
     }
-    assert!(!take(&mut record, &wire::publish(1, &Binding { version: 0, alloc, offset: 0, len: 1 }), 0));
+    assert!(!take(
+        &mut record,
+        &wire::publish(1, &Binding { version: 0, alloc, offset: 0, len: 1 }),
+        0
+    ));
     for size in [0, 1 << 63, u64::MAX] {
         let handle = Handle::Legacy([0; LEGACY_HANDLE]);
-        assert!(!take(&mut record, &wire::export(alloc, size, &[0; 16], Some(&handle)), 0), "{size}");
+        assert!(
+            !take(&mut record, &wire::export(alloc, size, &[0; 16], Some(&handle)), 0),
+            "{size}"
+        );
     }
-    let whole = |sizes: &[u64], said: u64| wire::export(alloc, said, &[0; 16], Some(&segments(sizes)));
+    let whole =
+        |sizes: &[u64], said: u64| wire::export(alloc, said, &[0; 16], Some(&segments(sizes)));
     for (sizes, said) in [
         (&[4096, 4096][..], 4096),
         (&[4096, 4096], 12288),
@@ -127,7 +136,10 @@ fn b18_state_that_a_peer_controls_is_bounded() {
     for key in 1..100_000 {
         assert!(take(&mut record, &wire::export(id(key), 1, &[0; 16], Some(&handle)), 0));
     }
-    assert_eq!((1..100_000).filter(|key| record.accept(id(*key)).is_some()).count(), record::MAX_OFFERS);
+    assert_eq!(
+        (1..100_000).filter(|key| record.accept(id(*key)).is_some()).count(),
+        record::MAX_OFFERS
+    );
     // The number of kept descriptors is limited too, whatever their number per handle.
     let file = junk();
     let many = segments(&[1; 120]);

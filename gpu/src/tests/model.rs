@@ -78,7 +78,8 @@ impl Run {
         let mut random = Random(seed);
         let kind = [MemoryKind::Legacy, MemoryKind::Virtual, MemoryKind::Segments][random.below(3)];
         let handles_differ = random.below(2) == 0;
-        let behaviour = Behaviour { kind, handles_differ, granule: 4096, segment: 4096, ..Behaviour::LATE };
+        let behaviour =
+            Behaviour { kind, handles_differ, granule: 4096, segment: 4096, ..Behaviour::LATE };
         let driver = FakeDriver::new(behaviour, seed);
         let mut sides = vec![Side::new(&driver), Side::new(&driver)];
         let [a, b] = &mut sides[..] else { unreachable!() };
@@ -139,8 +140,15 @@ impl Run {
         if self.sides[s].own.len() < 6 {
             let size = 4096 * (1 + self.random.below(3)) as u64;
             let (base, word) = self.fill(s, size);
-            let own =
-                Own { base, size, word, alloc: None, registered: vec![], revoking: false, unsettled: false };
+            let own = Own {
+                base,
+                size,
+                word,
+                alloc: None,
+                registered: vec![],
+                revoking: false,
+                unsettled: false,
+            };
             self.sides[s].own.push(own);
         }
     }
@@ -197,14 +205,18 @@ impl Run {
         let binding = result.unwrap().binding;
         assert_eq!((binding.alloc, binding.offset, binding.len), (at.alloc, at.offset, at.len));
         let known = side.published.insert((buffer, binding.version), (binding, word));
-        assert!(known.is_none_or(|known| known == (binding, word)), "a version has changed its meaning");
+        assert!(
+            known.is_none_or(|known| known == (binding, word)),
+            "a version has changed its meaning"
+        );
         self.note("published");
     }
 
     /// Looks up a buffer of the peer, and opens it.
     fn look_up(&mut self, s: usize) {
         let buffer = self.random.below(3) as u64;
-        let versions: Vec<_> = self.sides[1 - s].published.range((buffer, 0)..(buffer + 1, 0)).collect();
+        let versions: Vec<_> =
+            self.sides[1 - s].published.range((buffer, 0)..(buffer + 1, 0)).collect();
         let wanted = match self.random.below(2) {
             1 if !versions.is_empty() => {
                 let back = self.random.below(versions.len().min(6));
@@ -218,7 +230,9 @@ impl Run {
                 let binding = token.binding();
                 let (want, word) = self.sides[1 - s].published[&(buffer, binding.version)];
                 assert_eq!(binding, want);
-                assert!(matches!(wanted, Wanted::Latest) || wanted == Wanted::Version(binding.version));
+                assert!(
+                    matches!(wanted, Wanted::Latest) || wanted == Wanted::Version(binding.version)
+                );
                 let at = Registration {
                     alloc: binding.alloc,
                     offset: binding.offset,
@@ -253,7 +267,9 @@ impl Run {
         }
         let result = match token {
             // The peer makes no pass meanwhile, so its answer may be missing.
-            Some(token) => side.end.sharing.open_direct(&mut side.end.links[..], PEER, token, Instant::now()),
+            Some(token) => {
+                side.end.sharing.open_direct(&mut side.end.links[..], PEER, token, Instant::now())
+            }
             None => import_from(&mut side.end, &mut peer.end, at),
         };
         let steady = peer.steady(at.alloc);
@@ -270,7 +286,11 @@ impl Run {
                 let mut used: Vec<_> = side.held.iter().map(|held| held.alloc).collect();
                 used.sort();
                 used.dedup();
-                let size = peer.own.iter().find(|own| own.alloc == Some(at.alloc)).map_or(0, |own| own.size);
+                let size = peer
+                    .own
+                    .iter()
+                    .find(|own| own.alloc == Some(at.alloc))
+                    .map_or(0, |own| own.size);
                 let (open, bytes) = side.end.sharing.imports().mapped();
                 assert!(open == LIMITS.mappings || bytes + size > LIMITS.bytes);
                 assert!(used.len() + side.flights.len() > 0);
@@ -319,7 +339,11 @@ impl Run {
             let device = side.end.sharing.driver();
             while !device.reached(mark).unwrap() {}
             let found = device.process().peek(into, 8).unwrap();
-            assert_eq!(u64::from_ne_bytes(found.try_into().unwrap()), word, "a stale mapping was used");
+            assert_eq!(
+                u64::from_ne_bytes(found.try_into().unwrap()),
+                word,
+                "a stale mapping was used"
+            );
             side.end.free(into);
             side.end.sharing.imports_mut().end(id);
         }
@@ -361,7 +385,8 @@ impl Run {
     fn free_revoked(&mut self, s: usize) -> bool {
         let side = &mut self.sides[s];
         let done = side.own.iter().position(|own| {
-            own.revoking && own.alloc.is_some_and(|alloc| side.end.sharing.awaited(alloc).next().is_none())
+            own.revoking
+                && own.alloc.is_some_and(|alloc| side.end.sharing.awaited(alloc).next().is_none())
         });
         if let Some(i) = done {
             let own = side.own.swap_remove(i);
@@ -436,7 +461,10 @@ impl Run {
             }
         }
         let violations = self.driver.violations();
-        assert!(violations.iter().all(|violation| *violation == Violation::FreedWhileOpen), "{violations:?}");
+        assert!(
+            violations.iter().all(|violation| *violation == Violation::FreedWhileOpen),
+            "{violations:?}"
+        );
         assert!(violations.len() <= self.behind, "{} of {}", violations.len(), self.behind);
     }
 }
@@ -459,7 +487,8 @@ fn random_histories_use_no_stale_mapping_and_close_every_open() {
         }
         for s in 0..2 {
             run.finish(s, usize::MAX);
-            *seen.entry("evicted").or_insert(0) += run.sides[s].end.sharing.imports().stats().evictions;
+            *seen.entry("evicted").or_insert(0) +=
+                run.sides[s].end.sharing.imports().stats().evictions;
         }
         run.settle();
         let driver = run.driver.clone();

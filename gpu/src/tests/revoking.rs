@@ -8,7 +8,8 @@ fn shared() -> (FakeDriver, End<FakeDevice>, End<FakeDevice>, DevicePtr, Registr
     let base = a.alloc(4096);
     let at = a.register(base, 4096).unwrap();
     a.publish(PEER, 1, &at);
-    let (_, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
+    let (_, imported) =
+        b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
     (driver, a, b, base, at, imported)
 }
 

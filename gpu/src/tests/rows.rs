@@ -8,15 +8,18 @@ fn row_1_an_allocation_is_exported_once() {
     let base = a.alloc(10 << 20);
     a.process().poke(base.at(7 << 20), b"seven").unwrap();
     let whole = a.register(base, 10 << 20).unwrap();
-    let parts: Vec<_> = (0..200).map(|i| a.register(base.at(i * 50_001), 50_000).unwrap()).collect();
+    let parts: Vec<_> =
+        (0..200).map(|i| a.register(base.at(i * 50_001), 50_000).unwrap()).collect();
     assert!(parts.iter().all(|part| part.alloc == whole.alloc));
     assert_eq!(a.process().counts().calls[Call::Export], 1);
-    let imported: Vec<_> = parts.iter().map(|part| import_from(&mut b, &mut a, part).unwrap()).collect();
+    let imported: Vec<_> =
+        parts.iter().map(|part| import_from(&mut b, &mut a, part).unwrap()).collect();
     assert_eq!(opened(b.process()), (1, 0));
     for (part, there) in parts.iter().zip(&imported) {
         assert_eq!(there.ptr.0 - imported[0].ptr.0, part.offset);
     }
-    let seven = import_from(&mut b, &mut a, &Registration { offset: 7 << 20, len: 5, ..whole }).unwrap();
+    let seven =
+        import_from(&mut b, &mut a, &Registration { offset: 7 << 20, len: 5, ..whole }).unwrap();
     assert_eq!(b.read(&seven, 5).unwrap(), b"seven");
     // A lookup by address makes no driver call.
     let calls = a.process().counts().calls;
@@ -30,7 +33,10 @@ fn row_1_an_allocation_is_exported_once() {
     assert!(a.sharing.deregister(&whole) && !a.sharing.exports().holds(&whole));
     assert!(!a.sharing.deregister(&whole));
     // A range that exceeds its allocation is refused, and the error states the remaining size.
-    assert_eq!(a.register(base.at(100), 10 << 20), Err(ExportError::BadRange { there: (10 << 20) - 100 }));
+    assert_eq!(
+        a.register(base.at(100), 10 << 20),
+        Err(ExportError::BadRange { there: (10 << 20) - 100 })
+    );
     assert_eq!(a.register(base, 0), Err(ExportError::BadRange { there: 10 << 20 }));
     assert_eq!(driver.violations(), []);
 }
@@ -152,7 +158,8 @@ fn row_5_memory_is_opened_once_before_the_first_transfer() {
     a.process().poke(base.at(100), b"data").unwrap();
     let at = a.register(base.at(100), 1000).unwrap();
     a.publish(PEER, 1, &at);
-    let (token, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, at_once()).unwrap();
+    let (token, imported) =
+        b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, at_once()).unwrap();
     assert_eq!(opened(b.process()), (1, 0));
     for _ in 0..100 {
         let again = b.open(PEER, &token).unwrap();
@@ -169,7 +176,8 @@ fn row_6_steady_state_sends_no_packet_and_calls_no_driver() {
     let base = a.alloc(1 << 20);
     let at = a.register(base, 1 << 20).unwrap();
     assert!(a.publish(PEER, 1, &at).told);
-    let (token, first) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
+    let (token, first) =
+        b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
     settle(&mut a, &mut b);
     let calls = [a.process(), b.process()].map(|process| process.counts().calls);
     for _ in 0..1000 {
@@ -184,7 +192,8 @@ fn row_6_steady_state_sends_no_packet_and_calls_no_driver() {
     }
     assert_eq!([a.process(), b.process()].map(|process| process.counts().calls), calls);
     for end in [&mut a, &mut b] {
-        let mut poll = libc::pollfd { fd: end.line(PEER).fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut poll =
+            libc::pollfd { fd: end.line(PEER).fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: `poll` is one local structure.
         assert_eq!(unsafe { libc::poll(&mut poll, 1, 0) }, 0, "a packet was sent");
     }
@@ -203,7 +212,8 @@ fn row_7_within_one_process_imports_use_the_address_without_a_driver_call() {
         let base = a.alloc(1 << 20);
         let at = a.register(base.at(12), 100).unwrap();
         a.publish(PEER, 1, &at);
-        let (_, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
+        let (_, imported) =
+            b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
         assert_eq!(imported.ptr, base.at(12));
         let id = imported.id;
         assert_eq!(b.sharing.imports_mut().begin(id), Ok(base));
@@ -275,7 +285,8 @@ fn round_trip<D: Device>(mut a: End<D>, mut b: End<D>) {
     let base = a.sharing.driver().alloc(3 << 20).unwrap();
     let at = a.register(base.at((2 << 20) + 24), 1000).unwrap();
     a.publish(PEER, 1, &at);
-    let (_, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
+    let (_, imported) =
+        b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
     assert_eq!(imported.len, 1000);
     let caps = b.sharing.device().caps();
     assert_eq!(caps.uuid, a.sharing.device().caps().uuid);

@@ -10,7 +10,8 @@ use crate::fake::Violation;
 /// Size of a segment, in bytes.
 const EACH: u64 = 1 << 16;
 
-const SEGMENTS: Behaviour = Behaviour { kind: MemoryKind::Segments, segment: EACH, ..Behaviour::PLAIN };
+const SEGMENTS: Behaviour =
+    Behaviour { kind: MemoryKind::Segments, segment: EACH, ..Behaviour::PLAIN };
 
 /// A reserved range with memory mapped in a part of it, like a growing pool.
 struct Pool {
@@ -48,7 +49,11 @@ impl Pool {
     }
 
     /// Registers whole segments.
-    fn register(&self, of: &mut End<FakeDevice>, places: Range<usize>) -> Result<Registration, ExportError> {
+    fn register(
+        &self,
+        of: &mut End<FakeDevice>,
+        places: Range<usize>,
+    ) -> Result<Registration, ExportError> {
         of.register(self.at(places.start), places.len() as u64 * EACH)
     }
 }
@@ -120,7 +125,11 @@ fn memory_that_grows_keeps_its_registrations_and_drops_the_shorter_export() {
     let new = import_from(&mut b, &mut a, &long).unwrap();
     assert!(a.sharing.exports().holds(&short));
     assert_eq!((words(&mut b, &old), words(&mut b, &new)), (vec![1, 2], vec![1, 2, 3]));
-    assert_eq!(pool.register(&mut a, 0..2).unwrap(), short, "the same range is the same registration");
+    assert_eq!(
+        pool.register(&mut a, 0..2).unwrap(),
+        short,
+        "the same range is the same registration"
+    );
     assert!(a.sharing.deregister(&short) && a.sharing.exports().holds(&short));
     assert_eq!(opened(b.process()), (5, 0));
     // The shorter export ends with its last registration.
@@ -283,15 +292,19 @@ fn announced_segments_are_checked_against_the_opened_memory() {
         Arc::new(Handle::Segments(fds.zip(sizes.iter().copied()).collect()))
     };
     let (half, double) = (EACH / 2, EACH * 2);
-    for (n, sizes) in
-        [[half, EACH + half, EACH], [double, half, half], [EACH, double - 4096, 4096]].iter().enumerate()
+    for (n, sizes) in [[half, EACH + half, EACH], [double, half, half], [EACH, double - 4096, 4096]]
+        .iter()
+        .enumerate()
     {
         assert_eq!(sizes.iter().sum::<u64>(), size);
         let (alloc, wrong) = (AllocId::from_key(1000 + n as u64).unwrap(), again(sizes));
         a.line(PEER).tell(wire::export(alloc, size, &uuid, Some(&wrong)), Some(wrong));
         b.turn();
         let error = b.import(PEER, alloc, 0, size).unwrap_err();
-        assert!(matches!(error.why, Fault::Size { .. } | Fault::Device(DeviceError::BadHandle)), "{error}");
+        assert!(
+            matches!(error.why, Fault::Size { .. } | Fault::Device(DeviceError::BadHandle)),
+            "{error}"
+        );
         assert_eq!(b.process().counts().held(), 0);
     }
     assert_eq!(driver.violations(), []);
@@ -337,13 +350,16 @@ impl Walk {
         match self.random.below(8) {
             0..4 => {
                 let range = self.range();
-                let there: Vec<u8> = self.pool.words[range.clone()].iter().map_while(|word| *word).collect();
+                let there: Vec<u8> =
+                    self.pool.words[range.clone()].iter().map_while(|word| *word).collect();
                 match self.pool.register(a, range.clone()) {
                     Ok(at) => {
                         assert_eq!(there.len(), range.len());
                         self.live.push((at, range, there));
                     }
-                    Err(ExportError::Device(DeviceError::NotDeviceMemory)) => assert_eq!(there.len(), 0),
+                    Err(ExportError::Device(DeviceError::NotDeviceMemory)) => {
+                        assert_eq!(there.len(), 0)
+                    }
                     Err(ExportError::BadRange { there: bytes }) => {
                         assert!(bytes == there.len() as u64 * EACH && there.len() < range.len());
                     }
@@ -407,7 +423,10 @@ fn random_growth_and_cuts_keep_registrations_correct_and_close_every_open() {
         let inside = |x: &Allocation, y: &Allocation| {
             x.base >= y.base && x.base.at(x.size) <= y.base.at(y.size) && x != y
         };
-        assert!(!spans.iter().any(|x| spans.iter().any(|y| inside(x, y))), "seed {seed}: {spans:?}");
+        assert!(
+            !spans.iter().any(|x| spans.iter().any(|y| inside(x, y))),
+            "seed {seed}: {spans:?}"
+        );
         for alloc in left {
             a.revoke(alloc).unwrap();
         }

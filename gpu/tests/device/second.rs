@@ -32,7 +32,9 @@ impl Second {
         let inherited: Vec<(OwnedFd, u64)> = match handle {
             Handle::Legacy(_) => vec![],
             Handle::Descriptor(fd) => vec![(inherit(fd), size)],
-            Handle::Segments(segments) => segments.iter().map(|(fd, size)| (inherit(fd), *size)).collect(),
+            Handle::Segments(segments) => {
+                segments.iter().map(|(fd, size)| (inherit(fd), *size)).collect()
+            }
         };
         let child = spawn(K::NAME, &address);
         let (stream, _) = listener.accept().unwrap();
@@ -83,7 +85,9 @@ pub fn serve<K: Kit>(address: &OsStr) {
             "handle" => {
                 let made = match words[1] {
                     "legacy" => {
-                        let byte = |at: usize| u8::from_str_radix(&words[2][2 * at..2 * at + 2], 16).unwrap();
+                        let byte = |at: usize| {
+                            u8::from_str_radix(&words[2][2 * at..2 * at + 2], 16).unwrap()
+                        };
                         Handle::Legacy(std::array::from_fn(byte))
                     }
                     _ => {
@@ -126,7 +130,10 @@ pub fn serve<K: Kit>(address: &OsStr) {
                 let (seed, offset, len) = (number(1) as u8, number(2), number(3));
                 let there = open.unwrap().at(offset);
                 let writes = words[0] == "write";
-                host.fill(0, &if writes { pattern(seed, len as usize) } else { vec![0; len as usize] });
+                host.fill(
+                    0,
+                    &if writes { pattern(seed, len as usize) } else { vec![0; len as usize] },
+                );
                 let (to, from) = if writes { (there, host.seen) } else { (host.seen, there) };
                 // SAFETY: both ranges stay open or pinned until the stream has finished.
                 unsafe { device.copy(0, to, from, len) }.unwrap();

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use fishplate_gpu::{
-    Allocation, Device, DeviceError, DevicePtr, ExportError, Exports, Handle, LEGACY_HANDLE, Mark, Share,
-    Unshared,
+    Allocation, Device, DeviceError, DevicePtr, ExportError, Exports, Handle, LEGACY_HANDLE, Mark,
+    Share, Unshared,
 };
 
 use super::second::Second;
@@ -42,7 +42,9 @@ impl Pinned {
 
     pub fn fill(&mut self, offset: usize, bytes: &[u8]) {
         // SAFETY: the range lies inside the memory, and no queued work uses it.
-        unsafe { self.at().add(offset).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        unsafe {
+            self.at().add(offset).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        };
     }
 
     pub fn read(&mut self, offset: usize, len: usize) -> Vec<u8> {
@@ -115,7 +117,11 @@ pub fn a_place_lies_in_an_allocation<K: Kit>() {
             assert_eq!(device.allocation(base.at(offset)).unwrap(), whole, "{offset}");
         }
         for nowhere in [DevicePtr(0), DevicePtr(8), DevicePtr(u64::MAX)] {
-            assert_eq!(device.allocation(nowhere), Err(DeviceError::NotDeviceMemory), "{nowhere:?}");
+            assert_eq!(
+                device.allocation(nowhere),
+                Err(DeviceError::NotDeviceMemory),
+                "{nowhere:?}"
+            );
         }
         let other = device.alloc(4096).unwrap();
         assert_ne!(device.allocation(other).unwrap().buffer, whole.buffer);
@@ -247,7 +253,8 @@ pub fn another_process_has_the_same_memory<K: Kit>() {
         let handle = device.export(&allocation).unwrap();
         let mut second = Second::start::<K>(&handle, allocation.size);
         assert_eq!(second.ask("open"), "ok");
-        for (seed, offset, len) in [(1, 0, 100), (2, 12_345, 1 << 20), (3, (2 << 20) + 511, (1 << 20) - 511)]
+        for (seed, offset, len) in
+            [(1, 0, 100), (2, 12_345, 1 << 20), (3, (2 << 20) + 511, (1 << 20) - 511)]
         {
             host.fill(0, &pattern(seed, len));
             // SAFETY: all ranges are valid until the stream has finished.
@@ -296,7 +303,10 @@ pub fn segments_side_by_side_are_one_memory_to_another_process<K: Kit>() {
         for (at, part) in parts.iter().enumerate() {
             assert_eq!((part.base, part.size), (base.at(at as u64 * SEGMENT), SEGMENT));
             assert_eq!((part.reservation, part.share), (Some(base), Share::Descriptor));
-            assert!(parts.iter().filter(|other| other.buffer == part.buffer).count() == 1, "{parts:?}");
+            assert!(
+                parts.iter().filter(|other| other.buffer == part.buffer).count() == 1,
+                "{parts:?}"
+            );
         }
         let mut export = |part: &Allocation| match device.export(part).unwrap() {
             Handle::Descriptor(fd) => (fd, part.size),
@@ -306,8 +316,12 @@ pub fn segments_side_by_side_are_one_memory_to_another_process<K: Kit>() {
         let mut host = Pinned::new(device, 3 * SEGMENT as usize);
         let mut second = Second::start::<K>(&handle, 3 * SEGMENT);
         assert_eq!(second.ask("open"), "ok");
-        let ranges =
-            [(1, SEGMENT - 100, 200), (2, 1000, 4 << 20), (3, 5, (4 << 20) - 1), (4, 2 * SEGMENT - 1, 2)];
+        let ranges = [
+            (1, SEGMENT - 100, 200),
+            (2, 1000, 4 << 20),
+            (3, 5, (4 << 20) - 1),
+            (4, 2 * SEGMENT - 1, 2),
+        ];
         for (seed, offset, len) in ranges {
             host.fill(0, &pattern(seed, len));
             // SAFETY: all ranges are valid until the stream has finished.
@@ -405,9 +419,11 @@ pub fn a_handle_of_this_process_does_not_open<K: Kit>() {
         // SAFETY: nothing uses the memory that the call may return.
         match unsafe { device.open(&handle, allocation.size) } {
             Err(DeviceError::SameProcess) => {}
-            // A driver may map a descriptor from the same process a second time. SAFETY: no work is
-            // queued.
-            Ok(again) if allocation.share == Share::Descriptor => unsafe { device.close(again) }.unwrap(),
+            // A driver may map a descriptor from the same process a second time.
+            Ok(again) if allocation.share == Share::Descriptor => {
+                // SAFETY: no work is queued.
+                unsafe { device.close(again) }.unwrap()
+            }
             other => panic!("{other:?}"),
         }
     });
@@ -440,7 +456,10 @@ pub fn the_call_that_flushes_remote_writes_is_taken<K: Kit>() {
 pub fn only_what_is_pinned_is_seen_and_only_set_marks_are_known<K: Kit>() {
     with::<K>(4096, |device, _| {
         let mut host = Pinned::new(device, 4096);
-        assert_eq!(device.host_view(host.seen.at(8), 4088), NonNull::new(host.at().as_ptr().wrapping_add(8)));
+        assert_eq!(
+            device.host_view(host.seen.at(8), 4088),
+            NonNull::new(host.at().as_ptr().wrapping_add(8))
+        );
         assert_eq!(device.host_view(host.seen.at(8), 4089), None);
         // If a device has very many marks, unknown marks may count as reached.
         assert!(device.reached(Mark(u32::MAX)).is_err() || device.caps().marks > 1000);

@@ -25,7 +25,11 @@ pub fn gpu_rail(config: ShmConfig, gpu: GpuConfig) -> TestGpuRail {
 }
 
 /// Performs the handshake and the agreement of two rails, in two threads.
-pub fn meet_gpu(near: &TestGpuRail, far: &TestGpuRail, (ours, theirs): (OwnedFd, OwnedFd)) -> [GpuLink; 2] {
+pub fn meet_gpu(
+    near: &TestGpuRail,
+    far: &TestGpuRail,
+    (ours, theirs): (OwnedFd, OwnedFd),
+) -> [GpuLink; 2] {
     let profile = far.profile();
     let other = thread::spawn(move || {
         let link = Link::over(theirs, Role::First, profile.profile(), soon()).unwrap();

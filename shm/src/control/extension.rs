@@ -91,7 +91,10 @@ impl Extensions {
 
     /// Returns the maximum number of descriptors in a packet of this kind.
     pub(super) fn room(&self, kind: u16) -> usize {
-        self.0.iter().find(|extension| extension.kinds.contains(&kind)).map_or(0, |it| it.descriptors)
+        self.0
+            .iter()
+            .find(|extension| extension.kinds.contains(&kind))
+            .map_or(0, |it| it.descriptors)
     }
 
     fn find<E: Extension>(&self) -> Option<usize> {
@@ -266,7 +269,8 @@ impl<'a> Line<'a> {
     /// Leaks the mapping of a peer's segment, because a device may still write into it.
     #[cold]
     pub fn keep(&mut self, number: u32) {
-        if let Some(segment) = self.control.segments.iter_mut().find(|known| known.number == number) {
+        if let Some(segment) = self.control.segments.iter_mut().find(|known| known.number == number)
+        {
             std::mem::forget(segment.mapping.take());
         }
     }

@@ -58,7 +58,8 @@ fn two_ends_that_have_more_to_say_than_the_socket_holds_still_exchange() {
         rail
     });
     let deadline = Instant::now() + Duration::from_secs(20);
-    let [a, b] = rails.map(|mut rail| std::thread::spawn(move || rail.exchange(PEER, b"here", deadline)));
+    let [a, b] =
+        rails.map(|mut rail| std::thread::spawn(move || rail.exchange(PEER, b"here", deadline)));
     for end in [a, b] {
         assert_eq!(end.join().unwrap().as_deref(), Ok(&b"here"[..]));
     }
@@ -136,7 +137,9 @@ fn a_peer_whose_segments_are_withdrawn_while_we_use_them_may_announce_others() {
     for _ in 0..3 {
         let segments = [(); 2].map(|()| Segment::create(4096).unwrap());
         // SAFETY: nothing accesses the memory.
-        let keys = segments.each_ref().map(|s| a.register(&unsafe { s.region(0, 64) }.unwrap()).unwrap().0);
+        let keys = segments
+            .each_ref()
+            .map(|s| a.register(&unsafe { s.region(0, 64) }.unwrap()).unwrap().0);
         for key in keys {
             assert!(b.import(PEER, key, 64).unwrap().is_some());
             a.deregister(key).unwrap();

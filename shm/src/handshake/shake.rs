@@ -187,7 +187,11 @@ struct Given {
 }
 
 impl Shake {
-    pub(crate) fn new(socket: Socket, role: Role, profile: &Profile) -> Result<Self, HandshakeError> {
+    pub(crate) fn new(
+        socket: Socket,
+        role: Role,
+        profile: &Profile,
+    ) -> Result<Self, HandshakeError> {
         let config = &*profile.config;
         let peer = Credentials::connected(&socket)?;
         if !config.users.admit(peer.uid) {

@@ -98,9 +98,21 @@ impl Producer {
     /// # Safety
     /// While the producer is used, the cells stay mapped for writing, in two adjacent mappings, and
     /// the cursor stays mapped. There is no other producer.
-    pub(super) unsafe fn new(first: *mut u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
+    pub(super) unsafe fn new(
+        first: *mut u8,
+        cells: u32,
+        cursor: *const AtomicU64,
+        start: u64,
+    ) -> Self {
         let mask = u64::from(cells) - 1;
-        Producer { cells: first, mask, at: start, freed: start, claimed: start.wrapping_add(1), cursor }
+        Producer {
+            cells: first,
+            mask,
+            at: start,
+            freed: start,
+            claimed: start.wrapping_add(1),
+            cursor,
+        }
     }
 
     /// Reserves room for a record of `cells` cells and returns its first byte. The payload begins
@@ -189,7 +201,8 @@ impl Producer {
     #[inline(never)]
     fn claim(&mut self, cells: u64) {
         // Counted from our position, because a record may end beyond the claimed cells.
-        let claimed = if self.has_claimed(self.at) { self.claimed.wrapping_sub(self.at) } else { 0 };
+        let claimed =
+            if self.has_claimed(self.at) { self.claimed.wrapping_sub(self.at) } else { 0 };
         let free = self.freed.wrapping_add(self.mask + 1).wrapping_sub(self.at);
         let goal = free.min(1 + cells.min(self.mask / 4).max(CLAIMED));
         for ahead in claimed..goal {
@@ -223,7 +236,12 @@ impl Consumer {
     /// # Safety
     /// While the consumer is used, the cells stay mapped, in two adjacent mappings, and the cursor
     /// stays mapped for writing. There is no other consumer.
-    pub(super) unsafe fn new(first: *const u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
+    pub(super) unsafe fn new(
+        first: *const u8,
+        cells: u32,
+        cursor: *const AtomicU64,
+        start: u64,
+    ) -> Self {
         Consumer { cells: first, mask: u64::from(cells) - 1, at: start, told: start, cursor }
     }
 
@@ -236,7 +254,9 @@ impl Consumer {
         unsafe {
             let first = self.record();
             // Acquire, edge `lane.stamp`: makes the record and its header visible.
-            if (*first.cast::<AtomicU64>()).load(edge!("lane.stamp.load", Acquire)) != stamp(self.at) {
+            if (*first.cast::<AtomicU64>()).load(edge!("lane.stamp.load", Acquire))
+                != stamp(self.at)
+            {
                 return None;
             }
             // Relaxed: the acquire load of the stamp orders this load.

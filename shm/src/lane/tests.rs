@@ -76,7 +76,10 @@ impl Together {
             if let Some(found) = look() {
                 return found;
             }
-            assert!(!self.over.load(Relaxed) && Instant::now() < self.until, "the other end is stuck");
+            assert!(
+                !self.over.load(Relaxed) && Instant::now() < self.until,
+                "the other end is stuck"
+            );
             std::thread::yield_now();
         }
     }
@@ -107,7 +110,8 @@ fn any_sequence_of_pushes_and_pops_is_a_queue() {
                     // The consumer delays freeing less than a quarter of the lane, and one cell
                     // stays free.
                     Err(refused) => {
-                        let used: u64 = model.iter().map(|old: &Vec<u8>| cells_for(old.len())).sum();
+                        let used: u64 =
+                            model.iter().map(|old: &Vec<u8>| cells_for(old.len())).sum();
                         assert_eq!(refused, Refused::Full);
                         assert!(used + cells_for(payload.len()) > 63 - 16, "seed {seed}");
                     }
@@ -281,7 +285,8 @@ fn a_consumer_beside_never_takes_payload_for_a_record() {
                 // Every word of every cell is the stamp that the consumer expects there in the next
                 // lap.
                 let at = producer.position();
-                let word = |n: usize| stamp(at + 64 + ((PAYLOAD + 8 * n) / CELL) as u64).to_ne_bytes();
+                let word =
+                    |n: usize| stamp(at + 64 + ((PAYLOAD + 8 * n) / CELL) as u64).to_ne_bytes();
                 let payload: Vec<u8> = (0..len / 8).flat_map(word).collect();
                 together.wait(|| push(&mut producer, &payload).ok());
             }

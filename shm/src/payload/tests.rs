@@ -77,13 +77,17 @@ fn the_quicker_way_is_found_and_the_other_is_seldom_tried() {
         link.one_by_one(LEN, 1000);
         let went = link.one_by_one(LEN, 10_000);
         let (slow, ratio) = if kernel < lane { (1, lane / kernel) } else { (0, kernel / lane) };
-        assert!(went[slow] > 0, "kernel {kernel}, lane {lane}: no trial, so no change would be seen");
+        assert!(
+            went[slow] > 0,
+            "kernel {kernel}, lane {lane}: no trial, so no change would be seen"
+        );
         assert!(went[slow] <= few(10_000, ratio), "kernel {kernel}, lane {lane}: {went:?}");
     }
 }
 
 #[test]
-fn in_a_stream_the_lane_is_measured_by_what_comes_through_it_and_not_by_how_long_each_is_under_way() {
+fn in_a_stream_the_lane_is_measured_by_what_comes_through_it_and_not_by_how_long_each_is_under_way()
+{
     for window in [4, 16, 32] {
         for (kernel, lane) in [(96_000, 29_000), (8_000, 33_000)] {
             // Measures the other path first, so that the stream has no pause.
@@ -140,7 +144,8 @@ fn lengths_are_known_apart() {
     assert!(link.one_by_one(16 << 10, 500)[0] < 20);
     link.takes = [22_000, 37_000];
     assert!(link.one_by_one(256 << 10, 500)[1] < 20);
-    for (len, class) in [(0, 0), (16383, 0), (16384, 1), (32768, 2), (1 << 20, 7), (2 << 20, 8), (1 << 40, 8)]
+    for (len, class) in
+        [(0, 0), (16383, 0), (16384, 1), (32768, 2), (1 << 20, 7), (2 << 20, 8), (1 << 40, 8)]
     {
         let mut payloads = PayloadPaths::new();
         let place = std::ptr::from_ref(payloads.class(len)) as usize;

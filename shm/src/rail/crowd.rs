@@ -27,7 +27,8 @@ fn crowd() -> (TestRail, Vec<TestRail>, MutexGuard<'static, ()>) {
         let mut spoke = rail();
         let (x, y) = crate::socket_pair().unwrap();
         let (hubs, theirs) = (hub.profile(), spoke.profile());
-        let first = std::thread::spawn(move || Link::over(x, crate::Role::First, &hubs, soon()).unwrap());
+        let first =
+            std::thread::spawn(move || Link::over(x, crate::Role::First, &hubs, soon()).unwrap());
         spoke.attach(PEER, Link::over(y, crate::Role::Second, &theirs, soon()).unwrap()).unwrap();
         hub.attach(Peer(n), first.join().unwrap()).unwrap();
         spoke
@@ -198,8 +199,9 @@ fn what_waits_for_room_or_an_answer_keeps_its_peer_hot() {
     let mut rails = couple(config);
     let mut memory = vec![0u8; 50_000];
     // SAFETY: the memory outlives the rails, and is read only after the write has completed.
-    let region =
-        unsafe { Region::new(NonNull::from(&mut *memory).cast(), memory.len(), RegionKind::Private) };
+    let region = unsafe {
+        Region::new(NonNull::from(&mut *memory).cast(), memory.len(), RegionKind::Private)
+    };
     let key = rails[1].register(&region).unwrap().0;
     rails[0].import(PEER, key, 50_000).unwrap();
     let mut data = Random(3).bytes(50_000);

@@ -62,7 +62,10 @@ fn harm(hostile: &mut TestRail, random: &mut Random, key: u64) {
         }
         // Moves the cursor by a small or large error.
         2 => {
-            attached.outgoing().cursor().fetch_add(random.next() >> random.below(64), Ordering::Relaxed);
+            attached
+                .outgoing()
+                .cursor()
+                .fetch_add(random.next() >> random.below(64), Ordering::Relaxed);
         }
         // Publishes a record with a valid stamp and arbitrary contents, in plausible fields.
         3..=6 => {
@@ -80,8 +83,8 @@ fn harm(hostile: &mut TestRail, random: &mut Random, key: u64) {
                 words[0] = random.below(40) as u64;
             }
             let value = random.next() as u32 >> random.below(32);
-            let header =
-                record::header(random.below(9) as u32, value) ^ u64::from(random.below(30) == 0) << 8;
+            let header = record::header(random.below(9) as u32, value)
+                ^ u64::from(random.below(30) == 0) << 8;
             // SAFETY: `reserve` returned room for these cells.
             unsafe {
                 record::store(place, words);
@@ -91,7 +94,8 @@ fn harm(hostile: &mut TestRail, random: &mut Random, key: u64) {
         // Flips a bit of a record that was already sent.
         _ => {
             let at = PAGE
-                + (attached.out.position().wrapping_sub(1 + random.below(4) as u64) % 64) as usize * CELL;
+                + (attached.out.position().wrapping_sub(1 + random.below(4) as u64) % 64) as usize
+                    * CELL;
             word(at + random.below(8) * 8).fetch_xor(1 << random.below(64), Ordering::Relaxed);
         }
     }
@@ -103,7 +107,12 @@ fn b18_whatever_a_peer_writes_it_is_an_error_and_nothing_else() {
     let seed = seed.unwrap_or(0x0b18_5eed);
     println!("FISHPLATE_SEED={seed}");
     let mut random = Random(seed);
-    let config = ShmConfig { lane_cells: 64, max_message: 1024, force_staging: true, ..ShmConfig::default() };
+    let config = ShmConfig {
+        lane_cells: 64,
+        max_message: 1024,
+        force_staging: true,
+        ..ShmConfig::default()
+    };
     let mut quarantined = 0;
     let mut reasons = std::collections::HashSet::new();
     let mut left = rounds();
@@ -193,16 +202,26 @@ fn b18_every_violation_is_found_by_its_name() {
         ("a reserved bit", Kind, |_| vec![(1, header(LANDED | 1 << 8, 0), [0; 6])]),
         ("a gap too long", Kind, |_| vec![(2, header(MESSAGE | 49 << 8, 8), [0; 6])]),
         ("a gap of another kind", Kind, |_| vec![(2, header(MESSAGE | 1 << 16, 8), [0; 6])]),
-        ("a message too long behind a gap", Length, |_| vec![(20, header(MESSAGE | 16 << 8, 1025), [0; 6])]),
+        ("a message too long behind a gap", Length, |_| {
+            vec![(20, header(MESSAGE | 16 << 8, 1025), [0; 6])]
+        }),
         ("a message too long", Length, |_| vec![(20, header(MESSAGE, 1025), [0; 6])]),
         ("a message beyond the lane", Length, |_| vec![(1, header(MESSAGE, u32::MAX), [0; 6])]),
         ("a chunk too long", Length, |k| vec![(33, header(WRITE, 2000), [k, 0, 3, 0, 0, 0])]),
-        ("a chunk beyond the lane", Length, |k| vec![(1, header(WRITE, u32::MAX), [k, 0, 3, 0, 0, 0])]),
+        ("a chunk beyond the lane", Length, |k| {
+            vec![(1, header(WRITE, u32::MAX), [k, 0, 3, 0, 0, 0])]
+        }),
         ("a write past the end", Bounds, |k| vec![(2, header(WRITE, 8), [k, END - 7, 3, 0, 0, 0])]),
-        ("a write around the end", Bounds, |k| vec![(2, header(WRITE, 8), [k, u64::MAX - 3, 3, 0, 0, 0])]),
+        ("a write around the end", Bounds, |k| {
+            vec![(2, header(WRITE, 8), [k, u64::MAX - 3, 3, 0, 0, 0])]
+        }),
         ("a write with no number", Sequence, |k| vec![(2, header(WRITE, 8), [k, 0, 32, 0, 0, 0])]),
-        ("a flag that is none", Sequence, |k| vec![(2, header(WRITE, 8), [k, 0, DATA << 1, 0, 0, 0])]),
-        ("a word too wide", Kind, |k| vec![(2, header(WRITE, 8), [k, 0, LAST | DATA, 1 << 32, 0, 0])]),
+        ("a flag that is none", Sequence, |k| {
+            vec![(2, header(WRITE, 8), [k, 0, DATA << 1, 0, 0, 0])]
+        }),
+        ("a word too wide", Kind, |k| {
+            vec![(2, header(WRITE, 8), [k, 0, LAST | DATA, 1 << 32, 0, 0])]
+        }),
         ("a read past the end", Bounds, |k| vec![(1, header(READ, 0), [k, END - 7, 3, 8, 0, 0])]),
         ("a read of everything", Bounds, |k| vec![(1, header(READ, 0), [k, 8, 3, u64::MAX, 0, 0])]),
         ("a read with a value", Kind, |k| vec![(1, header(READ, 1), [k, 0, 3, 8, 0, 0])]),
@@ -215,9 +234,16 @@ fn b18_every_violation_is_found_by_its_name() {
         ("a reply too long", Length, |_| vec![(33, header(REPLY, 2000), [0, 0, 0, 0, 0, 0])]),
         ("a status of nothing", Reply, |_| vec![(1, header(STATUS, 0), [5, 0, 0, 0, 0, 0])]),
         ("a read ended well without data", Reply, |_| vec![(1, header(STATUS, 0), [0; 6])]),
-        ("a write ended before it was sent", Reply, |_| vec![(1, header(STATUS, 0), [1, 0, 0, 0, 0, 0])]),
+        ("a write ended before it was sent", Reply, |_| {
+            vec![(1, header(STATUS, 0), [1, 0, 0, 0, 0, 0])]
+        }),
     ];
-    let config = ShmConfig { lane_cells: 64, max_message: 1024, force_staging: true, ..ShmConfig::default() };
+    let config = ShmConfig {
+        lane_cells: 64,
+        max_message: 1024,
+        force_staging: true,
+        ..ShmConfig::default()
+    };
     for (name, violation, records) in cases {
         let (mut registered, mut lent, mut theirs) =
             (Guarded::new(4096), Guarded::new(9000), Guarded::new(9000));
@@ -256,7 +282,12 @@ fn b18_every_violation_is_found_by_its_name() {
 
 #[test]
 fn b18_a_cursor_found_wrong_while_sending_is_reported_in_the_same_pass() {
-    let config = ShmConfig { lane_cells: 64, max_message: 1024, force_staging: true, ..ShmConfig::default() };
+    let config = ShmConfig {
+        lane_cells: 64,
+        max_message: 1024,
+        force_staging: true,
+        ..ShmConfig::default()
+    };
     let (mut lent, mut theirs) = (Guarded::new(9000), Guarded::new(9000));
     let [mut victim, mut hostile] = couple(config);
     // SAFETY: `theirs` outlives the rails, and nothing reads it.
@@ -283,7 +314,8 @@ fn b18_a_doorbell_full_of_anything_costs_a_wake_up_at_most() {
     for _ in 0..1000 {
         // SAFETY: the page stays mapped writable while `wait_object` exists. Both sides access the
         // word as an atomic.
-        unsafe { &*page.cast::<AtomicU64>().add(random.below(512)) }.store(random.next(), Ordering::Relaxed);
+        unsafe { &*page.cast::<AtomicU64>().add(random.below(512)) }
+            .store(random.next(), Ordering::Relaxed);
         b.post_message(PEER, b"ring", Untrusted::from_slice(&[]), 0).unwrap();
         b.flush();
         b.notify(PEER);
@@ -332,7 +364,8 @@ fn b18_garbage_on_the_socket_is_an_error_and_no_descriptor_is_kept() {
         let raw = crate::socket::Socket::new(y.try_clone().unwrap());
         let theirs = hostile.profile();
         let deadline = crate::testing::soon();
-        let first = std::thread::spawn(move || Link::over(y, Role::First, &theirs, deadline).unwrap());
+        let first =
+            std::thread::spawn(move || Link::over(y, Role::First, &theirs, deadline).unwrap());
         let link = Link::over(x, Role::Second, &victim.profile(), deadline).unwrap();
         victim.attach(PEER, link).unwrap();
         let _link = first.join().unwrap();

@@ -25,7 +25,8 @@ fn lend(bytes: &mut [u8]) -> Local {
 /// Registers the bytes at `from` and imports them at `to`.
 fn share(from: &mut TestRail, to: &mut TestRail, bytes: &mut [u8]) -> RailKey {
     // SAFETY: each test keeps the bytes alive, and reads them only while no rail is polled.
-    let region = unsafe { Region::new(NonNull::from(&mut *bytes).cast(), bytes.len(), RegionKind::Private) };
+    let region =
+        unsafe { Region::new(NonNull::from(&mut *bytes).cast(), bytes.len(), RegionKind::Private) };
     let key = from.register(&region).unwrap().0;
     assert_eq!(to.import(PEER, key, bytes.len() as u64), Ok(None));
     key
@@ -47,11 +48,16 @@ fn runs_to_its_end(
     let host = SpinHost::new(1);
     let wait_object = sleeper.wait_object();
     while !done(seen) {
-        let Some(_armed) = wait_object.prepare(&host).recheck(|| sleeper.poll(32, &mut seen[0]) > 0) else {
+        let Some(_armed) =
+            wait_object.prepare(&host).recheck(|| sleeper.poll(32, &mut seen[0]) > 0)
+        else {
             continue;
         };
         while other.poll(32, &mut seen[1]) > 0 {}
-        assert!(done(seen) || !asleep(&wait_object), "asleep with something still to send, and room for it");
+        assert!(
+            done(seen) || !asleep(&wait_object),
+            "asleep with something still to send, and room for it"
+        );
     }
 }
 
@@ -77,7 +83,8 @@ fn a_long_write_keeps_no_pass_and_its_origin_does_not_fall_asleep() {
     let mut data = Random(6).bytes(memory.len());
     let before = a.attached(PEER).unwrap().out.position();
     // SAFETY: `data` outlives the post, and nothing writes to it.
-    let post = unsafe { a.post_write(PEER, lend(&mut data), Remote { key, offset: 0 }, Some(2), 1) };
+    let post =
+        unsafe { a.post_write(PEER, lend(&mut data), Remote { key, offset: 0 }, Some(2), 1) };
     assert_eq!(post, Ok(Posted::Pending));
     let mut seen = [Seen::default(), Seen::default()];
     let cells = a.attached(PEER).unwrap().out.position() - before;

@@ -55,7 +55,8 @@ impl<'c> Ends<'c> {
         });
         let mut memory = Random(0x5eed_fe7c).bytes(LEN);
         // SAFETY: the memory outlives the rails, and nothing writes to it.
-        let region = unsafe { Region::new(NonNull::from(&mut *memory).cast(), LEN, RegionKind::Private) };
+        let region =
+            unsafe { Region::new(NonNull::from(&mut *memory).cast(), LEN, RegionKind::Private) };
         let key = rails[1].register(&region).unwrap().0;
         assert_eq!(rails[0].import(PEER, key, LEN as u64), Ok(None));
         Ends { clock, rails, memory, key }
@@ -75,7 +76,8 @@ impl<'c> Ends<'c> {
         let mut back = vec![0; len];
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
         // SAFETY: `back` is not accessed until the completion has been reported.
-        let posted = unsafe { self.rails[0].post_rendezvous_read(PEER, into, self.remote(), 7) }.unwrap();
+        let posted =
+            unsafe { self.rails[0].post_rendezvous_read(PEER, into, self.remote(), 7) }.unwrap();
         if posted == Posted::Pending {
             let look = self.clock.look.swap(0, Ordering::Relaxed);
             self.clock.now.fetch_add(lane, Ordering::Relaxed);
@@ -168,7 +170,8 @@ fn a_payload_whose_memory_was_taken_back_ends_as_failed_and_the_next_comes() {
     ends.rails[1].deregister(ends.key).unwrap();
     assert_eq!(ends.settle().done, [(7, Err(CompleteError::Failed(libc::EFAULT)))]);
     // SAFETY: the memory outlives the rails, and nothing writes to it.
-    let region = unsafe { Region::new(NonNull::from(&mut *ends.memory).cast(), LEN, RegionKind::Private) };
+    let region =
+        unsafe { Region::new(NonNull::from(&mut *ends.memory).cast(), LEN, RegionKind::Private) };
     ends.key = ends.rails[1].register(&region).unwrap().0;
     assert_eq!(ends.rails[0].import(PEER, ends.key, LEN as u64), Ok(None));
     // The pause between two payloads does not count as transfer time.

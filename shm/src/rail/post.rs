@@ -202,7 +202,9 @@ impl<H: Host> ShmRail<H> {
         way: Way,
         pieces: &[(Local, Remote)],
     ) -> Option<Result<(), PostError>> {
-        let Some(attached) = find(&mut self.peers, peer) else { return Some(Err(PostError::PeerDown)) };
+        let Some(attached) = find(&mut self.peers, peer) else {
+            return Some(Err(PostError::PeerDown));
+        };
         if attached.blocked {
             // A partly sent staged write blocks the peer. A copy now would overtake that write.
             return if attached.is_up() { None } else { Some(Err(PostError::PeerDown)) };
@@ -223,7 +225,11 @@ impl<H: Host> ShmRail<H> {
                 if !attached.cma {
                     return None;
                 }
-                *range = cma::Range { local: local.ptr, remote: import.base + remote.offset, len: local.len };
+                *range = cma::Range {
+                    local: local.ptr,
+                    remote: import.base + remote.offset,
+                    len: local.len,
+                };
             }
             // SAFETY: the caller guarantees the local ranges.
             match unsafe { direct(attached, way, &ranges[..pieces.len()], &self.host) } {

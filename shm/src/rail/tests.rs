@@ -34,7 +34,13 @@ fn send(rail: &mut TestRail, bytes: &[u8]) -> Result<Posted, PostError> {
     rail.post_message(PEER, head, Untrusted::from_slice(body), 0)
 }
 
-fn write(rail: &mut TestRail, from: &[u8], key: RailKey, offset: u64, cx: u64) -> Result<Posted, PostError> {
+fn write(
+    rail: &mut TestRail,
+    from: &[u8],
+    key: RailKey,
+    offset: u64,
+    cx: u64,
+) -> Result<Posted, PostError> {
     // SAFETY: callers keep `from` alive and unchanged until the post completes.
     unsafe { rail.post_write(PEER, local(from), Remote { key, offset }, Some(cx as u32), cx) }
 }
@@ -209,8 +215,13 @@ fn the_common_segment_is_one_memory_for_both_and_only_for_them() {
         // SAFETY: the region is used only while the rail exists.
         let region = unsafe { link.common_region(PEER, 4096, 128) }.unwrap();
         // SAFETY: the call fails, so it returns no region to use.
-        assert_eq!(unsafe { link.common_region(PEER, 8192, 1) }.map(|_| ()), Err(crate::SegmentError::Range));
-        assert_eq!(rail.register(&region).map(|_| ()), Err(AttachError::UnknownPeer), "not attached yet");
+        let beyond = unsafe { link.common_region(PEER, 8192, 1) };
+        assert_eq!(beyond.map(|_| ()), Err(crate::SegmentError::Range));
+        assert_eq!(
+            rail.register(&region).map(|_| ()),
+            Err(AttachError::UnknownPeer),
+            "not attached yet"
+        );
         rail.attach(PEER, link).unwrap();
         let key = rail.register(&region).unwrap().0;
         (rail, key, region.ptr())
@@ -479,7 +490,9 @@ fn several_peers_share_a_pass_and_none_starves() {
             let mut spoke = ShmRail::new(SpinHost::new(1), tiny()).unwrap();
             let (x, y) = crate::socket_pair().unwrap();
             let (hubs, theirs) = (hub.profile(), spoke.profile());
-            let first = std::thread::spawn(move || Link::over(x, crate::Role::First, &hubs, soon()).unwrap());
+            let first = std::thread::spawn(move || {
+                Link::over(x, crate::Role::First, &hubs, soon()).unwrap()
+            });
             let link = Link::over(y, crate::Role::Second, &theirs, soon()).unwrap();
             hub.attach(Peer(n), first.join().unwrap()).unwrap();
             spoke.attach(PEER, link).unwrap();

@@ -30,7 +30,10 @@ fn a_key_names_its_region_until_it_is_taken_back_and_no_other_afterwards() {
 fn a_full_table_says_so_and_foreign_keys_name_nothing() {
     let mut regions = Regions::new(1);
     let key = regions.insert(memory(), 8, Owner::User).unwrap();
-    assert_eq!(regions.insert(memory(), 8, Owner::User), Err(AttachError::Full("ShmConfig::max_regions")));
+    assert_eq!(
+        regions.insert(memory(), 8, Owner::User),
+        Err(AttachError::Full("ShmConfig::max_regions"))
+    );
     for bit in 0..64 {
         assert_eq!(regions.find(key ^ 1 << bit, PEER), None, "bit {bit}");
     }

@@ -7,7 +7,8 @@ struct Machine(PathBuf);
 
 impl Machine {
     fn new(name: &str, files: &[(&str, &str)]) -> Self {
-        let root = std::env::temp_dir().join(format!("fishplate-room-{}-{name}", std::process::id()));
+        let root =
+            std::env::temp_dir().join(format!("fishplate-room-{}-{name}", std::process::id()));
         for (path, text) in files {
             let path = root.join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -58,7 +59,10 @@ fn the_tightest_group_of_either_version_counts_and_droppable_pages_are_room() {
             ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/somewhere/of/the/host\n0::/\n"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824\n"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "805306368\n"),
-            ("sys/fs/cgroup/memory/memory.stat", "inactive_file 9\ntotal_inactive_file 268435456\n"),
+            (
+                "sys/fs/cgroup/memory/memory.stat",
+                "inactive_file 9\ntotal_inactive_file 268435456\n",
+            ),
         ],
     );
     assert_eq!(available(&first.0), GIB / 2);
@@ -69,7 +73,10 @@ fn more_than_there_is_names_what_there_is_and_little_is_not_asked_for() {
     let machine = Machine::new("full", &[("proc/meminfo", "MemAvailable: 20480 kB\n")]);
     let there = (20 << 20) - RESERVE;
     assert_eq!(check_within(4 << 20, &machine.0), Ok(()));
-    assert_eq!(check_within(8 << 20, &machine.0), Err(SegmentError::Room { asked: 8 << 20, there }));
+    assert_eq!(
+        check_within(8 << 20, &machine.0),
+        Err(SegmentError::Room { asked: 8 << 20, there })
+    );
     let none = Machine::new("none", &[("proc/meminfo", "MemAvailable: 0 kB\n")]);
     assert_eq!(check_within(SMALL - 1, &none.0), Ok(()));
     assert!(check_within(SMALL, &none.0).is_err());

@@ -11,7 +11,10 @@ fn a_segment_can_neither_shrink_nor_grow_nor_lose_its_seals() {
     }
     assert_eq!(add_seals(segment.fd(), libc::F_SEAL_WRITE), Err(SegmentError::System(libc::EPERM)));
     assert_eq!(verify(segment.fd(), 8192), Ok(8192));
-    assert_eq!(verify(segment.fd(), 4096), Err(SegmentError::Size { actual: 8192, expected: 4096 }));
+    assert_eq!(
+        verify(segment.fd(), 4096),
+        Err(SegmentError::Size { actual: 8192, expected: 4096 })
+    );
 }
 
 /// B10: memory that its owner could still truncate, or that lacks pages, is never mapped.
@@ -25,7 +28,9 @@ fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
     assert_eq!(verify(fd.as_fd(), 4096), Ok(4096));
 
     // SAFETY: the name is a C string literal.
-    let raw = unsafe { libc::memfd_create(c"sparse".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    let raw = unsafe {
+        libc::memfd_create(c"sparse".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    };
     // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
     let sparse = unsafe { OwnedFd::from_raw_fd(raw) };
     // SAFETY: the call takes only numbers, and the descriptor is ours.

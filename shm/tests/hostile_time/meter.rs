@@ -49,7 +49,8 @@ impl Meter {
     /// Returns how long this thread has been runnable without running.
     fn kept(&self) -> Duration {
         let mut text = [0; 64];
-        let read = self.schedule.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let read =
+            self.schedule.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
         let text = std::str::from_utf8(&text[..read]).unwrap_or_default();
         Duration::from_nanos(text.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or(0))
     }

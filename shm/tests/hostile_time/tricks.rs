@@ -39,7 +39,8 @@ pub const SEGMENT: u32 = 5000;
 pub fn lend(raw: &mut Raw) {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: the flags keep the kernel from replacing another mapping.
-    let at = unsafe { libc::mmap(AT as *mut _, SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    let at =
+        unsafe { libc::mmap(AT as *mut _, SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     assert_eq!(at as u64, AT);
     raw.meet();
     keep(segment(raw, SEGMENT, SIZE));
@@ -131,8 +132,9 @@ fn until_taken(raw: &Raw) {
     let mut unread = 1;
     while unread > 0 {
         std::thread::yield_now();
+        let socket = raw.socket.as_raw_fd();
         // SAFETY: the call fills the local number.
-        assert_eq!(unsafe { libc::ioctl(raw.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) }, 0);
+        assert_eq!(unsafe { libc::ioctl(socket, libc::TIOCOUTQ, &raw mut unread) }, 0);
     }
 }
 
@@ -343,8 +345,12 @@ pub const PACKETS: &[Trick] = &[
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
         announce_as_segment(raw, made(fd as i32));
     }),
-    ("a device", Blamed, |raw| announce_as_segment(raw, std::fs::File::open("/dev/null").unwrap().into())),
-    ("a directory", Blamed, |raw| announce_as_segment(raw, std::fs::File::open("/").unwrap().into())),
+    ("a device", Blamed, |raw| {
+        announce_as_segment(raw, std::fs::File::open("/dev/null").unwrap().into())
+    }),
+    ("a directory", Blamed, |raw| {
+        announce_as_segment(raw, std::fs::File::open("/").unwrap().into())
+    }),
     ("a file", Blamed, |raw| {
         announce_as_segment(raw, std::fs::File::open("/proc/self/exe").unwrap().into());
     }),
@@ -451,14 +457,20 @@ pub const MEMORY: &[Trick] = &[
     ("a message cut short", Blamed, |raw| raw.message(&head(16, 0, &[]))),
     ("a message far outside the window", Blamed, |raw| raw.message(&head(16, 1 << 20, &[1, 0]))),
     ("a message twice", Either, |raw| (0..2).for_each(|_| raw.message(&head(16, 0, &[9, 0])))),
-    ("more messages than credits", Blamed, |raw| (0..64).for_each(|n| raw.message(&head(16, n, &[9, 0])))),
+    ("more messages than credits", Blamed, |raw| {
+        (0..64).for_each(|n| raw.message(&head(16, n, &[9, 0])))
+    }),
     ("a signal to no region", Blamed, |raw| {
         let mut message = head(1, 0, &[0, 1]);
         (message[12], message[3]) = (77, 8);
         raw.message(&message);
     }),
-    ("the end of a message that was never sent", Blamed, |raw| raw.message(&head(19, 0, &[12345, 0]))),
-    ("a wish for a message that was never sent", Blamed, |raw| raw.message(&head(20, 0, &[12345, 1, 64]))),
+    ("the end of a message that was never sent", Blamed, |raw| {
+        raw.message(&head(19, 0, &[12345, 0]))
+    }),
+    ("a wish for a message that was never sent", Blamed, |raw| {
+        raw.message(&head(20, 0, &[12345, 1, 64]))
+    }),
     ("a part of a message that was never asked for", Blamed, |raw| {
         raw.message(&head(21, 0, &[12345, 0, 7]));
     }),

@@ -19,7 +19,8 @@ use fishplate_core::engine::protocol::{
 };
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
-    Config, Engine, EngineMemory, LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+    Config, Engine, EngineMemory, LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot,
+    Stream,
 };
 use fishplate_core::error::{CompleteError, PeerError};
 use fishplate_core::mem::{Peer, Untrusted};

@@ -51,7 +51,10 @@ pub fn memory(len: usize, flags: u32, seals: i32) -> OwnedFd {
     // SAFETY: the calls take only numbers and a string literal. `memfd_create` returned the
     // descriptor, so nothing else owns it.
     unsafe {
-        let fd = libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags);
+        let fd = libc::memfd_create(
+            c"raw".as_ptr(),
+            libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags,
+        );
         assert!(fd >= 0);
         assert_eq!(libc::fallocate(fd, 0, 0, len as i64), 0);
         assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
@@ -94,7 +97,9 @@ pub fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
     }
     let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + bytes.len();
     // SAFETY: the call takes only numbers, and returns a new descriptor.
-    let fd = unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | flags, 0)) };
+    let fd = unsafe {
+        OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | flags, 0))
+    };
     (fd, address, len as u32)
 }
 
@@ -157,7 +162,9 @@ impl Raw {
     pub fn recv(&self) -> Vec<u8> {
         let mut bytes = vec![0; 70_000];
         // SAFETY: the pointer and the length describe `bytes`.
-        let n = unsafe { libc::recv(self.socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        let n = unsafe {
+            libc::recv(self.socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0)
+        };
         bytes.truncate(n.max(0) as usize);
         bytes
     }
@@ -199,7 +206,14 @@ impl Raw {
         // SAFETY: the kernel chooses a free range for the mapping, which stays mapped until the
         // process exits. All writes are within `len`.
         unsafe {
-            let at = libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, lane.as_raw_fd(), 0);
+            let at = libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                access,
+                libc::MAP_SHARED,
+                lane.as_raw_fd(),
+                0,
+            );
             assert_ne!(at, libc::MAP_FAILED);
             self.lane = at.cast();
             let words = at.cast::<u64>();

@@ -41,7 +41,8 @@ pub fn requests<R: Rail>(
     victim.connect_peer(peer, 1).unwrap();
     let words = leak(0u64, 512);
     // SAFETY: the memory is leaked, and accessed only by the engine.
-    let region = unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 4096, RegionKind::Private) };
+    let region =
+        unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 4096, RegionKind::Private) };
     let region = victim.register(region).unwrap();
     for (n, key) in (0..).zip(keys) {
         victim.recv(None, Tag::from(1), Tag::ZERO, Some((region.at(0), 64)), n.into()).unwrap();

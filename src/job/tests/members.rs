@@ -90,11 +90,15 @@ fn a_process_without_a_rank_is_refused_where_others_have_one() {
         all.extend(rank.map(|rank| ("FISHPLATE_RANK", rank.to_owned())));
         all
     };
-    let leader = thread::spawn(move || by(&variables(Some("0")), SOON).unwrap().exchange(b"a").unwrap());
+    let leader =
+        thread::spawn(move || by(&variables(Some("0")), SOON).unwrap().exchange(b"a").unwrap());
     while TcpStream::connect(address).is_err() {
         sleep(PAUSE);
     }
-    refused(|timeout| by(&variables(None), timeout), "some processes were given ranks and others were not");
+    refused(
+        |timeout| by(&variables(None), timeout),
+        "some processes were given ranks and others were not",
+    );
     assert_eq!(by(&variables(Some("1")), SOON).unwrap().exchange(b"b").unwrap(), b"a");
     assert_eq!(leader.join().unwrap(), b"b");
 }
@@ -129,7 +133,8 @@ fn a_leader_that_only_talks_delays_nobody_beyond_the_deadline() {
             }
         });
         let (begun, timeout) = (Instant::now(), Duration::from_millis(500));
-        let error = Job::follow(&id, 1, 3, timeout).and_then(|mut job| job.allgather([])).unwrap_err();
+        let error =
+            Job::follow(&id, 1, 3, timeout).and_then(|mut job| job.allgather([])).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert!(error.to_string().contains(text), "{error}");
         assert!(begun.elapsed() < SOON, "after {:?}", begun.elapsed());

@@ -46,8 +46,8 @@ impl AddressForm {
     pub fn allows(&self, address: &[u8]) -> bool {
         match self.format {
             FI_ADDR_STR => {
-                let ended =
-                    address.iter().position(|&byte| byte == 0).map(|at| at + 1) == Some(address.len());
+                let ended = address.iter().position(|&byte| byte == 0).map(|at| at + 1)
+                    == Some(address.len());
                 ended && address.len() <= STRING_MAX && scheme(address) == scheme(&self.own)
             }
             FI_SOCKADDR | FI_SOCKADDR_IN | FI_SOCKADDR_IN6 | FI_SOCKADDR_IB => {
@@ -76,7 +76,11 @@ impl AddressVector {
     /// # Errors
     /// The provider's code.
     #[doc(alias = "fi_av_open")]
-    pub fn open(domain: &Arc<Domain>, kind: c_int, count: usize) -> Result<AddressVector, CallError> {
+    pub fn open(
+        domain: &Arc<Domain>,
+        kind: c_int,
+        count: usize,
+    ) -> Result<AddressVector, CallError> {
         let mut attr = Tailed::new(fi_av_attr {
             r#type: kind,
             rx_ctx_bits: 0,
@@ -87,8 +91,9 @@ impl AddressVector {
             flags: 0,
         });
         // SAFETY: the function at this offset opens a `fid_av` and takes a `fi_av_attr`.
-        let fid =
-            unsafe { domain.open_in("fi_av_open", offset_of!(fi_ops_domain, av_open), &mut attr.value) }?;
+        let fid = unsafe {
+            domain.open_in("fi_av_open", offset_of!(fi_ops_domain, av_open), &mut attr.value)
+        }?;
         Ok(AddressVector { fid, _domain: Arc::clone(domain) })
     }
 
@@ -106,8 +111,14 @@ impl AddressVector {
     /// length, so it reads as many bytes as the form implies.
     #[doc(alias = "fi_av_insert")]
     pub unsafe fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
-        type Insert =
-            unsafe extern "C" fn(*mut fid_av, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int;
+        type Insert = unsafe extern "C" fn(
+            *mut fid_av,
+            *const c_void,
+            usize,
+            *mut u64,
+            u64,
+            *mut c_void,
+        ) -> c_int;
         let call = "fi_av_insert";
         let mut number = FI_ADDR_NOTAVAIL;
         // SAFETY: the vector is open. Our caller guarantees a complete address, and `number` has
@@ -176,7 +187,8 @@ mod tests {
         ] {
             let form = AddressForm::new(format, (0..len).map(|n| n as u8 + 2).collect());
             for other in 0..=64 {
-                let address: Vec<u8> = (0..other).map(|n| if n < 2 { n as u8 + 2 } else { 0 }).collect();
+                let address: Vec<u8> =
+                    (0..other).map(|n| if n < 2 { n as u8 + 2 } else { 0 }).collect();
                 assert_eq!(form.allows(&address), other == len, "format {format}, {other} bytes");
             }
             for at in 0..2 {

@@ -46,7 +46,14 @@ pub struct CqError {
 impl CqError {
     /// Creates the error of a failed call, which has no completion.
     pub(super) const fn of_call(code: Code) -> CqError {
-        CqError { op_context: ptr::null_mut(), flags: 0, code, provider: 0, len: 0, data: [0; ERROR_DATA] }
+        CqError {
+            op_context: ptr::null_mut(),
+            flags: 0,
+            code,
+            provider: 0,
+            len: 0,
+            data: [0; ERROR_DATA],
+        }
     }
 
     /// Returns whether the provider has written error data.
@@ -85,8 +92,14 @@ unsafe impl Send for WaitObject {}
 unsafe impl Sync for WaitObject {}
 
 impl CqWait {
-    fn new(try_wait: TryWait, fabric: *mut fid_fabric, queue: NonNull<fid_cq>, fd: c_int) -> CqWait {
-        let (queue, fd, set) = (AtomicPtr::new(queue.as_ptr()), AtomicI32::new(fd), AtomicI32::new(-1));
+    fn new(
+        try_wait: TryWait,
+        fabric: *mut fid_fabric,
+        queue: NonNull<fid_cq>,
+        fd: c_int,
+    ) -> CqWait {
+        let (queue, fd, set) =
+            (AtomicPtr::new(queue.as_ptr()), AtomicI32::new(fd), AtomicI32::new(-1));
         CqWait(Arc::new(WaitObject { try_wait, fabric, queue, fd, set }))
     }
 
@@ -129,7 +142,8 @@ impl WaitObject {
     /// Adds the descriptor of a queue to the set, if there is one.
     fn add(&self, fd: c_int) -> Result<(), Errno> {
         let set = self.set.load(Relaxed);
-        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        let mut event =
+            libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
         // SAFETY: this value owns the set's descriptor, and `event` is only read during the call.
         match set < 0 || unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) } == 0 {
             true => Ok(()),
@@ -163,7 +177,11 @@ impl CompletionQueue {
         Ok(queue)
     }
 
-    fn open_with(domain: &Arc<Domain>, size: usize, wait_obj: c_int) -> Result<CompletionQueue, CallError> {
+    fn open_with(
+        domain: &Arc<Domain>,
+        size: usize,
+        wait_obj: c_int,
+    ) -> Result<CompletionQueue, CallError> {
         let mut attr = Tailed::new(fi_cq_attr {
             size,
             flags: 0,
@@ -174,8 +192,9 @@ impl CompletionQueue {
             wait_set: ptr::null_mut(),
         });
         // SAFETY: the function at this offset opens a `fid_cq` and takes a `fi_cq_attr`.
-        let fid: NonNull<fid_cq> =
-            unsafe { domain.open_in("fi_cq_open", offset_of!(fi_ops_domain, cq_open), &mut attr.value) }?;
+        let fid: NonNull<fid_cq> = unsafe {
+            domain.open_in("fi_cq_open", offset_of!(fi_ops_domain, cq_open), &mut attr.value)
+        }?;
         let queue = CompletionQueue { fid, wait: None, domain: Arc::clone(domain) };
         let needed = [
             ("fi_cq_read", offset_of!(fi_ops_cq, read)),
@@ -196,7 +215,9 @@ impl CompletionQueue {
         let Some(try_wait) = fabric.try_wait() else { return };
         let mut fd: c_int = -1;
         // SAFETY: the queue is open, and `FI_GETWAIT` writes one descriptor to `fd`.
-        let found = unsafe { object::control("fi_control", self.as_fid(), FI_GETWAIT, (&raw mut fd).cast()) };
+        let found = unsafe {
+            object::control("fi_control", self.as_fid(), FI_GETWAIT, (&raw mut fd).cast())
+        };
         if found.is_ok() && fd >= 0 {
             self.wait = Some(CqWait::new(try_wait, fabric.as_ptr(), self.fid, fd));
         }
@@ -302,7 +323,8 @@ impl CompletionQueue {
         match Code::check(returned)? {
             0 => Err(Code::EAGAIN),
             _ => {
-                let fi_cq_err_entry { op_context, flags, err, prov_errno, err_data_size, .. } = error.value;
+                let fi_cq_err_entry { op_context, flags, err, prov_errno, err_data_size, .. } =
+                    error.value;
                 let (code, len) = (Code(err.saturating_abs()), err_data_size.min(data.len()));
                 Ok(CqError { op_context, flags, code, provider: prov_errno, len, data })
             }
@@ -312,15 +334,21 @@ impl CompletionQueue {
     /// Returns the provider's message for its error code and data. Slow path.
     #[doc(alias = "fi_cq_strerror")]
     pub fn describe(&self, error: &CqError) -> String {
-        type Strerror =
-            unsafe extern "C" fn(*mut fid_cq, c_int, *const c_void, *mut c_char, usize) -> *const c_char;
+        type Strerror = unsafe extern "C" fn(
+            *mut fid_cq,
+            c_int,
+            *const c_void,
+            *mut c_char,
+            usize,
+        ) -> *const c_char;
         let mut text = [0 as c_char; 256];
         let data = if error.len == 0 { ptr::null() } else { error.data.as_ptr().cast() };
         // SAFETY: the queue is open, and the buffer has the given length. The data pointer is null,
         // or leads to zero-terminated data from the provider. The result is null or a C string.
         unsafe {
             let this = self.fid.as_ptr();
-            let Some(words) = entry::<_, Strerror>((*this).ops, offset_of!(fi_ops_cq, strerror)) else {
+            let Some(words) = entry::<_, Strerror>((*this).ops, offset_of!(fi_ops_cq, strerror))
+            else {
                 return String::new();
             };
             copy_string(words(this, error.provider, data, text.as_mut_ptr(), text.len() - 1))

@@ -25,10 +25,17 @@ impl Domain {
     /// # Errors
     /// The provider's code.
     #[doc(alias = "fi_domain")]
-    #[expect(clippy::arc_with_non_send_sync, reason = "a queue may outlive its rail in the handle of a wait")]
+    #[expect(
+        clippy::arc_with_non_send_sync,
+        reason = "a queue may outlive its rail in the handle of a wait"
+    )]
     pub fn open(fabric: Arc<Fabric>, info: &Info) -> Result<Arc<Domain>, CallError> {
-        type Open =
-            unsafe extern "C" fn(*mut fid_fabric, *mut fi_info, *mut *mut fid_domain, *mut c_void) -> c_int;
+        type Open = unsafe extern "C" fn(
+            *mut fid_fabric,
+            *mut fi_info,
+            *mut *mut fid_domain,
+            *mut c_void,
+        ) -> c_int;
         let mut fid = ptr::null_mut();
         // SAFETY: the fabric is open, the `fi_info` is complete, and the result is written to
         // `fid`.
@@ -36,9 +43,13 @@ impl Domain {
             let this = fabric.as_ptr();
             let open = entry::<_, Open>((*this).ops, offset_of!(fi_ops_fabric, domain));
             let open = open.ok_or(CallError::missing("fi_domain"))?;
-            CallError::check("fi_domain", open(this, info.as_ptr(), &mut fid, ptr::null_mut()) as isize)?;
+            CallError::check(
+                "fi_domain",
+                open(this, info.as_ptr(), &mut fid, ptr::null_mut()) as isize,
+            )?;
         }
-        let fid = NonNull::new(fid).ok_or(CallError { call: "fi_domain", code: Code(FI_EOTHER) })?;
+        let fid =
+            NonNull::new(fid).ok_or(CallError { call: "fi_domain", code: Code(FI_EOTHER) })?;
         Ok(Arc::new(Domain { fid, fabric }))
     }
 
@@ -60,13 +71,15 @@ impl Domain {
         offset: usize,
         attr: *mut A,
     ) -> Result<NonNull<T>, CallError> {
-        type Open<A, T> = unsafe extern "C" fn(*mut fid_domain, *mut A, *mut *mut T, *mut c_void) -> c_int;
+        type Open<A, T> =
+            unsafe extern "C" fn(*mut fid_domain, *mut A, *mut *mut T, *mut c_void) -> c_int;
         let mut fid = ptr::null_mut();
         // SAFETY: the domain is open. Our caller guarantees that the function opens a `T` and takes
         // `attr`.
         unsafe {
             let this = self.as_ptr();
-            let open = entry::<_, Open<A, T>>((*this).ops, offset).ok_or(CallError::missing(call))?;
+            let open =
+                entry::<_, Open<A, T>>((*this).ops, offset).ok_or(CallError::missing(call))?;
             CallError::check(call, open(this, attr, &mut fid, ptr::null_mut()) as isize)?;
         }
         NonNull::new(fid).ok_or(CallError { call, code: Code(FI_EOTHER) })

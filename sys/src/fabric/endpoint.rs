@@ -160,8 +160,9 @@ impl Endpoint {
                 offset_of!(fi_ops_atomic, readwritevalid),
                 offset_of!(fi_ops_atomic, compwritevalid),
             ];
-            self.atomics =
-                atomic.into_iter().all(|offset| entry::<_, *const c_void>((*this).atomic, offset).is_some());
+            self.atomics = atomic
+                .into_iter()
+                .all(|offset| entry::<_, *const c_void>((*this).atomic, offset).is_some());
         }
         Ok(())
     }
@@ -282,7 +283,11 @@ impl Endpoint {
     /// The errors of [`CompletionQueue::read_from`].
     #[doc(alias = "fi_cq_readfrom")]
     #[inline(always)]
-    pub fn completions_from(&mut self, entries: &mut [Entry], sources: &mut [u64]) -> Result<usize, Code> {
+    pub fn completions_from(
+        &mut self,
+        entries: &mut [Entry],
+        sources: &mut [u64],
+    ) -> Result<usize, Code> {
         self.cq.read_from(entries, sources)
     }
 
@@ -362,7 +367,8 @@ impl Endpoint {
     ) -> Result<(), Code> {
         let iov = iovec { iov_base: from.ptr.cast(), iov_len: from.len };
         let mut desc = from.desc;
-        let message = fi_msg { msg_iov: &iov, desc: &mut desc, iov_count: 1, addr: peer, context, data: 0 };
+        let message =
+            fi_msg { msg_iov: &iov, desc: &mut desc, iov_count: 1, addr: peer, context, data: 0 };
         // SAFETY: the endpoint is open, and `open` checked its tables. The provider reads `fi_msg`
         // and its vector only during the call. Our caller guarantees the rest.
         let returned = unsafe {
@@ -421,7 +427,12 @@ impl Endpoint {
     #[doc(alias = "fi_inject_write")]
     #[doc(alias = "fi_inject_writedata")]
     #[inline(always)]
-    pub unsafe fn inject_write(&mut self, from: Buffer, to: Target, data: Option<u64>) -> Result<(), Code> {
+    pub unsafe fn inject_write(
+        &mut self,
+        from: Buffer,
+        to: Target,
+        data: Option<u64>,
+    ) -> Result<(), Code> {
         // SAFETY: the endpoint is open, and `open` checked its tables. Our caller guarantees the
         // buffer and the peer.
         let returned = unsafe {
@@ -493,13 +504,27 @@ impl Endpoint {
     /// of `from`.
     #[doc(alias = "fi_read")]
     #[inline(always)]
-    pub unsafe fn read(&mut self, into: Buffer, from: Target, context: *mut c_void) -> Result<(), Code> {
+    pub unsafe fn read(
+        &mut self,
+        into: Buffer,
+        from: Target,
+        context: *mut c_void,
+    ) -> Result<(), Code> {
         // SAFETY: the endpoint is open, and `open` checked its tables. Our caller guarantees the
         // buffer, the context and the peer.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).rma).read.unwrap_unchecked();
-            read(this, into.ptr.cast(), into.len, into.desc, from.peer, from.addr, from.key, context)
+            read(
+                this,
+                into.ptr.cast(),
+                into.len,
+                into.desc,
+                from.peer,
+                from.addr,
+                from.key,
+                context,
+            )
         };
         Code::check(returned).map(|_| ())
     }
@@ -566,13 +591,16 @@ impl Endpoint {
             match kind {
                 AtomicKind::Fetch => {
                     let call = (*ops).readwrite.unwrap_unchecked();
-                    call(this, operand, 1, none, result, none, peer, addr, key, datatype, op, context)
+                    call(
+                        this, operand, 1, none, result, none, peer, addr, key, datatype, op,
+                        context,
+                    )
                 }
                 AtomicKind::Compare => {
                     let call = (*ops).compwrite.unwrap_unchecked();
                     call(
-                        this, operand, 1, none, compare, none, result, none, peer, addr, key, datatype, op,
-                        context,
+                        this, operand, 1, none, compare, none, result, none, peer, addr, key,
+                        datatype, op, context,
                     )
                 }
             }

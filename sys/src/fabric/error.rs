@@ -154,7 +154,9 @@ pub enum LoadError {
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LoadError::NotFound { path, reason } => write!(f, "cannot load libfabric {path:?}: {reason}"),
+            LoadError::NotFound { path, reason } => {
+                write!(f, "cannot load libfabric {path:?}: {reason}")
+            }
             LoadError::NoSymbol { path, symbol } => {
                 write!(
                     f,

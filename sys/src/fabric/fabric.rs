@@ -35,10 +35,12 @@ impl Fabric {
         let mut fid = ptr::null_mut();
         // SAFETY: the attributes belong to a complete `fi_info`, and the result is written to
         // `fid`.
-        let returned =
-            unsafe { (info.library().entries().fabric)(info.fabric_attr(), &mut fid, ptr::null_mut()) };
+        let returned = unsafe {
+            (info.library().entries().fabric)(info.fabric_attr(), &mut fid, ptr::null_mut())
+        };
         CallError::check("fi_fabric", returned as isize)?;
-        let fid = NonNull::new(fid).ok_or(CallError { call: "fi_fabric", code: Code(FI_EOTHER) })?;
+        let fid =
+            NonNull::new(fid).ok_or(CallError { call: "fi_fabric", code: Code(FI_EOTHER) })?;
         Ok(Fabric { fid })
     }
 

@@ -17,7 +17,8 @@ impl Library {
     pub fn show(&self, info: &Info) -> String {
         // SAFETY: the `fi_info` is complete. The answer lies in a buffer of this thread and is
         // copied at once.
-        unsafe { copy_string((self.entries.tostr)(info.as_ptr().cast(), FI_TYPE_INFO)) }.unwrap_or_default()
+        unsafe { copy_string((self.entries.tostr)(info.as_ptr().cast(), FI_TYPE_INFO)) }
+            .unwrap_or_default()
     }
 
     /// Returns the offers that match `hints`, best first. `node` is the remote address, or the

@@ -80,7 +80,10 @@ impl Library {
                 if versioned.is_null() { libc::dlsym(handle, symbol.as_ptr()) } else { versioned }
             };
             match found.is_null() {
-                true => Err(LoadError::NoSymbol { path: said(), symbol: symbol.to_str().unwrap_or("?") }),
+                true => Err(LoadError::NoSymbol {
+                    path: said(),
+                    symbol: symbol.to_str().unwrap_or("?"),
+                }),
                 false => Ok(found),
             }
         };
@@ -88,12 +91,30 @@ impl Library {
         // never changes its signature.
         let entries = unsafe {
             Entries {
-                getinfo: mem::transmute::<*mut c_void, raw::getinfo>(find(c"fi_getinfo", c"FABRIC_1.3")?),
-                freeinfo: mem::transmute::<*mut c_void, raw::freeinfo>(find(c"fi_freeinfo", c"FABRIC_1.3")?),
-                dupinfo: mem::transmute::<*mut c_void, raw::dupinfo>(find(c"fi_dupinfo", c"FABRIC_1.3")?),
-                fabric: mem::transmute::<*mut c_void, raw::fabric>(find(c"fi_fabric", c"FABRIC_1.1")?),
-                version: mem::transmute::<*mut c_void, raw::version>(find(c"fi_version", c"FABRIC_1.0")?),
-                strerror: mem::transmute::<*mut c_void, raw::strerror>(find(c"fi_strerror", c"FABRIC_1.0")?),
+                getinfo: mem::transmute::<*mut c_void, raw::getinfo>(find(
+                    c"fi_getinfo",
+                    c"FABRIC_1.3",
+                )?),
+                freeinfo: mem::transmute::<*mut c_void, raw::freeinfo>(find(
+                    c"fi_freeinfo",
+                    c"FABRIC_1.3",
+                )?),
+                dupinfo: mem::transmute::<*mut c_void, raw::dupinfo>(find(
+                    c"fi_dupinfo",
+                    c"FABRIC_1.3",
+                )?),
+                fabric: mem::transmute::<*mut c_void, raw::fabric>(find(
+                    c"fi_fabric",
+                    c"FABRIC_1.1",
+                )?),
+                version: mem::transmute::<*mut c_void, raw::version>(find(
+                    c"fi_version",
+                    c"FABRIC_1.0",
+                )?),
+                strerror: mem::transmute::<*mut c_void, raw::strerror>(find(
+                    c"fi_strerror",
+                    c"FABRIC_1.0",
+                )?),
                 tostr: mem::transmute::<*mut c_void, raw::tostr>(find(c"fi_tostr", c"FABRIC_1.0")?),
             }
         };

@@ -20,7 +20,9 @@ pub(super) fn set_timeout(address: &[u8]) {
             let (value, len) = ((&raw const TIMEOUT).cast(), mem::size_of_val(&TIMEOUT) as u32);
             // SAFETY: the pointer and the length describe a static value. If the call fails, the
             // provider waits as before.
-            unsafe { libc::setsockopt(descriptor, libc::SOL_SOCKET, libc::SO_RCVTIMEO, value, len) };
+            unsafe {
+                libc::setsockopt(descriptor, libc::SOL_SOCKET, libc::SO_RCVTIMEO, value, len)
+            };
         }
     }
 }
@@ -30,8 +32,9 @@ fn listens_at(descriptor: i32, address: &[u8]) -> bool {
     let (mut listens, mut len) = (0i32, mem::size_of::<i32>() as u32);
     let into = (&raw mut listens).cast();
     // SAFETY: the call writes at most `len` bytes into a local number.
-    let got =
-        unsafe { libc::getsockopt(descriptor, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, into, &raw mut len) };
+    let got = unsafe {
+        libc::getsockopt(descriptor, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, into, &raw mut len)
+    };
     if got != 0 || listens == 0 {
         return false;
     }

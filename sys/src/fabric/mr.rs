@@ -81,7 +81,8 @@ impl MemoryRegion {
         access: u64,
         requested_key: u64,
     ) -> Result<MemoryRegion, CallError> {
-        type Register = unsafe extern "C" fn(*mut fid, *const fi_mr_attr, u64, *mut *mut fid_mr) -> c_int;
+        type Register =
+            unsafe extern "C" fn(*mut fid, *const fi_mr_attr, u64, *mut *mut fid_mr) -> c_int;
         let call = "fi_mr_regattr";
         let base_addr = ptr.as_ptr().cast();
         let whole = libc::iovec { iov_base: base_addr, iov_len: len };
@@ -110,7 +111,10 @@ impl MemoryRegion {
             let this = domain.as_ptr();
             let register = entry::<_, Register>((*this).mr, offset_of!(fi_ops_mr, regattr));
             let register = register.ok_or(CallError::missing(call))?;
-            CallError::check(call, register(this.cast(), (&raw const attr).cast(), flags, &mut mr) as isize)?;
+            CallError::check(
+                call,
+                register(this.cast(), (&raw const attr).cast(), flags, &mut mr) as isize,
+            )?;
         }
         let fid = NonNull::new(mr).ok_or(CallError { call, code: Code(FI_EOTHER) })?;
         Ok(MemoryRegion { fid, _domain: Arc::clone(domain) })

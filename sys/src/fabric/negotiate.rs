@@ -34,13 +34,15 @@ use super::raw::*;
 const SHORTEST: usize = 256 + 16;
 
 /// Supported `mr_mode` bits.
-const MR_MODES: i32 = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+const MR_MODES: i32 =
+    FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
 
 /// Supported `mode` bits.
 const MODES: u64 = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
 
 /// Capabilities that every rail needs.
-const CAPS: u64 = FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+const CAPS: u64 =
+    FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
 /// The progress model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,7 +247,11 @@ impl fmt::Display for NegotiateError {
                 write!(f, "libfabric has no provider {asked:?}; available: {}", there.join(", "))
             }
             NegotiateError::NoInterface { asked, provider, there } => {
-                write!(f, "provider {provider:?} has no interface {asked:?}; available: {}", there.join(", "))
+                write!(
+                    f,
+                    "provider {provider:?} has no interface {asked:?}; available: {}",
+                    there.join(", ")
+                )
             }
             NegotiateError::Refused { asked, rejected } => {
                 write!(f, "no offer of provider {asked:?} is usable")?;
@@ -254,7 +260,9 @@ impl fmt::Display for NegotiateError {
                 }
                 Ok(())
             }
-            NegotiateError::BadName => write!(f, "the name of a provider or interface contains a zero byte"),
+            NegotiateError::BadName => {
+                write!(f, "the name of a provider or interface contains a zero byte")
+            }
             NegotiateError::Call(error) => write!(f, "{error}"),
         }
     }
@@ -326,10 +334,16 @@ pub fn negotiate(library: Library, ask: &Ask<'_>) -> Result<Offer, NegotiateErro
         return Err(NegotiateError::NoProvider { asked, there: providers(library)? });
     }
     if let Some(interface) = ask.interface
-        && rejected.iter().all(|offer| matches!(offer.why, Why::Provider | Why::Interface | Why::Fabric))
+        && rejected
+            .iter()
+            .all(|offer| matches!(offer.why, Why::Provider | Why::Interface | Why::Fabric))
     {
         let there = interfaces(library, ask.provider)?;
-        return Err(NegotiateError::NoInterface { asked: interface.to_owned(), provider: asked, there });
+        return Err(NegotiateError::NoInterface {
+            asked: interface.to_owned(),
+            provider: asked,
+            there,
+        });
     }
     Err(NegotiateError::Refused { asked, rejected })
 }
@@ -338,7 +352,10 @@ pub fn negotiate(library: Library, ask: &Ask<'_>) -> Result<Offer, NegotiateErro
 ///
 /// # Errors
 /// A library call failed, or a name contains a zero byte.
-pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Rejected>), NegotiateError> {
+pub fn offers(
+    library: Library,
+    ask: &Ask<'_>,
+) -> Result<(Vec<Offer>, Vec<Rejected>), NegotiateError> {
     let mut persona = persona::find(ask.provider);
     let own = [ask.provider];
     let names: &[&str] = if persona.providers.is_empty() { &own } else { persona.providers };
@@ -360,7 +377,9 @@ pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Reject
                 let flags = if ask.source.is_some() { FI_SOURCE } else { 0 };
                 for info in found(library.getinfo(ask.source, None, flags, &hints))? {
                     match judge(&info, name, ask, &persona, progress) {
-                        Ok(notify) => accepted.push(Offer { info, persona, progress, level, notify }),
+                        Ok(notify) => {
+                            accepted.push(Offer { info, persona, progress, level, notify })
+                        }
                         Err(why) => {
                             let (provider, interface) = (info.provider(), info.domain_name());
                             let no = Rejected { provider, interface, why };

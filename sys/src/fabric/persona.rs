@@ -66,7 +66,11 @@ pub struct Persona {
     pub max_rma: usize,
 }
 
-const fn persona(name: &'static str, providers: &'static [&'static str], notify: Notify) -> Persona {
+const fn persona(
+    name: &'static str,
+    providers: &'static [&'static str],
+    notify: Notify,
+) -> Persona {
     Persona {
         name,
         providers,

@@ -256,7 +256,8 @@ impl FabricRail {
     pub fn address(&self) -> Result<Vec<u8>, CallError> {
         let provider = self.endpoint.name()?;
         let format = self.endpoint.form().format();
-        Ok(Address { notify: self.notify, number: self.number, format, provider: &provider }.encode())
+        Ok(Address { notify: self.notify, number: self.number, format, provider: &provider }
+            .encode())
     }
 
     /// Attaches the rail at `address` as `peer`. Slow path.
@@ -292,7 +293,11 @@ impl FabricRail {
         match self.peers.slots.get(peer.0 as usize) {
             Some(slot) if !slot.attached => {}
             None if peer.0 < self.config.max_peers => {}
-            _ => return Err(AttachError::Full("FabricConfig::max_peers, or the peer is attached already")),
+            _ => {
+                return Err(AttachError::Full(
+                    "FabricConfig::max_peers, or the peer is attached already",
+                ));
+            }
         }
         if theirs.notify != self.notify {
             return Err(AttachError::Config("the two rails notify in different ways"));
@@ -329,7 +334,9 @@ impl FabricRail {
     /// [`AttachError::Full`] if the rail already has a device.
     pub fn reach(&mut self, device: Box<dyn DeviceMemory>) -> Result<(), AttachError> {
         if self.device.is_some() {
-            return Err(AttachError::Full("a rail has one device; use another rail for another device"));
+            return Err(AttachError::Full(
+                "a rail has one device; use another rail for another device",
+            ));
         }
         self.device = Some(Reached::new(device));
         self.short_below = None;
@@ -433,7 +440,11 @@ impl FabricRail {
     fn post_receive(&mut self, index: u32) -> Result<(), Code> {
         let slot = self.pool.at(index as usize);
         let buffer = index as usize - self.caps.depth as usize;
-        let into = Buffer { ptr: self.slab.at(buffer), len: self.caps.max_message + HEAD, desc: self.desc };
+        let into = Buffer {
+            ptr: self.slab.at(buffer),
+            len: self.caps.max_message + HEAD,
+            desc: self.desc,
+        };
         // SAFETY: this receive owns the buffer and the context. The rail does not access either of
         // them until the receive completes.
         unsafe { self.endpoint.recv(into, Pool::context(slot)) }
@@ -552,14 +563,23 @@ unsafe impl Rail for FabricRail {
     }
 
     fn touches(&mut self, memory: Local) -> bool {
-        self.pool.touches(memory) || self.device.as_mut().is_some_and(|reached| reached.touches(memory))
+        self.pool.touches(memory)
+            || self.device.as_mut().is_some_and(|reached| reached.touches(memory))
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         if !self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
             return Err(AttachError::UnknownPeer);
         }
-        if key.key == FI_KEY_NOTAVAIL || len > isize::MAX as u64 || key.base.checked_add(len).is_none() {
+        if key.key == FI_KEY_NOTAVAIL
+            || len > isize::MAX as u64
+            || key.base.checked_add(len).is_none()
+        {
             return Err(AttachError::BadHandle);
         }
         match self.imports.insert(peer.0, key.key, len) {

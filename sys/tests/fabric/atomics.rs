@@ -74,7 +74,8 @@ fn every_operation(name: &str, ask: &Ask<'_>) {
         }
         let odd = Amo { op: AmoOp::Add, width: 3, operand: 1, compare: 0 };
         // SAFETY: no result is requested, so no local memory must stay valid.
-        let result = unsafe { link.rails[0].post_atomic(TO, odd, Remote { key, offset: 8 }, None, 0) };
+        let result =
+            unsafe { link.rails[0].post_atomic(TO, odd, Remote { key, offset: 8 }, None, 0) };
         assert_eq!(result, Err(PostError::Unsupported));
     }
 }

@@ -11,7 +11,9 @@ use fishplate_core::rail::{Local, Posted, Rail, RailKey, Remote};
 use fishplate_sys::fabric::negotiate::{self, NegotiateError, Progress, Why};
 use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::rail::SetupError;
-use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, LoadError, negotiate as choose};
+use fishplate_sys::fabric::{
+    Ask, FabricConfig, FabricRail, Library, LoadError, negotiate as choose,
+};
 
 use crate::conformance::Seen;
 use crate::fence::Fence;
@@ -62,7 +64,10 @@ fn an_unknown_provider_is_answered_with_what_there_is() {
     let NegotiateError::NoProvider { asked, there } = &error else { panic!("{error:?}") };
     assert_eq!(asked, "carrier-pigeon");
     assert!(there.iter().any(|name| name == "shm"), "{there:?}");
-    assert!(error.to_string().contains("carrier-pigeon") && error.to_string().contains("shm"), "{error}");
+    assert!(
+        error.to_string().contains("carrier-pigeon") && error.to_string().contains("shm"),
+        "{error}"
+    );
     let error = choose(support::library(), &Ask::new("a\0b")).unwrap_err();
     assert_eq!(error, NegotiateError::BadName);
 }
@@ -135,17 +140,25 @@ fn configuration_out_of_range_is_refused() {
         FabricConfig { completions: 1 << 30, ..SMALL },
     ];
     for config in bad {
-        assert!(matches!(FabricRail::open(&offer, config), Err(SetupError::Config(_))), "{config:?}");
+        assert!(
+            matches!(FabricRail::open(&offer, config), Err(SetupError::Config(_))),
+            "{config:?}"
+        );
     }
 }
 
 #[test]
 fn addresses_that_are_none_attach_nobody() {
     needs_library!("addresses");
-    let (mut a, b) = (support::open(&Ask::new("shm"), SMALL, 1), support::open(&Ask::new("shm"), SMALL, 2));
+    let (mut a, b) =
+        (support::open(&Ask::new("shm"), SMALL, 1), support::open(&Ask::new("shm"), SMALL, 2));
     let good = b.address().unwrap();
     for len in 0..17 {
-        assert_eq!(a.attach(Peer(0), &good[..len.min(16)]), Err(AttachError::BadHandle), "{len} bytes");
+        assert_eq!(
+            a.attach(Peer(0), &good[..len.min(16)]),
+            Err(AttachError::BadHandle),
+            "{len} bytes"
+        );
     }
     let mut changed = good.clone();
     changed[0] ^= 1;
@@ -174,7 +187,10 @@ fn addresses_that_are_none_attach_nobody() {
 
     let mut own = a.address().unwrap();
     own[8] ^= 1;
-    assert!(matches!(a.attach(Peer(0), &own), Err(AttachError::Config(_))), "our own, under another number");
+    assert!(
+        matches!(a.attach(Peer(0), &own), Err(AttachError::Config(_))),
+        "our own, under another number"
+    );
 }
 
 /// The provider does not learn the length of an address. Each truncated address ends at an
@@ -193,7 +209,11 @@ fn addresses_are_as_long_as_the_provider_takes_them_to_be() {
         }
         let mut strange = good.clone();
         strange[17] ^= 1;
-        assert_eq!(a.attach(Peer(0), &strange), Err(AttachError::BadHandle), "{provider}: another family");
+        assert_eq!(
+            a.attach(Peer(0), &strange),
+            Err(AttachError::BadHandle),
+            "{provider}: another family"
+        );
         a.attach(Peer(0), Fence::new(good.len()).end(&good)).unwrap();
     }
 }
@@ -205,7 +225,8 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
     for (provider, seed) in [("tcp", 5), ("tcp;ofi_rxm", 7), ("shm", 9)] {
         for inject in [true, false] {
             let config = FabricConfig { inject, ..SMALL };
-            let [mut a, mut b] = [0, 1].map(|side| support::open(&Ask::new(provider), config, seed + side));
+            let [mut a, mut b] =
+                [0, 1].map(|side| support::open(&Ask::new(provider), config, seed + side));
             a.attach(Peer(0), &b.address().unwrap()).unwrap();
             b.attach(Peer(0), &a.address().unwrap()).unwrap();
             let (mut here, mut there) = (Seen::default(), Seen::default());
@@ -220,7 +241,9 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
                 let local = Local { ptr: ours.ptr(), len, desc };
                 let remote = Remote { key, offset: 0 };
                 let mut both =
-                    |a: &mut FabricRail, b: &mut FabricRail, over: &dyn Fn(&Seen, &Seen) -> bool| {
+                    |a: &mut FabricRail,
+                     b: &mut FabricRail,
+                     over: &dyn Fn(&Seen, &Seen) -> bool| {
                         let end = Instant::now() + Duration::from_secs(20);
                         while !over(&here, &there) {
                             a.poll(8, &mut here);
@@ -232,17 +255,24 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
                         there.messages.clear();
                     };
                 // SAFETY: source and target stay valid until the write has completed and landed.
-                let posted =
-                    insist(&mut a, &mut b, |a| unsafe { a.post_write(Peer(0), local, remote, Some(3), 9) });
+                let posted = insist(&mut a, &mut b, |a| unsafe {
+                    a.post_write(Peer(0), local, remote, Some(3), 9)
+                });
                 both(&mut a, &mut b, &|here, there| {
                     !there.landed.is_empty() && (posted == Posted::Done || !here.done.is_empty())
                 });
-                assert!(to.bytes().iter().all(|&byte| byte == len as u8 | 1), "{provider}: {len} bytes");
+                assert!(
+                    to.bytes().iter().all(|&byte| byte == len as u8 | 1),
+                    "{provider}: {len} bytes"
+                );
                 from.bytes().fill(0);
                 // SAFETY: source and target stay valid until the read has completed.
                 insist(&mut a, &mut b, |a| unsafe { a.post_read(Peer(0), local, remote, 9) });
                 both(&mut a, &mut b, &|here, _| !here.done.is_empty());
-                assert!(from.bytes().iter().all(|&byte| byte == len as u8 | 1), "{provider}: {len} bytes");
+                assert!(
+                    from.bytes().iter().all(|&byte| byte == len as u8 | 1),
+                    "{provider}: {len} bytes"
+                );
                 if len <= a.caps().max_message - 3 {
                     let (mut head, body) = (Fence::new(3), Untrusted::from_slice(from.bytes()));
                     let head = head.bytes();
@@ -306,7 +336,8 @@ fn tables_fill_up_and_say_so() {
     // SAFETY: the memory is leaked, and nothing else accesses it.
     let region = |len| unsafe { Region::new(ptr, len, RegionKind::Private) };
     assert_eq!(rail.register(&region(0)), Err(AttachError::BadRange));
-    let keys: Vec<_> = (0..SMALL.max_regions).map(|_| rail.register(&region(64)).unwrap().0).collect();
+    let keys: Vec<_> =
+        (0..SMALL.max_regions).map(|_| rail.register(&region(64)).unwrap().0).collect();
     assert_eq!(rail.register(&region(64)), Err(AttachError::Full("FabricConfig::max_regions")));
     rail.deregister(keys[2]).unwrap();
     let again = rail.register(&region(64)).unwrap().0;

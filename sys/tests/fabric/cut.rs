@@ -35,7 +35,17 @@ impl Ends {
         let (_, desc) = a.register(&source).unwrap();
         let (key, _) = b.register(&memory).unwrap();
         a.import(TO, key, memory.len() as u64).unwrap();
-        Ends { a, b, source, desc, memory, key, here: Seen::default(), there: Seen::default(), written: 0 }
+        Ends {
+            a,
+            b,
+            source,
+            desc,
+            memory,
+            key,
+            here: Seen::default(),
+            there: Seen::default(),
+            written: 0,
+        }
     }
 
     /// Writes new bytes to the next slot. Returns whether the post was accepted.
@@ -62,7 +72,12 @@ impl Ends {
         let end = Instant::now() + Duration::from_secs(30);
         while !ready(self) {
             self.poll();
-            assert!(Instant::now() < end, "{what}: {} written, {:?}", self.written, self.there.landed.len());
+            assert!(
+                Instant::now() < end,
+                "{what}: {} written, {:?}",
+                self.written,
+                self.there.landed.len()
+            );
         }
     }
 
@@ -112,14 +127,20 @@ fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
         ends.poll();
     }
     assert!(ends.bytes() == before, "seed {seed}: memory was written behind the fence");
-    assert_eq!(ends.there.landed.len(), landed, "seed {seed}: a write was reported behind the fence");
+    assert_eq!(
+        ends.there.landed.len(),
+        landed,
+        "seed {seed}: a write was reported behind the fence"
+    );
     assert_eq!(ends.there.down, [], "seed {seed}: the caller knows that this peer is cut off");
     // Both sides attach each other again, and traffic flows as before.
     match random.below(2) {
         0 => {
             ends.a.detach(TO);
             ends.b.detach(FROM);
-            ends.until("the posts of the old attachment", |ends| ends.here.done.len() as u32 == ends.written);
+            ends.until("the posts of the old attachment", |ends| {
+                ends.here.done.len() as u32 == ends.written
+            });
             ends.a.attach(TO, &ends.b.address().unwrap()).unwrap();
             ends.b.attach(FROM, &ends.a.address().unwrap()).unwrap();
             ends.a.import(TO, ends.key, ends.memory.len() as u64).unwrap();
@@ -131,7 +152,10 @@ fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
         posted |= !posted && ends.write();
         ends.there.landed.len() > landed
     });
-    assert_eq!(ends.there.landed.last().map(|&(peer, n)| (peer, n + 1)), Some((FROM, ends.written)));
+    assert_eq!(
+        ends.there.landed.last().map(|&(peer, n)| (peer, n + 1)),
+        Some((FROM, ends.written))
+    );
 }
 
 /// Both sides have fenced each other. They attach each other again at their new addresses.
@@ -152,7 +176,10 @@ fn rejoin(ends: &mut Ends, seed: u64) {
         !here.is_empty() && !there.is_empty()
     });
     assert_eq!(ends.here.done.len() as u32, ends.written, "seed {seed}: all were reported before");
-    assert!(here != before[0] && there == before[1], "seed {seed}: each fence opens another endpoint");
+    assert!(
+        here != before[0] && there == before[1],
+        "seed {seed}: each fence opens another endpoint"
+    );
     // Malformed addresses, which `rejoin` must reject.
     for (at, wrong) in [(0, b'x'), (4, 9), (6, 2), (8, !there[8]), (12, 9), (16, 99)] {
         let mut bad = there.clone();
@@ -196,8 +223,15 @@ fn own_posts_end(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     }
     assert_eq!(ends.here.done.len() as u32, ends.written, "seed {seed}");
     let fates = ends.here.done.iter().map(|done| done.1);
-    assert!(fates.clone().all(|fate| matches!(fate, Ok(()) | Err(CompleteError::PeerDown))), "seed {seed}");
-    assert_eq!(ends.here.down, [(Peer(7), PeerError::Lost)], "seed {seed}: the rail has one endpoint");
+    assert!(
+        fates.clone().all(|fate| matches!(fate, Ok(()) | Err(CompleteError::PeerDown))),
+        "seed {seed}"
+    );
+    assert_eq!(
+        ends.here.down,
+        [(Peer(7), PeerError::Lost)],
+        "seed {seed}: the rail has one endpoint"
+    );
     assert_eq!(ends.a.fence(Peer(7)), Fence::Fenced);
     assert_eq!(ends.a.stats().orphans, 0);
 }
@@ -256,13 +290,17 @@ fn reads_are_cut(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
         }
         ends.written += 8;
         ends.until("posts after the return", |ends| {
-            let ended = ends.here.done.len() == done[0] + 16 && ends.there.done.len() == done[1] + 8;
+            let ended =
+                ends.here.done.len() == done[0] + 16 && ends.there.done.len() == done[1] + 8;
             ended && ends.here.messages.len() == 8 * round && ends.there.messages.len() == 8 * round
         });
         for (at, peer, seen) in [(0, TO, &ends.here), (1, FROM, &ends.there)] {
             assert!(seen.done[done[at]..].iter().all(|done| done.1.is_ok()), "seed {seed}");
             let last = seen.messages[8 * (round - 1)..].iter().zip(0..);
-            assert!(last.into_iter().all(|(message, n)| *message == (peer, vec![n; 600])), "seed {seed}");
+            assert!(
+                last.into_iter().all(|(message, n)| *message == (peer, vec![n; 600])),
+                "seed {seed}"
+            );
         }
         let halves = mine().chunks(LEN).zip(1..).all(|(slot, n)| slot[..LEN / 2] == [n; LEN / 2]);
         assert!(halves, "seed {seed}: round {round}");
@@ -285,7 +323,11 @@ fn reads_are_cut(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
         woken
     };
     assert_eq!(woken, 1, "seed {seed}: completions make the set readable");
-    assert_eq!(ends.a.stats().replaced, u32::from(ends.a.offer().frees_reads_twice()), "seed {seed}");
+    assert_eq!(
+        ends.a.stats().replaced,
+        u32::from(ends.a.offer().frees_reads_twice()),
+        "seed {seed}"
+    );
 }
 
 fn each(test: &str, count: u64, run: fn(&Ask<'_>, FabricConfig, u64)) {

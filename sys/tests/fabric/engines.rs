@@ -13,7 +13,8 @@ use crate::behaviour::{fleet, lives, oracle, seeds};
 use crate::support;
 
 /// Small tables that fill up. The deadline suits a loaded machine, because no peer dies here.
-const CONFIG: FabricConfig = FabricConfig { deadline: Some(Duration::from_secs(20)), ..support::SMALL };
+const CONFIG: FabricConfig =
+    FabricConfig { deadline: Some(Duration::from_secs(20)), ..support::SMALL };
 
 pub(super) fn join<const RAILS: usize>(
     ask: &Ask<'_>,
@@ -67,7 +68,12 @@ fn streams_over_tcp_are_what_the_model_says() {
 
 #[test]
 fn streams_over_tcp_are_what_the_model_says_with_writes_held_back() {
-    streams("tcp, FI_MORE", Ask::new("tcp"), FabricConfig { inject: false, more: Some(true), ..CONFIG }, 4);
+    streams(
+        "tcp, FI_MORE",
+        Ask::new("tcp"),
+        FabricConfig { inject: false, more: Some(true), ..CONFIG },
+        4,
+    );
 }
 
 #[test]

@@ -190,14 +190,16 @@ fn a_device_is_flushed_before_arrivals_are_reported_and_not_for_ends() {
             origin.poll(8, &mut here);
             target.poll(8, &mut there);
         }
-        while origin.post_message(TO, &[1], Untrusted::from_slice(&[]), 0) == Err(PostError::Again) {
+        while origin.post_message(TO, &[1], Untrusted::from_slice(&[]), 0) == Err(PostError::Again)
+        {
             origin.poll(8, &mut here);
         }
         while there.1.len() == landed + 1 {
             target.poll(8, &mut there);
         }
     }
-    let want: Vec<_> = (0..10).flat_map(|n| [("landed", 2 * n + 1), ("message", 2 * n + 2)]).collect();
+    let want: Vec<_> =
+        (0..10).flat_map(|n| [("landed", 2 * n + 1), ("message", 2 * n + 2)]).collect();
     assert_eq!(there.1, want);
     assert!(here.1.iter().all(|&look| look == ("done", 0)), "{:?}", here.1);
 }

@@ -101,7 +101,9 @@ fn memory() -> (&'static mut [u8], Region) {
 }
 
 fn pattern(round: u32, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(round).to_le_bytes()[2]).collect()
+    (0..len)
+        .map(|i| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(round).to_le_bytes()[2])
+        .collect()
 }
 
 /// Returns the number of bytes written in a round.
@@ -133,7 +135,8 @@ fn child() {
             let (peer, round) = seen.landed[answered];
             answered += 1;
             // SAFETY: the parent waits for our answer before it writes again.
-            let now = unsafe { std::ptr::read_volatile(&raw const bytes[..length(round)] as *const u8) };
+            let now =
+                unsafe { std::ptr::read_volatile(&raw const bytes[..length(round)] as *const u8) };
             let good = peer == PEER
                 && now == pattern(round, 1)[0]
                 && bytes[..length(round)] == pattern(round, length(round));
@@ -218,7 +221,10 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
     let (ends, mut posts) = (seen.done.len(), 0);
     let local = Local { ptr: region.ptr(), len: 4096, desc };
     while posts < 8 {
-        assert!(began.elapsed() < 20 * DEADLINE, "{name}: refused for ever, and nothing said: {rail:?}");
+        assert!(
+            began.elapsed() < 20 * DEADLINE,
+            "{name}: refused for ever, and nothing said: {rail:?}"
+        );
         // SAFETY: the target is leaked, and nothing reads it before the completion.
         match unsafe { rail.post_read(PEER, local, remote, posts) } {
             Ok(_) => posts += 1,
@@ -230,7 +236,9 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
             Err(error) => panic!("{name}: {error:?}"),
         }
     }
-    until(&mut rail, &mut seen, |seen| !seen.down.is_empty() && seen.done.len() == ends + posts as usize);
+    until(&mut rail, &mut seen, |seen| {
+        !seen.down.is_empty() && seen.done.len() == ends + posts as usize
+    });
     // One deadline passes before the failure is detected, another before the outstanding operations
     // fail.
     assert!(began.elapsed() < 20 * DEADLINE, "{name}: after {:?}", began.elapsed());

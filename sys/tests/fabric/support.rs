@@ -53,7 +53,8 @@ pub fn library() -> Library {
 /// Opens a rail, on the loopback interface if the provider has interfaces.
 pub fn open(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> FabricRail {
     let interface = if ask.provider == "shm" { None } else { Some("lo") };
-    let offer = negotiate(library(), &Ask { interface, ..*ask }).unwrap_or_else(|error| panic!("{error}"));
+    let offer =
+        negotiate(library(), &Ask { interface, ..*ask }).unwrap_or_else(|error| panic!("{error}"));
     let config = FabricConfig { seed: Some(seed), ..config };
     FabricRail::open(&offer, config).unwrap_or_else(|error| panic!("{error}"))
 }

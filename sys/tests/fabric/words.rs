@@ -16,8 +16,11 @@ use crate::behaviour::oracle::{OPS, model};
 use crate::behaviour::{Random, region, seeds};
 use crate::{engines, support, with_atomics};
 
-const CONFIG: FabricConfig =
-    FabricConfig { native_atomics: true, deadline: Some(Duration::from_secs(20)), ..support::SMALL };
+const CONFIG: FabricConfig = FabricConfig {
+    native_atomics: true,
+    deadline: Some(Duration::from_secs(20)),
+    ..support::SMALL
+};
 
 /// Number of contexts per peer, so that a peer has several atomics in flight.
 const CONTEXTS: u16 = 2;
@@ -63,13 +66,21 @@ fn is_explained(streams: &[Vec<&Done>; STREAMS], start: u64, end: u64) -> bool {
 #[test]
 fn an_order_is_found_where_there_is_one_and_only_there() {
     let amo = |op, operand| Amo { op, width: 8, operand, compare: 0 };
-    let done =
-        |op, operand, fetched| Done { native: true, word: 3, amo: amo(op, operand), token: None, fetched };
+    let done = |op, operand, fetched| Done {
+        native: true,
+        word: 3,
+        amo: amo(op, operand),
+        token: None,
+        fetched,
+    };
     use fishplate_core::op::AmoOp::{Add, Set};
     let (one, two, three) = (done(Add, 1, Some(0)), done(Add, 1, Some(0)), done(Set, 9, None));
     assert!(is_explained(&[vec![&one, &three], vec![], vec![], vec![]], 0, 9));
     assert!(!is_explained(&[vec![&one], vec![&two], vec![], vec![]], 0, 2), "an addition lost");
-    assert!(!is_explained(&[vec![&three, &one], vec![], vec![], vec![]], 0, 9), "a stream reordered");
+    assert!(
+        !is_explained(&[vec![&three, &one], vec![], vec![], vec![]], 0, 9),
+        "a stream reordered"
+    );
     assert!(!is_explained(&[vec![&one], vec![&three], vec![], vec![]], 0, 8), "a value made up");
 }
 
@@ -105,7 +116,12 @@ impl Words {
     }
 }
 
-fn issue(node: &mut Node<FabricRail, 1>, context: ContextId, at: [RemoteId; 2], op: &mut Done) -> bool {
+fn issue(
+    node: &mut Node<FabricRail, 1>,
+    context: ContextId,
+    at: [RemoteId; 2],
+    op: &mut Done,
+) -> bool {
     let at = at[op.native as usize].at(op.word as u64 * STEP);
     let issued = match op.fetched {
         Some(_) => node.engine.fetch(context, at, op.amo, 0),
@@ -122,7 +138,8 @@ fn issue(node: &mut Node<FabricRail, 1>, context: ContextId, at: [RemoteId; 2], 
 
 /// Returns the number of operations per run, from `FISHPLATE_ATOMICS` or a small default.
 fn count() -> usize {
-    std::env::var("FISHPLATE_ATOMICS").map_or(4_000, |n| n.parse().expect("FISHPLATE_ATOMICS is a number"))
+    std::env::var("FISHPLATE_ATOMICS")
+        .map_or(4_000, |n| n.parse().expect("FISHPLATE_ATOMICS is a number"))
 }
 
 fn shared_words(name: &str, ask: Ask<'_>) {
@@ -188,13 +205,16 @@ fn shared_words(name: &str, ask: Ask<'_>) {
             for native in [false, true] {
                 for (word, start) in starts[native as usize].iter_mut().enumerate() {
                     let of_word = streams.each_ref().map(|stream| {
-                        stream.iter().filter(|op| op.native == native && op.word == word).collect::<Vec<_>>()
+                        stream
+                            .iter()
+                            .filter(|op| op.native == native && op.word == word)
+                            .collect::<Vec<_>>()
                     });
                     let end = words[native as usize].value(&nodes, word);
                     let told = || {
-                        of_word
-                            .each_ref()
-                            .map(|stream| stream.iter().map(|op| (op.amo, op.fetched)).collect::<Vec<_>>())
+                        of_word.each_ref().map(|stream| {
+                            stream.iter().map(|op| (op.amo, op.fetched)).collect::<Vec<_>>()
+                        })
                     };
                     assert!(
                         is_explained(&of_word, *start, end),

@@ -42,7 +42,8 @@ impl Both {
 
     fn number(&mut self, name: &str, number: i128) {
         self.ours.insert(format!("{name} number"), number);
-        writeln!(self.c, "printf(\"{name} number %llu\\n\", (unsigned long long)({name}));").unwrap();
+        writeln!(self.c, "printf(\"{name} number %llu\\n\", (unsigned long long)({name}));")
+            .unwrap();
     }
 }
 
@@ -97,7 +98,8 @@ fn our_structures_are_those_of_the_headers() {
     let (file, program) = (place.join("probe.c"), place.join("probe"));
     fs::write(&file, source).unwrap();
     let compiler = env::var("CC").unwrap_or("cc".into());
-    let built = Command::new(&compiler).arg("-I").arg(&include).arg("-o").arg(&program).arg(&file).output();
+    let built =
+        Command::new(&compiler).arg("-I").arg(&include).arg("-o").arg(&program).arg(&file).output();
     let Ok(built) = built else {
         return skipped(&format!("no C compiler {compiler:?}"));
     };

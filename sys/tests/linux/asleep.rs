@@ -14,7 +14,8 @@ pub fn this_thread() -> i32 {
 pub fn until_asleep(thread: i32) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).expect("the thread is there");
+        let stat =
+            std::fs::read_to_string(format!("/proc/{thread}/stat")).expect("the thread is there");
         // In `/proc/.../stat` the state follows the thread's name, which is in parentheses.
         if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')) {
             return;

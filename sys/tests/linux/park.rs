@@ -82,7 +82,8 @@ fn play(
 fn meet(name: &str, make_host: fn() -> LinuxHost, usual_rounds: u64) {
     let rounds = rounds(usual_rounds);
     let seed = seed(name);
-    let (host, lane, start) = (make_host(), Lane::default(), [AtomicU64::new(0), AtomicU64::new(0)]);
+    let (host, lane, start) =
+        (make_host(), Lane::default(), [AtomicU64::new(0), AtomicU64::new(0)]);
     let both_start = |me: usize, round: u64, random: &mut Random| {
         start[me].store(round, Ordering::SeqCst);
         let mut probes = 0u32;
@@ -152,12 +153,19 @@ fn ping_pong(name: &str, make_host: fn() -> LinuxHost, spin_ns: u32, usual_round
             let mut idle = Idle::new(policy_that_parks(spin_ns));
             let [a, b] = &*lanes;
             let ends = if serves { [a, b] } else { [b, a] };
-            let whole =
-                play(&host, &mut idle, ends, serves, rounds, &mut Random::new(seed ^ u64::from(serves)));
+            let whole = play(
+                &host,
+                &mut idle,
+                ends,
+                serves,
+                rounds,
+                &mut Random::new(seed ^ u64::from(serves)),
+            );
             (whole, idle.counts())
         })
     };
-    let [(first, counts), (second, other)] = [run(true), run(false)].map(|side| side.join().unwrap());
+    let [(first, counts), (second, other)] =
+        [run(true), run(false)].map(|side| side.join().unwrap());
     let took_ms = (clock::monotonic_ns() - began) / 1_000_000;
     eprintln!("{name}: {rounds} round trips in {took_ms} ms\n  {counts:?}\n  {other:?}");
     assert!(first && second, "a wake-up was lost");
@@ -212,8 +220,14 @@ fn no_wake_up_is_lost_between_processes() {
             // process.
             let host = LinuxHost::shared().peer_uses_membarrier(peer_uses_membarrier);
             let mut idle = Idle::new(policy_that_parks(0));
-            let whole =
-                play(&host, &mut idle, lanes, serves, rounds, &mut Random::new(seed ^ u64::from(serves)));
+            let whole = play(
+                &host,
+                &mut idle,
+                lanes,
+                serves,
+                rounds,
+                &mut Random::new(seed ^ u64::from(serves)),
+            );
             (whole, idle.counts())
         };
         let child = Child::run(|| side([lanes[1], lanes[0]], false).0);
@@ -228,8 +242,9 @@ fn a_sleeper_in_another_process_is_woken() {
     let mapping = Mapping::new(4096);
     // SAFETY: offset 0 is aligned and inside the mapping. Zeroed memory is a valid eventcount.
     let event: &EventCount = unsafe { mapping.at(0).as_ref() };
-    let child =
-        Child::run(|| event.park(&LinuxHost::shared(), 30 * SECOND_NS, || false) == Some(Woken::Called));
+    let child = Child::run(|| {
+        event.park(&LinuxHost::shared(), 30 * SECOND_NS, || false) == Some(Woken::Called)
+    });
     let host = LinuxHost::shared();
     while !event.notify(&host) {
         thread::yield_now();

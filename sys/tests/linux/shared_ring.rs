@@ -28,11 +28,14 @@ fn every_value_crosses_to_another_process_once_and_in_order() {
         let (host, mut idle) = (LinuxHost::shared(), Idle::new(Policy::BALANCED));
         // SAFETY: the ring stays mapped for the life of the process. This is the only consumer, and
         // every u64 is valid.
-        let Ok(mut rx) = (unsafe { Consumer::from_raw(header, slots, CAPACITY) }) else { return false };
+        let Ok(mut rx) = (unsafe { Consumer::from_raw(header, slots, CAPACITY) }) else {
+            return false;
+        };
         let mut want = 0;
         while want < values {
-            let waited =
-                wait_until(&host, &mut idle, &channels.recv[0], deadline_ns, || Turn::ready(!rx.is_empty()));
+            let waited = wait_until(&host, &mut idle, &channels.recv[0], deadline_ns, || {
+                Turn::ready(!rx.is_empty())
+            });
             if waited == Waited::Expired {
                 return false;
             }
@@ -52,8 +55,9 @@ fn every_value_crosses_to_another_process_once_and_in_order() {
     // is valid.
     let mut tx = unsafe { Producer::from_raw(header, slots, CAPACITY) }.unwrap();
     for value in 0..values {
-        let waited =
-            wait_until(&host, &mut idle, &channels.send, deadline_ns, || Turn::ready(tx.push(value).is_ok()));
+        let waited = wait_until(&host, &mut idle, &channels.send, deadline_ns, || {
+            Turn::ready(tx.push(value).is_ok())
+        });
         assert_eq!(waited, Waited::Ready);
         idle.notify(&host, &channels.recv[0]);
     }

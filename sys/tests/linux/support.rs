@@ -13,8 +13,10 @@ pub fn rounds(usual: u64) -> u64 {
 
 /// Prints and returns a seed that differs from run to run. `FISHPLATE_SEED` repeats a run.
 pub fn seed(test: &str) -> u64 {
-    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
-    let seed = env::var("FISHPLATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
+    let clock =
+        || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
+    let seed =
+        env::var("FISHPLATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
     eprintln!("{test}: FISHPLATE_SEED={seed}");
     seed
 }
@@ -47,8 +49,14 @@ impl Mapping {
         unsafe {
             let fd = libc::memfd_create(c"fishplate-test".as_ptr(), libc::MFD_CLOEXEC);
             assert!(fd >= 0 && libc::ftruncate(fd, len as libc::off_t) == 0);
-            let start =
-                libc::mmap(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0);
+            let start = libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd,
+                0,
+            );
             assert_ne!(start, libc::MAP_FAILED);
             libc::close(fd);
             Self { start: NonNull::new(start.cast()).unwrap(), len }

@@ -1,6 +1,9 @@
 //! Compares every structure of `fishplate_sys::fabric::raw` with the official binding: offsets at
 //! compile time, field sizes at run time. Structures of a later library may be longer.
-#![allow(clippy::unnecessary_cast, reason = "the binding's types of numbers are its generator's choice")]
+#![allow(
+    clippy::unnecessary_cast,
+    reason = "the binding's types of numbers are its generator's choice"
+)]
 
 #[cfg(feature = "oracle")]
 mod compared {

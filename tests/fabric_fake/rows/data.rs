@@ -79,15 +79,20 @@ fn row_05_two_engines_of_a_process_progress_separately() {
     let mut one = join::<1>(&fakes[0], this, 5, 2, Config::DEFAULT, 4096);
     let mut other = join::<2>(&fakes[1], this, 6, 2, Config::DEFAULT, 4096);
     for value in 1..=50 {
-        let signal =
-            |node: &Node<FabricRail, 1>| Signal { at: node.remotes[1].at(0), op: SignalOp::Set, value };
+        let signal = |node: &Node<FabricRail, 1>| Signal {
+            at: node.remotes[1].at(0),
+            op: SignalOp::Set,
+            value,
+        };
         let at = signal(&one[0]);
         one[0].engine.signal(CX, at, Notice::Silent).unwrap();
         let at = Signal { at: other[0].remotes[1].at(0), op: SignalOp::Set, value: 100 + value };
         other[0].engine.signal(CX, at, Notice::Silent).unwrap();
         let there = |nodes: &[Node<FabricRail, 2>]| word(&nodes[1].engine, nodes[1].target.at(0));
         let before = (there(&other), fakes[1].counts());
-        turn_until(&mut one, "the first", |nodes| word(&nodes[1].engine, nodes[1].target.at(0)) == value);
+        turn_until(&mut one, "the first", |nodes| {
+            word(&nodes[1].engine, nodes[1].target.at(0)) == value
+        });
         let after = (there(&other), fakes[1].counts());
         assert_eq!(after, before, "progress of one engine used the other's endpoints");
         turn_until(&mut other, "the second", |nodes| there(nodes) == 100 + value);
@@ -108,10 +113,20 @@ fn row_06_puts_and_gets_are_split_at_the_provider_s_limit() {
         assert_eq!(two.there(8, len), bytes, "{len}");
         assert!(two.fake.0.counts().posted - before >= len.div_ceil(4096) as u64, "{len}");
         let issued = two.issue(|node| {
-            node.engine.get(CX, node.source.at(500_000), len, node.remotes[1].at(8), Notice::Report(1))
+            node.engine.get(
+                CX,
+                node.source.at(500_000),
+                len,
+                node.remotes[1].at(8),
+                Notice::Report(1),
+            )
         });
         assert_eq!(two.end(issued), Some(0), "{len}");
-        assert_eq!(read(&two.nodes[0].engine, two.nodes[0].source.at(500_000), len), bytes, "{len}");
+        assert_eq!(
+            read(&two.nodes[0].engine, two.nodes[0].source.at(500_000), len),
+            bytes,
+            "{len}"
+        );
     }
 }
 

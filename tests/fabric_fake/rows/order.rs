@@ -69,7 +69,11 @@ fn row_10_signals_come_in_order_across_rails_after_earlier_puts() {
             let now = two.word(0);
             assert!(now >= last, "seed {seed}: {now} after {last}");
             for n in last..now {
-                assert_eq!(two.word(64 + n * 8), n + 1, "seed {seed}: the signal came before its put");
+                assert_eq!(
+                    two.word(64 + n * 8),
+                    n + 1,
+                    "seed {seed}: the signal came before its put"
+                );
             }
             last = now;
         }
@@ -91,7 +95,11 @@ fn atomics(name: &str, persona: Persona, ops: &[AmoOp], widths: &[u8]) {
             assert_eq!(two.fetch(0, amo), before & mask, "{name}: {op:?} of {width}");
             let want = model(&amo, before & mask) & mask;
             assert_eq!(two.word(0) & mask, want, "{name}: {op:?} of {width}");
-            assert_eq!(two.word(0) & !mask, before & !mask, "{name}: {op:?} of {width} and no more");
+            assert_eq!(
+                two.word(0) & !mask,
+                before & !mask,
+                "{name}: {op:?} of {width} and no more"
+            );
         }
     }
 }
@@ -120,7 +128,8 @@ fn row_13_atomics_of_every_width() {
 #[test]
 fn row_14_a_fetch_returns_its_value_and_a_completion() {
     let mut two = efa::<2>(Config::DEFAULT, 14);
-    let issued = two.issue(|node| node.engine.fetch(CX, node.remotes[1].at(0), amo(AmoOp::Add, 8, 5, 0), 77));
+    let issued = two
+        .issue(|node| node.engine.fetch(CX, node.remotes[1].at(0), amo(AmoOp::Add, 8, 5, 0), 77));
     let Issued::Pending(token) = issued else { panic!("{issued:?}") };
     let mut flag = None;
     turn_until(&mut two.nodes, "the reply", |nodes| {

@@ -55,7 +55,8 @@ fn row_23_automatic_progress_is_requested_first_and_manual_accepted() {
     for (name, persona) in Persona::all() {
         let fake = Fake::new(persona.clone(), 23);
         let offer = negotiate(fake.library(), &Ask::new(name)).unwrap();
-        let want = if persona.progress == FI_PROGRESS_AUTO { Progress::Auto } else { Progress::Manual };
+        let want =
+            if persona.progress == FI_PROGRESS_AUTO { Progress::Auto } else { Progress::Manual };
         assert_eq!((offer.progress, offer.level), (want, Level::Delivery), "{name}");
         assert_eq!(offer.info.provider(), persona.provider);
     }
@@ -134,7 +135,10 @@ fn row_27_errors_include_the_provider_s_code() {
         ["fake: some error: 5 (FI_EIO); efa says 4711: fake provider error 4711: hardware says no"]
     );
     let peer = two.nodes[0].peers[1];
-    assert!(two.nodes[0].engine.peer_error(peer).unwrap().is_some(), "a hole in the stream fails the peer");
+    assert!(
+        two.nodes[0].engine.peer_error(peer).unwrap().is_some(),
+        "a hole in the stream fails the peer"
+    );
 }
 
 #[test]

@@ -39,7 +39,10 @@ fn row_18_a_large_put_is_spread_over_the_rails() {
     two.quiet();
     assert_eq!(two.there(64, 512 << 10), bytes);
     for (name, before) in names.iter().zip(before) {
-        assert!(two.fake.0.posted_on(name) - before >= 2, "{name} carries a part of one put-signal");
+        assert!(
+            two.fake.0.posted_on(name) - before >= 2,
+            "{name} carries a part of one put-signal"
+        );
     }
 }
 
@@ -60,7 +63,8 @@ fn machine() -> Machine {
 }
 
 fn open(settings: &Settings, fake: &Fake, anchor: Anchor) -> Vec<OpenRail> {
-    let wanted = Wanted { settings, limits: Limits::DEFAULT, anchor, count: Some(2), devices: false };
+    let wanted =
+        Wanted { settings, limits: Limits::DEFAULT, anchor, count: Some(2), devices: false };
     rails::open(wanted, fake.library(), &machine()).unwrap()
 }
 

@@ -4,7 +4,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::{
-    CONTEXT, Code, INVALID_CONTEXT, INVALID_VALUE, answer, code, current, library, ordinal, put, start,
+    CONTEXT, Code, INVALID_CONTEXT, INVALID_VALUE, answer, code, current, library, ordinal, put,
+    start,
 };
 
 const FIRST: usize = 0x1000;
@@ -34,7 +35,9 @@ unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
 unsafe extern "C" fn cuDeviceGet(device: *mut c_int, wanted: c_int) -> Code {
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(
-        library().and_then(|library| ordinal(library, wanted)).and_then(|_| unsafe { put(device, wanted) }),
+        library()
+            .and_then(|library| ordinal(library, wanted))
+            .and_then(|_| unsafe { put(device, wanted) }),
     )
 }
 
@@ -57,12 +60,18 @@ unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_in
 unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> Code {
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(
-        library().and_then(|library| ordinal(library, device)).and_then(|_| unsafe { put(bytes, 1 << 34) }),
+        library()
+            .and_then(|library| ordinal(library, device))
+            .and_then(|_| unsafe { put(bytes, 1 << 34) }),
     )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) -> Code {
+unsafe extern "C" fn cuDeviceGetAttribute(
+    value: *mut c_int,
+    attribute: c_uint,
+    device: c_int,
+) -> Code {
     let outcome = library().and_then(|library| {
         let ordinal = ordinal(library, device)?;
         let behaviour = library.process.driver().behaviour();
@@ -107,7 +116,10 @@ unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer:
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: c_int) -> Code {
     let found = library().and_then(|library| ordinal(library, device));
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
-    answer(found.and_then(|ordinal| unsafe { put(context, (FIRST + ordinal as usize) as *mut c_void) }))
+    answer(
+        found
+            .and_then(|ordinal| unsafe { put(context, (FIRST + ordinal as usize) as *mut c_void) }),
+    )
 }
 
 #[unsafe(no_mangle)]

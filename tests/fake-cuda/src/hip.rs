@@ -9,8 +9,8 @@ use fishplate_gpu::{DevicePtr, LEGACY_HANDLE};
 
 use crate::memory::{Access, Asked, IpcHandle, Location};
 use crate::{
-    CONTEXT, Code, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, code, current,
-    find, library, ordinal, put, version,
+    CONTEXT, Code, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, code,
+    current, find, library, ordinal, put, version,
 };
 
 /// `hipErrorInvalidDevicePointer`.
@@ -147,11 +147,19 @@ unsafe extern "C" fn hipGetDevice(place: *mut c_int) -> Code {
 
 #[unsafe(no_mangle)]
 extern "C" fn hipSetDevice(device: c_int) -> Code {
-    answer(library().and_then(|library| ordinal(library, device)).map(|device| CONTEXT.set(Some(device))))
+    answer(
+        library()
+            .and_then(|library| ordinal(library, device))
+            .map(|device| CONTEXT.set(Some(device))),
+    )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) -> Code {
+unsafe extern "C" fn hipDeviceGetAttribute(
+    value: *mut c_int,
+    attribute: c_uint,
+    device: c_int,
+) -> Code {
     // The attributes' numbers in hip_runtime_api.h, and their numbers in cuda.h.
     let same = match attribute {
         67 => 33,
@@ -166,7 +174,8 @@ unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_uint,
             return answer(library().and_then(|library| {
                 let at = ordinal(library, device)?;
                 let register = REGISTERS.get(at as usize).ok_or(INVALID_DEVICE)?;
-                let there = library.process.driver().behaviour().must_flush.then_some(register.as_ptr());
+                let there =
+                    library.process.driver().behaviour().must_flush.then_some(register.as_ptr());
                 // SAFETY: the caller provides room for a pointer, which HIP writes here.
                 unsafe { put(value.cast(), there.unwrap_or(std::ptr::null_mut())) }
             }));
@@ -178,10 +187,18 @@ unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_uint,
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hipPointerGetAttribute(place: *mut c_void, attribute: c_uint, ptr: u64) -> Code {
+unsafe extern "C" fn hipPointerGetAttribute(
+    place: *mut c_void,
+    attribute: c_uint,
+    ptr: u64,
+) -> Code {
     let found = library().and_then(|library| {
         let at = DevicePtr(ptr);
-        library.process.ordinal_of(at).and_then(|of| library.process.allocation(of, at)).map_err(code)
+        library
+            .process
+            .ordinal_of(at)
+            .and_then(|of| library.process.allocation(of, at))
+            .map_err(code)
     });
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(found.and_then(|found| unsafe {
@@ -200,7 +217,11 @@ unsafe extern "C" fn hipPointerGetAttribute(place: *mut c_void, attribute: c_uin
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hipIpcOpenMemHandle(place: *mut u64, handle: IpcHandle, flags: c_uint) -> Code {
+unsafe extern "C" fn hipIpcOpenMemHandle(
+    place: *mut u64,
+    handle: IpcHandle,
+    flags: c_uint,
+) -> Code {
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     left(match unsafe { cuIpcOpenMemHandle_v2(place, handle, flags) } {
         INVALID_VALUE => INVALID_DEVICE_POINTER,
@@ -210,17 +231,29 @@ unsafe extern "C" fn hipIpcOpenMemHandle(place: *mut u64, handle: IpcHandle, fla
 
 /// Before HIP 7.1 the argument points to the descriptor. Since then it is the descriptor.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hipMemImportFromShareableHandle(place: *mut u64, fd: *mut c_void, kind: c_uint) -> Code {
+unsafe extern "C" fn hipMemImportFromShareableHandle(
+    place: *mut u64,
+    fd: *mut c_void,
+    kind: c_uint,
+) -> Code {
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     unsafe {
-        let fd = if version() < 70_100_000 { fd.cast::<c_int>().read() as usize as *mut c_void } else { fd };
+        let fd = if version() < 70_100_000 {
+            fd.cast::<c_int>().read() as usize as *mut c_void
+        } else {
+            fd
+        };
         left(cuMemImportFromShareableHandle(place, fd, kind))
     }
 }
 
 /// Accepts only the start of a mapping of virtual memory.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hipMemGetAccess(place: *mut u64, location: *const Location, base: u64) -> Code {
+unsafe extern "C" fn hipMemGetAccess(
+    place: *mut u64,
+    location: *const Location,
+    base: u64,
+) -> Code {
     let found = library().and_then(|library| {
         // SAFETY: the driver's documentation requires the caller to pass valid arguments.
         let location = unsafe { location.as_ref() }.filter(|location| location.kind == 1);
@@ -235,7 +268,10 @@ unsafe extern "C" fn hipMemGetAccess(place: *mut u64, location: *const Location,
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hipMemGetAllocationPropertiesFromHandle(place: *mut Asked, handle: u64) -> Code {
+unsafe extern "C" fn hipMemGetAllocationPropertiesFromHandle(
+    place: *mut Asked,
+    handle: u64,
+) -> Code {
     let found = library().and_then(|library| {
         let physical = find(&mut library.handles().physical, handle as usize)?.clone();
         Ok(physical.ok_or(INVALID_HANDLE)?.export().is_ok())

@@ -38,7 +38,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use fishplate_gpu::DeviceError;
-use fishplate_gpu::fake::{Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, MemoryKind, StreamId};
+use fishplate_gpu::fake::{
+    Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, MemoryKind, StreamId,
+};
 
 /// An error code of the driver.
 type Code = u32;
@@ -106,9 +108,12 @@ fn start() {
         let (mut faults, mut hip) = (vec![], 71_460_850);
         for word in words.split(',') {
             match word.split_once('=').unwrap_or((word, "")) {
-                ("devices", count) => behaviour.devices = count.parse().expect("FAKE_CUDA: devices=N"),
+                ("devices", count) => {
+                    behaviour.devices = count.parse().expect("FAKE_CUDA: devices=N")
+                }
                 ("late", _) => {
-                    (behaviour.late, behaviour.pieces) = (Behaviour::LATE.late, Behaviour::LATE.pieces)
+                    (behaviour.late, behaviour.pieces) =
+                        (Behaviour::LATE.late, Behaviour::LATE.pieces)
                 }
                 ("differ", _) => behaviour.handles_differ = true,
                 ("reopen", _) => behaviour.reopen = true,
@@ -231,5 +236,8 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
 
 /// Converts the driver's device number to an ordinal.
 fn ordinal(library: &Library, device: c_int) -> Result<u32, Code> {
-    u32::try_from(device).ok().filter(|&ordinal| ordinal < library.process.devices()).ok_or(INVALID_DEVICE)
+    u32::try_from(device)
+        .ok()
+        .filter(|&ordinal| ordinal < library.process.devices())
+        .ok_or(INVALID_DEVICE)
 }

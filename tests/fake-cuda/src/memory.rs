@@ -8,8 +8,8 @@ use fishplate_gpu::fake::{FakePhysical, MemoryKind};
 use fishplate_gpu::{DevicePtr, LEGACY_HANDLE, Share, Unshared};
 
 use crate::{
-    Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, add, answer, code, current, find, library,
-    ordinal, put,
+    Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, add, answer, code, current,
+    find, library, ordinal, put,
 };
 
 /// Granularity of virtual memory.
@@ -56,8 +56,9 @@ pub struct Access {
 /// # Safety
 /// `place` is null or writable.
 unsafe fn alloc(place: *mut u64, kind: MemoryKind, size: usize) -> Code {
-    let taken = current()
-        .and_then(|(library, ordinal)| library.process.alloc(ordinal, kind, size as u64).map_err(code));
+    let taken = current().and_then(|(library, ordinal)| {
+        library.process.alloc(ordinal, kind, size as u64).map_err(code)
+    });
     // SAFETY: our caller guarantees that `place` is null or writable.
     answer(taken.and_then(|base| unsafe { put(place, base.0) }))
 }
@@ -98,7 +99,8 @@ unsafe extern "C" fn cuPointerGetAttributes(
 ) -> Code {
     answer(library().and_then(|library| {
         let owner = library.process.ordinal_of(DevicePtr(ptr));
-        let found = owner.and_then(|ordinal| library.process.allocation(ordinal, DevicePtr(ptr))).ok();
+        let found =
+            owner.and_then(|ordinal| library.process.allocation(ordinal, DevicePtr(ptr))).ok();
         let is = |share| found.is_some_and(|found| found.share == share);
         // Attributes of virtual memory describe the reserved range, even if nothing is mapped
         // there.
@@ -144,8 +146,9 @@ unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, p
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuIpcGetMemHandle(place: *mut [u8; LEGACY_HANDLE], ptr: u64) -> Code {
-    let made = current()
-        .and_then(|(library, ordinal)| library.process.export_legacy(ordinal, DevicePtr(ptr)).map_err(code));
+    let made = current().and_then(|(library, ordinal)| {
+        library.process.export_legacy(ordinal, DevicePtr(ptr)).map_err(code)
+    });
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(made.and_then(|handle| unsafe { put(place, handle) }))
 }
@@ -155,7 +158,11 @@ unsafe extern "C" fn cuIpcGetMemHandle(place: *mut [u8; LEGACY_HANDLE], ptr: u64
 pub struct IpcHandle([u8; LEGACY_HANDLE]);
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuIpcOpenMemHandle_v2(place: *mut u64, handle: IpcHandle, flags: c_uint) -> Code {
+unsafe extern "C" fn cuIpcOpenMemHandle_v2(
+    place: *mut u64,
+    handle: IpcHandle,
+    flags: c_uint,
+) -> Code {
     let opened = current().and_then(|(library, ordinal)| match flags {
         1 => library.process.open_legacy(ordinal, &handle.0).map_err(code),
         _ => Err(INVALID_VALUE),
@@ -166,10 +173,9 @@ unsafe extern "C" fn cuIpcOpenMemHandle_v2(place: *mut u64, handle: IpcHandle, f
 
 #[unsafe(no_mangle)]
 extern "C" fn cuIpcCloseMemHandle(base: u64) -> Code {
-    answer(
-        current()
-            .and_then(|(library, ordinal)| library.process.close(ordinal, DevicePtr(base)).map_err(code)),
-    )
+    answer(current().and_then(|(library, ordinal)| {
+        library.process.close(ordinal, DevicePtr(base)).map_err(code)
+    }))
 }
 
 /// Checks a request for physical memory.
@@ -224,7 +230,8 @@ unsafe extern "C" fn cuMemCreate(
 /// # Safety
 /// `place` is null or writable.
 unsafe fn put_physical(place: *mut u64, physical: Result<FakePhysical, Code>) -> Code {
-    let handle = physical.and_then(|physical| Ok(add(&mut library()?.handles().physical, physical)));
+    let handle =
+        physical.and_then(|physical| Ok(add(&mut library()?.handles().physical, physical)));
     // SAFETY: our caller guarantees that `place` is null or writable.
     answer(handle.and_then(|handle| unsafe { put(place, handle as u64) }))
 }
@@ -265,9 +272,16 @@ unsafe extern "C" fn cuMemExportToShareableHandle(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemImportFromShareableHandle(place: *mut u64, fd: *mut c_void, kind: c_uint) -> Code {
+unsafe extern "C" fn cuMemImportFromShareableHandle(
+    place: *mut u64,
+    fd: *mut c_void,
+    kind: c_uint,
+) -> Code {
     let found = library().and_then(|library| {
-        let fd = c_int::try_from(fd as usize).ok().filter(|_| kind == DESCRIPTOR).ok_or(INVALID_VALUE)?;
+        let fd = c_int::try_from(fd as usize)
+            .ok()
+            .filter(|_| kind == DESCRIPTOR)
+            .ok_or(INVALID_VALUE)?;
         // SAFETY: the caller keeps its descriptor open during the call.
         library.process.import(unsafe { BorrowedFd::borrow_raw(fd) }).map_err(code)
     });
@@ -293,17 +307,28 @@ unsafe extern "C" fn cuMemAddressReserve(
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAddressFree(base: u64, size: usize) -> Code {
-    answer(library().and_then(|library| library.process.release(DevicePtr(base), size as u64).map_err(code)))
+    answer(
+        library().and_then(|library| {
+            library.process.release(DevicePtr(base), size as u64).map_err(code)
+        }),
+    )
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemMap(base: u64, size: usize, offset: usize, handle: u64, _flags: c_ulonglong) -> Code {
+extern "C" fn cuMemMap(
+    base: u64,
+    size: usize,
+    offset: usize,
+    handle: u64,
+    _flags: c_ulonglong,
+) -> Code {
     answer(current().and_then(|(library, ordinal)| {
         if offset != 0 {
             return Err(INVALID_VALUE);
         }
-        let physical =
-            find(&mut library.handles().physical, handle as usize)?.clone().ok_or(INVALID_HANDLE)?;
+        let physical = find(&mut library.handles().physical, handle as usize)?
+            .clone()
+            .ok_or(INVALID_HANDLE)?;
         library.process.map(ordinal, DevicePtr(base), size as u64, &physical).map_err(code)
     }))
 }
@@ -324,7 +349,12 @@ extern "C" fn cuMemUnmap(base: u64, size: usize) -> Code {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemSetAccess(base: u64, size: usize, access: *const Access, count: usize) -> Code {
+unsafe extern "C" fn cuMemSetAccess(
+    base: u64,
+    size: usize,
+    access: *const Access,
+    count: usize,
+) -> Code {
     answer(library().and_then(|library| {
         // SAFETY: the caller provides `count` entries, and only the first is read.
         let access = unsafe { access.as_ref() }.filter(|_| count == 1).ok_or(INVALID_VALUE)?;
@@ -381,7 +411,11 @@ extern "C" fn cuMemHostUnregister(ptr: *mut c_void) -> Code {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemHostGetDevicePointer_v2(place: *mut u64, ptr: *mut c_void, _flags: c_uint) -> Code {
+unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
+    place: *mut u64,
+    ptr: *mut c_void,
+    _flags: c_uint,
+) -> Code {
     let found = library().and_then(|library| {
         let wanted = ptr as usize;
         let handles = library.handles();

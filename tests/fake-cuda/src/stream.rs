@@ -5,7 +5,9 @@ use std::ffi::{c_uint, c_void};
 use fishplate_gpu::DevicePtr;
 use fishplate_gpu::fake::StreamId;
 
-use crate::{Code, INVALID_VALUE, Library, NOT_READY, add, answer, code, current, find, library, put};
+use crate::{
+    Code, INVALID_VALUE, Library, NOT_READY, add, answer, code, current, find, library, put,
+};
 
 /// Returns the stream of a handle. Null means the device's default stream.
 fn stream(library: &Library, ordinal: u32, handle: *mut c_void) -> Result<StreamId, Code> {

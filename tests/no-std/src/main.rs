@@ -10,8 +10,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, EngineMemory, HANDLE_MAX, LocalSlot, Notice, Pairing, Parked,
-    PeerSlot, PendingSlot, RemoteSlot, Signal, Stream, Waiter,
+    Asleep, Config, ContextId, Engine, EngineMemory, HANDLE_MAX, LocalSlot, Notice, Pairing,
+    Parked, PeerSlot, PendingSlot, RemoteSlot, Signal, Stream, Waiter,
 };
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::op::{Cmp, SignalOp};
@@ -102,8 +102,9 @@ fn put_signal_over(rail: impl Rail) -> Option<()> {
         words[0].store(!round, Ordering::Relaxed);
         let signal = Signal { at: remote.at(16), op: SignalOp::Add, value: 1 };
         engine.put_signal(context, local.at(0), 8, remote.at(8), signal, Notice::Silent).ok()?;
-        let seen =
-            engine.wait_signal(local.at(16), Cmp::Ge, round, Some(peer), &mut waiter, u64::MAX).ok()?;
+        let seen = engine
+            .wait_signal(local.at(16), Cmp::Ge, round, Some(peer), &mut waiter, u64::MAX)
+            .ok()?;
         ensure(seen == round && words[1].load(Ordering::Relaxed) == !round)?;
     }
     engine.quiet(context, peer, &mut waiter, u64::MAX).ok()

@@ -19,7 +19,8 @@ use super::{LEN, SIZES, device, pattern};
 fn over(builder: Builder, provider: &str, interfaces: &[&str]) -> Builder {
     let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
     let providers = vec![provider.into()];
-    let settings = Settings { providers, interfaces, nic_device_memory: false, ..Settings::DEFAULT };
+    let settings =
+        Settings { providers, interfaces, nic_device_memory: false, ..Settings::DEFAULT };
     builder.settings(settings).fabric(Fabric::Required).shared_memory(false)
 }
 
@@ -75,7 +76,8 @@ fn every_verb(side: &mut Side) {
             side.exchange(&[]);
             // Back to another place, into device memory and into host memory.
             let node = &mut side.node;
-            let get = node.get(device.slice(LEN..LEN + len), their.at(8), Notice::Report(1)).unwrap();
+            let get =
+                node.get(device.slice(LEN..LEN + len), their.at(8), Notice::Report(1)).unwrap();
             done(node, get);
             let mut got = vec![0; len];
             node.read_device(device.at(LEN as u64), &mut got).unwrap();
@@ -89,7 +91,8 @@ fn every_verb(side: &mut Side) {
                 node.write(host.at(0), &pattern(rounds + 100, len)).unwrap();
                 let put = node.put(host.slice(..len), their.at(8), Notice::Report(1)).unwrap();
                 done(node, put);
-                let get = node.get(device.slice(LEN..LEN + len), their.at(8), Notice::Report(1)).unwrap();
+                let get =
+                    node.get(device.slice(LEN..LEN + len), their.at(8), Notice::Report(1)).unwrap();
                 done(node, get);
                 node.read_device(device.at(LEN as u64), &mut got).unwrap();
                 assert!(got == pattern(rounds + 100, len), "{len} bytes from the host");
@@ -113,7 +116,8 @@ fn every_verb(side: &mut Side) {
 fn every_verb_moves_device_memory_over_tcp_through_host_memory() {
     for way in ways() {
         let Way::Tcp(first, second) = way else { continue };
-        let rails = |builder: Builder, count| over(builder, "tcp", &vec!["lo"; count]).gpu(device());
+        let rails =
+            |builder: Builder, count| over(builder, "tcp", &vec!["lo"; count]).gpu(device());
         assert!(first <= second);
         let change = |builder| rails(builder, first);
         two(way, change, |mut side| {
@@ -202,9 +206,12 @@ fn device_memory_survives_a_pulled_cable() {
         end(&mut nodes, first, false);
         for round in 0..2 {
             nodes[0].write_device(memory[0].at(0), &pattern(round, LEN)).unwrap();
-            let put = nodes[0].put(memory[0].slice(..LEN), theirs.at(0), Notice::Report(1)).unwrap();
+            let put =
+                nodes[0].put(memory[0].slice(..LEN), theirs.at(0), Notice::Report(1)).unwrap();
             end(&mut nodes, put, round == 0);
-            let get = nodes[0].get(memory[0].slice(LEN..2 * LEN), theirs.at(0), Notice::Report(2)).unwrap();
+            let get = nodes[0]
+                .get(memory[0].slice(LEN..2 * LEN), theirs.at(0), Notice::Report(2))
+                .unwrap();
             end(&mut nodes, get, round == 1);
             let mut got = vec![0; LEN];
             for (node, at) in [(1, 0), (0, LEN as u64)] {

@@ -51,7 +51,16 @@ impl Process {
         let theirs = node.import(peer, job.exchange(&handles[0]).unwrap()).unwrap();
         let their_words = node.import(peer, job.exchange(&handles[1]).unwrap()).unwrap();
         assert!(node.reach(peer).unwrap().gpu);
-        Process { node, peer, job, child: child.map(|(child, _)| child), device, words, theirs, their_words }
+        Process {
+            node,
+            peer,
+            job,
+            child: child.map(|(child, _)| child),
+            device,
+            words,
+            theirs,
+            their_words,
+        }
     }
 
     fn barrier(&mut self) {
@@ -107,7 +116,8 @@ fn puts_and_gets_of_device_memory_between_two_processes() {
         assert!(own.seen(len) == pattern(other + round, len), "{len} bytes put");
         // From the peer's device to host memory, and to this device.
         for into in [own.words, from] {
-            let issued = own.node.get(into.slice(..len), own.theirs.at(0), Notice::Report(0)).unwrap();
+            let issued =
+                own.node.get(into.slice(..len), own.theirs.at(0), Notice::Report(0)).unwrap();
             assert_eq!(own.end(issued), Outcome::Done);
             let mut got = vec![0; len];
             match into == from {
@@ -143,7 +153,8 @@ fn tagged_messages_from_and_into_device_memory_between_two_processes() {
     for (round, len) in (0..).zip(SIZES) {
         own.node.write_device(from.at(0), &pattern(me + round, len)).unwrap();
         let tag = round as u64;
-        let request = own.node.post_recv(Some(own.peer), tag, Tag::ZERO, own.device.slice(..len), 0).unwrap();
+        let request =
+            own.node.post_recv(Some(own.peer), tag, Tag::ZERO, own.device.slice(..len), 0).unwrap();
         own.node.send(own.peer, tag, from.slice(..len), Notice::Silent).unwrap();
         let status = own.node.wait_recv(request, SOON).unwrap();
         assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64));
@@ -154,7 +165,8 @@ fn tagged_messages_from_and_into_device_memory_between_two_processes() {
         own.node.recv(Some(own.peer), tag, Tag::ZERO, &mut got, SOON).unwrap();
         assert!(got == pattern(other + round, len), "{len} bytes into the host");
         own.node.send(own.peer, tag, &got[..], Notice::Silent).unwrap();
-        let request = own.node.post_recv(Some(own.peer), tag, Tag::ZERO, own.device.slice(..len), 0).unwrap();
+        let request =
+            own.node.post_recv(Some(own.peer), tag, Tag::ZERO, own.device.slice(..len), 0).unwrap();
         assert_eq!(own.node.wait_recv(request, SOON).unwrap().outcome, Received::Ok);
         assert!(own.seen(len) == pattern(me + round, len), "{len} bytes back from the host");
         own.node.quiet(own.peer, SOON).unwrap();
@@ -167,12 +179,16 @@ fn tagged_messages_from_and_into_device_memory_between_two_processes() {
 #[test]
 fn long_messages_of_copied_bytes_into_device_memory_between_two_processes() {
     const LONG: usize = 6 << 20;
-    let mut own = Process::new("long_messages_of_copied_bytes_into_device_memory_between_two_processes");
+    let mut own =
+        Process::new("long_messages_of_copied_bytes_into_device_memory_between_two_processes");
     let (me, other) = (own.job.rank(), 1 - own.job.rank());
     let into = own.node.alloc_device(LONG).unwrap();
     for round in 0..4 {
-        own.node.send(own.peer, round as u64, &pattern(me + round, LONG)[..], Notice::Silent).unwrap();
-        let request = own.node.post_recv(Some(own.peer), round as u64, Tag::ZERO, into.slice(..), 0).unwrap();
+        own.node
+            .send(own.peer, round as u64, &pattern(me + round, LONG)[..], Notice::Silent)
+            .unwrap();
+        let request =
+            own.node.post_recv(Some(own.peer), round as u64, Tag::ZERO, into.slice(..), 0).unwrap();
         let status = own.node.wait_recv(request, SOON).unwrap();
         assert_eq!((status.outcome, status.delivered), (Received::Ok, LONG as u64));
         let mut seen = vec![0; LONG];
@@ -194,7 +210,8 @@ fn freed_memory_refuses_puts_and_the_peer_stays() {
     } else {
         own.fill(&[5; 8192]);
         own.barrier();
-        let quiet = own.node.wait(own.words.at(0), Cmp::Eq, 1, Some(own.peer), Duration::from_millis(100));
+        let quiet =
+            own.node.wait(own.words.at(0), Cmp::Eq, 1, Some(own.peer), Duration::from_millis(100));
         assert!(matches!(quiet, Err(Error::Wait(_))));
         for len in [8, 8192] {
             let issued = own.node.put(own.device.slice(..len), own.theirs.at(0), Notice::Report(0));
@@ -270,7 +287,10 @@ fn signals_and_atomics_on_words_of_a_device_between_two_processes() {
         own.node.amo(own.theirs.at(17), add(1, 3), Notice::Silent).unwrap();
         let before = own.node.fetch_add(own.theirs.at(24), round, SOON).unwrap();
         assert_eq!(before, round * (round - 1) / 2, "round {round}");
-        assert_eq!(own.node.wait(own.device.at(8), Cmp::Ge, round, Some(own.peer), SOON), Ok(round));
+        assert_eq!(
+            own.node.wait(own.device.at(8), Cmp::Ge, round, Some(own.peer), SOON),
+            Ok(round)
+        );
         let mut seen = vec![0; len];
         own.node.read_device(own.device.at(64), &mut seen).unwrap();
         assert!(seen == pattern(other + round as usize, len), "round {round}: {len} bytes");

@@ -61,18 +61,21 @@ pub fn directions(both: bool, test: Test, transport: Transport) -> Outcome {
 /// Checks one payload size against the test and the region.
 pub fn size(size: usize, test: Test, region: usize) -> Outcome {
     match test {
-        _ if size == 0 => Err(Failure::usage("size 0: nothing would be transferred; use at least 1 byte")),
+        _ if size == 0 => {
+            Err(Failure::usage("size 0: nothing would be transferred; use at least 1 byte"))
+        }
         _ if size > region => Err(Failure::usage(format!(
             "size {} does not fit into a region of {}: choose a smaller size, or a larger --region",
             sizes::show(size),
             sizes::show(region)
         ))),
-        Test::Amo | Test::SignalRate if size != 8 => {
-            Err(Failure::usage(format!("{} works on one word of 8 bytes: leave --size out", name(test))))
-        }
-        Test::Ring if ![8, 16, 32, 64].contains(&size) => {
-            Err(Failure::usage("ring: a slot has 8, 16, 32 or 64 bytes; use one of these as --size"))
-        }
+        Test::Amo | Test::SignalRate if size != 8 => Err(Failure::usage(format!(
+            "{} works on one word of 8 bytes: leave --size out",
+            name(test)
+        ))),
+        Test::Ring if ![8, 16, 32, 64].contains(&size) => Err(Failure::usage(
+            "ring: a slot has 8, 16, 32 or 64 bytes; use one of these as --size",
+        )),
         _ => Ok(()),
     }
 }
@@ -81,9 +84,9 @@ pub fn size(size: usize, test: Test, region: usize) -> Outcome {
 pub fn iterations(iters: u64, warmup: u64) -> Outcome {
     match iters {
         0 => Err(Failure::usage("-n 0: nothing would be measured; use at least 1 iteration")),
-        _ if iters.max(warmup) > ITERS_MAX => {
-            Err(Failure::usage(format!("-n {iters} -w {warmup}: use at most {ITERS_MAX} iterations")))
-        }
+        _ if iters.max(warmup) > ITERS_MAX => Err(Failure::usage(format!(
+            "-n {iters} -w {warmup}: use at most {ITERS_MAX} iterations"
+        ))),
         _ => Ok(()),
     }
 }

@@ -114,14 +114,17 @@ impl PerfArgs {
             (self.faults.trace.is_some(), "--trace"),
             (replay.is_some(), "--replay"),
         ];
-        let simulated = self.transport == Transport::Sim && matches!(self.test, Test::PutSignal | Test::Tag);
+        let simulated =
+            self.transport == Transport::Sim && matches!(self.test, Test::PutSignal | Test::Tag);
         if let Some((_, options)) = given.iter().find(|(given, _)| *given && !simulated) {
             return Err(Failure::usage(format!(
                 "{options}: only simulated rails fail; use put-signal or tag and --transport sim"
             )));
         }
         if self.faults.trace.is_some() && self.sizes()?.len() > 1 {
-            return Err(Failure::usage("--trace: a trace has one payload size; name one with --size"));
+            return Err(Failure::usage(
+                "--trace: a trace has one payload size; name one with --size",
+            ));
         }
         match (trace, replay) {
             (Some(trace), Some(path)) => Ok(Faults::Replay(path.clone(), trace)),

@@ -93,7 +93,9 @@ impl Cli {
     ) -> clap::error::Result<Self> {
         let matches = Cli::command().try_get_matches_from(words)?;
         let mut cli = Cli::from_arg_matches(&matches)?;
-        if let (Some(Command::Perf(args)), Some((_, matches))) = (&mut cli.command, matches.subcommand()) {
+        if let (Some(Command::Perf(args)), Some((_, matches))) =
+            (&mut cli.command, matches.subcommand())
+        {
             args.given = Given::of(matches);
         }
         Ok(cli)
@@ -104,7 +106,8 @@ impl PerfArgs {
     /// Checks that every given option has an effect on the run.
     pub(super) fn check_given(&self) -> Outcome {
         let simulated = self.transport == Transport::Sim;
-        let has_payload = !matches!(self.test, Test::Pool | Test::Ring | Test::Amo | Test::SignalRate);
+        let has_payload =
+            !matches!(self.test, Test::Pool | Test::Ring | Test::Amo | Test::SignalRate);
         let counts = |counts| match counts {
             Counts::TwoSides => self.test != Test::Pool,
             Counts::Tests(tests) => tests.contains(&self.test),
@@ -126,10 +129,16 @@ impl PerfArgs {
 
     /// Returns messages about options that the other side decides.
     pub(super) fn notes(&self) -> Vec<String> {
-        let idle: Vec<&str> =
-            LEADERS.iter().filter(|(id, _)| self.given.has(id)).map(|(_, option)| *option).collect();
+        let idle: Vec<&str> = LEADERS
+            .iter()
+            .filter(|(id, _)| self.given.has(id))
+            .map(|(_, option)| *option)
+            .collect();
         match self.listen.is_some() && !idle.is_empty() {
-            true => vec![format!("{}: not used, because the side that connects decides", idle.join(", "))],
+            true => vec![format!(
+                "{}: not used, because the side that connects decides",
+                idle.join(", ")
+            )],
             false => vec![],
         }
     }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use fishplate::config::Settings;
 
-use super::{DeviceName, Faults, Format, IpcPath, Layout, Mode, PerfArgs, SignalKind, Test, Transport};
+use super::{
+    DeviceName, Faults, Format, IpcPath, Layout, Mode, PerfArgs, SignalKind, Test, Transport,
+};
 use crate::cpu::{Pin, Places};
 use crate::failure::{Failure, Outcome};
 use crate::variables;
@@ -129,7 +131,9 @@ impl PerfArgs {
         };
         let pin = match self.pin {
             // A worker, or the threads of a provider, would inherit the pinning.
-            Pin::Auto if self.mode == Mode::Worker || self.transport == Transport::Fabric => Pin::None,
+            Pin::Auto if self.mode == Mode::Worker || self.transport == Transport::Fabric => {
+                Pin::None
+            }
             pin => pin,
         };
         let mut settings = variables::for_run(self.transport.window(), self.timeout)?;

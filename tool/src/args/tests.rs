@@ -27,7 +27,8 @@ fn sizes_come_from_a_list_or_a_range() {
 #[test]
 fn devices_are_named() {
     let plan =
-        plan("put --transport gpu --device cuda:1,host --ipc-path relay -s 256M --region 256M").unwrap();
+        plan("put --transport gpu --device cuda:1,host --ipc-path relay -s 256M --region 256M")
+            .unwrap();
     assert_eq!(plan.devices, [DeviceName::Cuda(1), DeviceName::Host]);
     assert_eq!((plan.ipc_path, plan.layout), (IpcPath::Relay, Some(Layout::Split)));
 }
@@ -109,7 +110,10 @@ fn every_option_is_known_where_it_is_checked() {
 #[test]
 fn what_the_other_side_decides_is_told() {
     let notes = |line| plan(line).unwrap().notes.join("; ");
-    assert!(notes("put --listen @x -s 8 -n 5").starts_with("--size, --iters: not used, because the side"));
+    assert!(
+        notes("put --listen @x -s 8 -n 5")
+            .starts_with("--size, --iters: not used, because the side")
+    );
     assert!(notes("signal-rate --listen @x --signal set --json").starts_with("--signal, --json: "));
     assert_eq!(notes("tag --transport sim --window 8"), "");
     assert_eq!(notes("put --listen @x --region 1M -T 5"), "");

@@ -13,8 +13,9 @@ use crate::failure::{Failure, Outcome};
 const FIRST_LINE: &str = "fishplate trace 1";
 
 fn write(path: &Path, text: &str) -> Outcome {
-    std::fs::write(path, text)
-        .map_err(|error| Failure::usage(format!("--trace {}: {error}; choose another file", path.display())))
+    std::fs::write(path, text).map_err(|error| {
+        Failure::usage(format!("--trace {}: {error}; choose another file", path.display()))
+    })
 }
 
 /// A run and its faults.
@@ -36,7 +37,10 @@ impl Trace {
     /// Reads the trace that `--replay` names.
     pub fn read(path: &Path) -> Outcome<Self> {
         let failed = |why: String| {
-            Failure::usage(format!("--replay {}: {why}; name a file that --trace wrote", path.display()))
+            Failure::usage(format!(
+                "--replay {}: {why}; name a file that --trace wrote",
+                path.display()
+            ))
         };
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
         Self::parse(&text).map_err(failed)
@@ -60,8 +64,8 @@ impl Trace {
         if line().0 != FIRST_LINE {
             return Err(format!("the first line is not `{FIRST_LINE}`"));
         }
-        let mut trace =
-            Self::parse_run(line().0).ok_or("line 2 does not describe a run of put-signal or tag")?;
+        let mut trace = Self::parse_run(line().0)
+            .ok_or("line 2 does not describe a run of put-signal or tag")?;
         loop {
             let (text, number) = line();
             if let Some(end) = text.strip_prefix("end: ") {
@@ -94,8 +98,19 @@ impl Trace {
     /// Parses the second line.
     fn parse_run(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
-        let &[test, "rails", rails, "size", size, "iterations", iters, "window", window, "seed", seed] =
-            &words[..]
+        let &[
+            test,
+            "rails",
+            rails,
+            "size",
+            size,
+            "iterations",
+            iters,
+            "window",
+            window,
+            "seed",
+            seed,
+        ] = &words[..]
         else {
             return None;
         };

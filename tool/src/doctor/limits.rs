@@ -57,7 +57,11 @@ fn address_space() -> Finding {
     let found = format!("address space: {}", size(now));
     match now >= ADDRESSES {
         true => Finding::pass("addresses", found),
-        false => Finding::warn("addresses", found + "; segments of peers may not fit", "ulimit -v unlimited"),
+        false => Finding::warn(
+            "addresses",
+            found + "; segments of peers may not fit",
+            "ulimit -v unlimited",
+        ),
     }
 }
 
@@ -73,7 +77,9 @@ fn descriptors() -> Finding {
         DESCRIPTORS_LEAST.. => {
             Finding::warn("descriptors", found + "; enough for some hundred peers", remedy)
         }
-        _ => Finding::fail("descriptors", found + "; too few for a node with several peers", remedy),
+        _ => {
+            Finding::fail("descriptors", found + "; too few for a node with several peers", remedy)
+        }
     }
 }
 

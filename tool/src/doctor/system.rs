@@ -31,7 +31,9 @@ pub(super) fn check(root: &Root) -> Vec<Finding> {
 
 fn yama(root: &Root) -> Finding {
     match root.line("proc/sys/kernel/yama/ptrace_scope").as_deref() {
-        None | Some("0") => Finding::pass("ptrace", "the kernel copies between processes of one user"),
+        None | Some("0") => {
+            Finding::pass("ptrace", "the kernel copies between processes of one user")
+        }
         Some(scope) => Finding::warn(
             "ptrace",
             format!("yama's ptrace_scope is {scope}: peers on this host copy long messages twice"),
@@ -46,7 +48,9 @@ fn shm(root: &Root) -> Finding {
         let mut told = std::mem::MaybeUninit::<libc::statvfs>::uninit();
         // SAFETY: `name` is a C string. `told` is writable for the answer, and is read only if the
         // call succeeds.
-        unsafe { (libc::statvfs(name.as_ptr(), told.as_mut_ptr()) == 0).then(|| told.assume_init()) }
+        unsafe {
+            (libc::statvfs(name.as_ptr(), told.as_mut_ptr()) == 0).then(|| told.assume_init())
+        }
     });
     let remedy = "mount -o remount,size=8G /dev/shm, or --shm-size for the container";
     match room.map(|room| room.f_bavail * room.f_frsize) {
@@ -65,8 +69,11 @@ fn shm(root: &Root) -> Finding {
 }
 
 fn numa(root: &Root) -> Finding {
-    let nodes: Vec<String> =
-        root.names("sys/devices/system/node").into_iter().filter(|name| is_numbered(name, "node")).collect();
+    let nodes: Vec<String> = root
+        .names("sys/devices/system/node")
+        .into_iter()
+        .filter(|name| is_numbered(name, "node"))
+        .collect();
     let found = format!("NUMA nodes: {}", nodes.len().max(1));
     if nodes.len() < 2 {
         return Finding::pass("numa", found);
@@ -150,8 +157,11 @@ fn container(root: &Root) -> Finding {
 
 fn nics(machine: &Machine) -> Finding {
     let real: Vec<_> = machine.nics.iter().filter(|nic| nic.path.is_some()).collect();
-    let down: Vec<&str> =
-        real.iter().filter(|nic| nic.link == LinkState::Down).map(|nic| nic.name.as_str()).collect();
+    let down: Vec<&str> = real
+        .iter()
+        .filter(|nic| nic.link == LinkState::Down)
+        .map(|nic| nic.name.as_str())
+        .collect();
     match (real.len(), down.is_empty()) {
         (0, _) => Finding::pass("nics", "no NIC on the PCI bus; only software interfaces"),
         (count, true) => Finding::pass("nics", format!("NICs: {count}, each with a link")),
@@ -176,7 +186,8 @@ fn gpus(root: &Root, machine: &Machine) -> Finding {
             "modprobe amdgpu, or --device /dev/kfd --device /dev/dri for the container",
         );
     }
-    let modules = ["nvidia_peermem", "nv_peer_mem"].map(|name| root.path("sys/module").join(name).exists());
+    let modules =
+        ["nvidia_peermem", "nv_peer_mem"].map(|name| root.path("sys/module").join(name).exists());
     if made_by(NVIDIA) && verbs && modules == [false; 2] {
         return Finding::warn(
             "gpus",
@@ -199,12 +210,17 @@ fn gpus(root: &Root, machine: &Machine) -> Finding {
             "gpus",
             match machine.nics.is_empty() {
                 true => format!("GPUs: {}; there is no NIC", machine.gpus.len()),
-                false => format!("GPUs: {}, each with a NIC at its root complex", machine.gpus.len()),
+                false => {
+                    format!("GPUs: {}, each with a NIC at its root complex", machine.gpus.len())
+                }
             },
         ),
         false => Finding::warn(
             "gpus",
-            format!("no NIC at the root complex of {}: its traffic crosses the processors", far.join(", ")),
+            format!(
+                "no NIC at the root complex of {}: its traffic crosses the processors",
+                far.join(", ")
+            ),
             "use the NIC of that NUMA node, or another slot; in a virtual machine pass the PCIe switch through",
         ),
     }

@@ -14,11 +14,12 @@ pub(super) fn check() -> Vec<Finding> {
 }
 
 fn shared_memory() -> Finding {
-    let remedy =
-        "raise the container's memory limit, and let its seccomp profile permit memfd_create and AF_UNIX";
+    let remedy = "raise the container's memory limit, and let its seccomp profile permit memfd_create and AF_UNIX";
     match (Segment::create(1 << 20), socket_pair()) {
         (Ok(_), Ok(_)) => Finding::pass("memory", "sealed shared memory and its sockets work"),
-        (Err(error), _) => Finding::fail("memory", format!("no sealed shared memory: {error}"), remedy),
+        (Err(error), _) => {
+            Finding::fail("memory", format!("no sealed shared memory: {error}"), remedy)
+        }
         (_, Err(error)) => Finding::fail("memory", format!("no local sockets: {error}"), remedy),
     }
 }
@@ -48,7 +49,9 @@ fn sleeps() -> Finding {
         (true, true) => Finding::pass("sleeps", "membarrier and futex_waitv work"),
         (membarrier, waitv) => Finding::warn(
             "sleeps",
-            format!("membarrier: {membarrier}, futex_waitv: {waitv}; sleeping and waking cost more"),
+            format!(
+                "membarrier: {membarrier}, futex_waitv: {waitv}; sleeping and waking cost more"
+            ),
             "use Linux 5.16 or later, and permit both in the container's seccomp profile",
         ),
     }
@@ -58,7 +61,11 @@ fn libfabric() -> Finding {
     let settings = match variables::from_environment(Settings::DEFAULT) {
         Ok(settings) => settings,
         Err(failure) => {
-            return Finding::fail("libfabric", failure.to_string(), "fishplate info -v lists every variable");
+            return Finding::fail(
+                "libfabric",
+                failure.to_string(),
+                "fishplate info -v lists every variable",
+            );
         }
     };
     let missing = "apt install libfabric1, or name one: FISHPLATE_LIBFABRIC=PATH";

@@ -58,7 +58,13 @@ fn rails_of(name: &str, told: &Value) -> Option<String> {
     (!taken.is_empty()).then(|| format!("{name} on {}", taken.join(", ")))
 }
 
-fn provider(library: Library, machine: &Machine, anchor: Anchor, settings: &Settings, name: &str) -> Value {
+fn provider(
+    library: Library,
+    machine: &Machine,
+    anchor: Anchor,
+    settings: &Settings,
+    name: &str,
+) -> Value {
     let candidates = match rails::candidates(library, machine, name) {
         Ok(candidates) => candidates,
         Err(error) => return json!({ "usable": error.to_string() }),
@@ -182,7 +188,10 @@ fn negotiated(offer: &Offer) -> Value {
         told.insert("posts_outstanding".into(), caps.depth.into());
         told.insert("rail_bytes".into(), rails[0].memory().0.into());
         let of_rails: usize = rails.iter().map(|rail| rail.memory().1).sum();
-        told.insert("bytes_per_peer_with_4_rails".into(), per_peer(&Settings::DEFAULT, of_rails).into());
+        told.insert(
+            "bytes_per_peer_with_4_rails".into(),
+            per_peer(&Settings::DEFAULT, of_rails).into(),
+        );
     }
     told
 }

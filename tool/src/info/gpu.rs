@@ -28,7 +28,10 @@ fn tell(all: impl Iterator<Item = Found>) -> Value {
         match (version, found) {
             (Ok(version), Ok(found)) => {
                 if found.is_empty() {
-                    why.push(format!("the {} driver has no device", api.to_string().to_uppercase()));
+                    why.push(format!(
+                        "the {} driver has no device",
+                        api.to_string().to_uppercase()
+                    ));
                 }
                 drivers.push(version);
                 let told = found
@@ -50,7 +53,8 @@ fn tell(all: impl Iterator<Item = Found>) -> Value {
 fn tell_device(api: Api, device: &CudaInfo) -> Value {
     let (domain, bus, number) = device.pci;
     let uuid = device.uuid.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
-    let reaches: Vec<String> = device.reaches.iter().map(|ordinal| format!("{api}:{ordinal}")).collect();
+    let reaches: Vec<String> =
+        device.reaches.iter().map(|ordinal| format!("{api}:{ordinal}")).collect();
     let [handle, descriptor] = match api.to_string().as_str() {
         "hip" => ["hipMalloc", "hipMemCreate"],
         _ => ["cuMemAlloc", "cuMemCreate"],
@@ -98,7 +102,9 @@ mod tests {
             must_flush: false,
             reaches: vec![0, 1],
         };
-        for (api, version, name) in [(Api::Cuda, "CUDA 12.6", "cuda"), (Api::Hip, "HIP 7.14", "hip")] {
+        for (api, version, name) in
+            [(Api::Cuda, "CUDA 12.6", "cuda"), (Api::Hip, "HIP 7.14", "hip")]
+        {
             let found = (api, Ok(version.to_owned()), Ok(vec![device.clone()]));
             let told = tell([absent(Api::Cuda), found].into_iter());
             assert_eq!((&told["usable"], &told["driver"]), (&json!("usable"), &json!(version)));

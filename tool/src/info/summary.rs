@@ -18,18 +18,26 @@ pub fn write(info: &Value, into: &mut String) {
     ];
     let lacks: Vec<&str> = notes.into_iter().flatten().collect();
     let debug = if info["build"] == "debug" { " (debug build: figures mean nothing)" } else { "" };
-    line(into, "processors", &format!("{}, {}{debug}", text(&machine["cpus"]), text(&machine["model"])));
+    line(
+        into,
+        "processors",
+        &format!("{}, {}{debug}", text(&machine["cpus"]), text(&machine["model"])),
+    );
     if !lacks.is_empty() {
         line(into, "kernel", &format!("{}; sleeping and waking cost more", lacks.join(", ")));
     }
     line(into, "shared memory", &text(&info["transports"]["shm"]));
     fabric(&info["fabric"], into);
     gpus(&info["gpu"], into);
-    let changed = fields(&info["settings"]).filter(|(_, setting)| setting["value"] != setting["default"]);
+    let changed =
+        fields(&info["settings"]).filter(|(_, setting)| setting["value"] != setting["default"]);
     let changed: Vec<String> =
         changed.map(|(name, setting)| format!("{name}={}", text(&setting["value"]))).collect();
-    let settings =
-        if changed.is_empty() { "FISHPLATE_*: all at their defaults".into() } else { changed.join(" ") };
+    let settings = if changed.is_empty() {
+        "FISHPLATE_*: all at their defaults".into()
+    } else {
+        changed.join(" ")
+    };
     line(into, "settings", &settings);
     into.push_str("\n-v prints everything, -p NAME everything about one provider; fishplate doctor finds what to improve\n");
 }
@@ -42,7 +50,11 @@ fn fabric(fabric: &Value, into: &mut String) {
     line(
         into,
         "libfabric",
-        &format!("{}, providers {}", text(&fabric["version"]), text(&fabric["providers_in_library"])),
+        &format!(
+            "{}, providers {}",
+            text(&fabric["version"]),
+            text(&fabric["providers_in_library"])
+        ),
     );
     let rails = fabric["rails"].as_str().unwrap_or("none; a node reaches only this host");
     line(into, "a node's rails", rails);
@@ -56,8 +68,8 @@ fn fabric(fabric: &Value, into: &mut String) {
         );
     }
     for (name, provider) in usable {
-        let (taken, passed): (Vec<_>, Vec<_>) =
-            fields(&provider["interfaces"]).partition(|(_, interface)| interface["rail"] == "taken");
+        let (taken, passed): (Vec<_>, Vec<_>) = fields(&provider["interfaces"])
+            .partition(|(_, interface)| interface["rail"] == "taken");
         let names = |some: Vec<(&String, &Value)>| {
             let names: Vec<&str> = some.iter().map(|(name, _)| name.as_str()).collect();
             if names.is_empty() { "-".to_owned() } else { names.join(",") }
@@ -74,8 +86,9 @@ fn fabric(fabric: &Value, into: &mut String) {
 }
 
 fn gpus(gpu: &Value, into: &mut String) {
-    let devices: Vec<String> =
-        fields(&gpu["devices"]).map(|(name, device)| format!("{name} {}", text(&device["name"]))).collect();
+    let devices: Vec<String> = fields(&gpu["devices"])
+        .map(|(name, device)| format!("{name} {}", text(&device["name"])))
+        .collect();
     match devices.is_empty() {
         true => line(into, "GPUs", &text(&gpu["usable"])),
         false => line(into, "GPUs", &format!("{}; {}", devices.join(", "), text(&gpu["driver"]))),
@@ -117,9 +130,14 @@ mod tests {
         let mut summary = String::new();
         write(&info, &mut summary);
         assert!(summary.lines().count() <= 22, "{summary}");
-        for told in
-            ["no futex_waitv", "tcp ", "eth15", "not usable here: efa", "no CUDA driver", "FISHPLATE_BATCH=7"]
-        {
+        for told in [
+            "no futex_waitv",
+            "tcp ",
+            "eth15",
+            "not usable here: efa",
+            "no CUDA driver",
+            "FISHPLATE_BATCH=7",
+        ] {
             assert!(summary.contains(told), "{told}: {summary}");
         }
         let mut without = String::new();

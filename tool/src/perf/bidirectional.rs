@@ -35,7 +35,8 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     both_answer(verbs, me)?;
     messages(verbs, job, 0, job.warmup, (me, &mut receiver), &mut discarded, &mut tally)?;
     tally.checked = 0;
-    tally.ticks = messages(verbs, job, job.warmup, job.iters, (me, &mut receiver), histogram, &mut tally)?;
+    tally.ticks =
+        messages(verbs, job, job.warmup, job.iters, (me, &mut receiver), histogram, &mut tally)?;
     Ok(tally)
 }
 
@@ -65,7 +66,8 @@ fn puts<V: Verbs>(
 ) -> Outcome<(u64, u64)> {
     let (len, stride, per_window) = (job.size, job.stride(), job.per_window());
     let [there, seen] = SIGNALS;
-    let pattern = |side: Side, window, slot| Pattern::new(job.seed.wrapping_add(side as u64), window, slot);
+    let pattern =
+        |side: Side, window, slot| Pattern::new(job.seed.wrapping_add(side as u64), window, slot);
     let begun = verbs.clock().now();
     let (mut last, mut left) = (begun, count);
     while left > 0 {

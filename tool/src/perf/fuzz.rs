@@ -21,7 +21,15 @@ const REGION: usize = 1 << 20;
 
 fn sample(seed: u64, into: &mut [u8]) -> usize {
     let [a, b] = [1, 2].map(|n| number(seed, n));
-    let tests = [Test::PutSignal, Test::Put, Test::Get, Test::Amo, Test::SignalRate, Test::Tag, Test::TagBw];
+    let tests = [
+        Test::PutSignal,
+        Test::Put,
+        Test::Get,
+        Test::Amo,
+        Test::SignalRate,
+        Test::Tag,
+        Test::TagBw,
+    ];
     let size = 8 << (b % 10);
     let job = Job {
         test: tests[a as usize % tests.len()],
@@ -56,7 +64,10 @@ fn read(input: &[u8], _: &mut [u8]) -> Option<usize> {
         }
         // Runs the computations that a side makes with an order before it measures.
         assert!(job.slots() > 0 && job.per_window() > 0 && job.divisor() > 0.0, "{job:?}");
-        assert!(job.size <= REGION && job.size as u64 * job.slots() < Job::arena(REGION) as u64, "{job:?}");
+        assert!(
+            job.size <= REGION && job.size as u64 * job.slots() < Job::arena(REGION) as u64,
+            "{job:?}"
+        );
         let _ = (job.placement(), job.halves());
     }
     Some(0)
@@ -65,7 +76,12 @@ fn read(input: &[u8], _: &mut [u8]) -> Option<usize> {
 fn sample_trace(seed: u64, into: &mut [u8]) -> usize {
     let [a, b] = [1, 2].map(|n| number(seed, n));
     let link = Link { a: 0, b: 1, rail: (b % 4) as u16 };
-    let cut = Change::Cut { link, there: b & 4 != 0 || b & 8 == 0, back: b & 8 != 0, late: (b >> 60) as u32 };
+    let cut = Change::Cut {
+        link,
+        there: b & 4 != 0 || b & 8 == 0,
+        back: b & 8 != 0,
+        late: (b >> 60) as u32,
+    };
     let changes = [cut, Change::Disable { link, back: a & 1 != 0 }, Change::Heal(link)];
     let trace = Trace {
         test: if a & 2 == 0 { Test::PutSignal } else { Test::Tag },
@@ -74,7 +90,11 @@ fn sample_trace(seed: u64, into: &mut [u8]) -> usize {
         iters: a >> 30,
         window: 1 << (b % 7),
         seed: b,
-        events: changes.into_iter().zip(a % 100..).map(|(change, at)| Event { at, change }).collect(),
+        events: changes
+            .into_iter()
+            .zip(a % 100..)
+            .map(|(change, at)| Event { at, change })
+            .collect(),
         end: "1 polls, done".into(),
     };
     put(into, trace.to_string().as_bytes())
@@ -101,8 +121,9 @@ fn drive(target: &Target) {
     let seed = std::env::var("FISHPLATE_SEED").ok().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     println!("FISHPLATE_SEED={seed}");
-    let count = driver::drive(target, &corpus, seed, Duration::from_secs(1)).unwrap_or_else(|error| {
-        panic!("FISHPLATE_SEED={seed}\n{error}");
-    });
+    let count =
+        driver::drive(target, &corpus, seed, Duration::from_secs(1)).unwrap_or_else(|error| {
+            panic!("FISHPLATE_SEED={seed}\n{error}");
+        });
     assert!(count.accepted > 0 && count.accepted < count.inputs, "{count:?}");
 }

@@ -11,7 +11,13 @@ use crate::payload::Pattern;
 pub fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     for slot in 0..job.slots() {
         let offset = SLOTS_AT + slot as usize * job.stride();
-        verbs.fill(Side::Answers, Area::Landing, offset, Pattern::new(job.seed, 0, slot), job.size)?;
+        verbs.fill(
+            Side::Answers,
+            Area::Landing,
+            offset,
+            Pattern::new(job.seed, 0, slot),
+            job.size,
+        )?;
     }
     Ok(())
 }

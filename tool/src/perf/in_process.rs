@@ -13,9 +13,13 @@ use std::time::Duration;
 use fishplate::{FailoverStorage, Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, RailPolicy, Signal};
+use fishplate_core::engine::{
+    Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, RailPolicy, Signal,
+};
 use fishplate_core::error::{AttachError, OpError};
-use fishplate_core::mem::{LocalAddr, LocalId, PeerId, RailId, Region, RegionKind, RemoteAddr, RemoteId};
+use fishplate_core::mem::{
+    LocalAddr, LocalId, PeerId, RailId, Region, RegionKind, RemoteAddr, RemoteId,
+};
 use fishplate_core::op::{Amo, AmoOp, Cmp, Outcome as Ended, SignalOp};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
@@ -49,7 +53,8 @@ const DEPTH: usize = 256;
 const PACKETS: usize = 1024;
 
 /// Fewer credits than between two processes, because each seed allocates its own tables.
-const MATCHING: MatchConfig = MatchConfig { eager: 192, credits: 96, headers: 96, ..MatchConfig::DEFAULT };
+const MATCHING: MatchConfig =
+    MatchConfig { eager: 192, credits: 96, headers: 96, ..MatchConfig::DEFAULT };
 const RECEIVES: usize = 1024;
 
 const CONTEXT: ContextId = ContextId(0);
@@ -99,7 +104,11 @@ fn row<const RAILS: usize>(
     let simulated = plan.transport == Transport::Sim;
     let job = Job::of(&Plan { iters: plan.iters.or(default), ..plan.clone() }, size);
     // A simulation has no speed, so it is always checked and needs no warm-up.
-    let job = Job { check: plan.check || simulated, warmup: if simulated { 0 } else { job.warmup }, ..job };
+    let job = Job {
+        check: plan.check || simulated,
+        warmup: if simulated { 0 } else { job.warmup },
+        ..job
+    };
     let mut histogram = Histogram::new();
     let (mut total, mut iters) = (Tally::default(), 0);
     let mut packets = vec![Packet::EMPTY; if simulated { PACKETS } else { 0 }];
@@ -116,9 +125,12 @@ fn row<const RAILS: usize>(
                 let tally = match plan.faults {
                     Faults::None => run(Source::None, &mut Record::default()),
                     _ => {
-                        let ran = faults::run(plan, &job, RAILS, number + 1 == seeds, &mut counters, run);
+                        let ran =
+                            faults::run(plan, &job, RAILS, number + 1 == seeds, &mut counters, run);
                         ran.and_then(|(tally, notes)| {
-                            progress.around(|| notes.iter().try_for_each(|note| report.comment(note)))?;
+                            progress.around(|| {
+                                notes.iter().try_for_each(|note| report.comment(note))
+                            })?;
                             Ok(tally)
                         })
                     }
@@ -135,7 +147,10 @@ fn row<const RAILS: usize>(
             error => error,
         })?;
         if simulated && tally.errors + tally.misordered > 0 {
-            eprintln!("# seed {seed}: {} errors, {} signals misordered", tally.errors, tally.misordered);
+            eprintln!(
+                "# seed {seed}: {} errors, {} signals misordered",
+                tally.errors, tally.misordered
+            );
         }
         (total, iters) = (total.and(tally), iters + done);
         if number % 100 == 99 {
@@ -173,7 +188,8 @@ fn loop_back<const RAILS: usize>(
     let config = Config { window: (job.window as u32).max(16), ..Config::DEFAULT };
     let mut parts = Parts::<RAILS>::new(&config, job, 2)?;
     let rails = array::from_fn(|_| Loopback::<DEPTH>::new());
-    let (mut one, handle) = One::new(&mut parts, config, rails, |_, _, _| Ok(())).map_err(attach_failed)?;
+    let (mut one, handle) =
+        One::new(&mut parts, config, rails, |_, _, _| Ok(())).map_err(attach_failed)?;
     one.import(&handle).map_err(attach_failed)?;
     let mut both = InProcess::new(vec![one], clock);
     both.set_timeout(job.timeout_ns);
@@ -214,7 +230,8 @@ fn simulate<const RAILS: usize>(
     // Both sides of a failover need different seeds.
     let configs = [config, Config { seed: if fails { !job.seed } else { job.seed }, ..config }];
     let sim = Sim::new(packets, 2, RAILS as u16, Dials::WILD, job.seed).map_err(attach_failed)?;
-    let (mut near, mut far) = (Parts::<RAILS>::new(&config, job, 1)?, Parts::<RAILS>::new(&config, job, 1)?);
+    let (mut near, mut far) =
+        (Parts::<RAILS>::new(&config, job, 1)?, Parts::<RAILS>::new(&config, job, 1)?);
     if fails {
         near.keep(&config);
         far.keep(&config);
@@ -223,14 +240,17 @@ fn simulate<const RAILS: usize>(
     let mut schedule = faults.schedule(&sim, RAILS, job.seed, &mut log);
     let rails = |node| array::from_fn(|rail| sim.endpoint(node, rail as u16));
     let attach = |node| {
-        move |engine: &mut Engine<'_, SimRail<'_, '_>, RAILS>, rail, peer: PeerId| match engine.rail_mut(rail)
+        move |engine: &mut Engine<'_, SimRail<'_, '_>, RAILS>, rail, peer: PeerId| match engine
+            .rail_mut(rail)
         {
             Some(mut rail) => rail.attach(peer.peer(), node),
             None => Ok(()),
         }
     };
-    let (mut a, a_handle) = One::new(&mut near, configs[0], rails(0), attach(1)).map_err(attach_failed)?;
-    let (mut b, b_handle) = One::new(&mut far, configs[1], rails(1), attach(0)).map_err(attach_failed)?;
+    let (mut a, a_handle) =
+        One::new(&mut near, configs[0], rails(0), attach(1)).map_err(attach_failed)?;
+    let (mut b, b_handle) =
+        One::new(&mut far, configs[1], rails(1), attach(0)).map_err(attach_failed)?;
     a.import(&b_handle).map_err(attach_failed)?;
     b.import(&a_handle).map_err(attach_failed)?;
     let mut both = InProcess::new(vec![a, b], clock);
@@ -381,7 +401,8 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
     #[inline(always)]
     fn there(&mut self, side: Side, offset: usize) -> Outcome<RemoteAddr> {
         let start = self.start(side.other(), Area::Landing);
-        let theirs = self.one(side).theirs.ok_or_else(|| Failure::run("the two sides are not connected"))?;
+        let theirs =
+            self.one(side).theirs.ok_or_else(|| Failure::run("the two sides are not connected"))?;
         Ok(theirs.at((start + offset) as u64))
     }
 
@@ -393,7 +414,11 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
         self.turn()?;
         self.passes += 1;
-        if self.passes > PATIENCE { Err(Failure::run("no progress: an operation hangs")) } else { Ok(()) }
+        if self.passes > PATIENCE {
+            Err(Failure::run("no progress: an operation hangs"))
+        } else {
+            Ok(())
+        }
     }
 
     /// Makes passes until `done` returns a value.
@@ -411,7 +436,9 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
                     return Ok(value);
                 }
                 Ok(None) | Err(OpError::Again) => self.pass()?,
-                Err(error) => return Err(Failure::run(format!("{what} failed: {error}{}", self.why(side)))),
+                Err(error) => {
+                    return Err(Failure::run(format!("{what} failed: {error}{}", self.why(side))));
+                }
             }
         }
     }
@@ -479,7 +506,10 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
         let one = &self.engines[side as usize % self.engines.len()];
         // SAFETY: the memory has an area for each side that the engine serves, so `start` is inside
         // it.
-        (unsafe { one.memory[area as usize].1.add(self.start(side, area)) }, one.lens[area as usize])
+        (
+            unsafe { one.memory[area as usize].1.add(self.start(side, area)) },
+            one.lens[area as usize],
+        )
     }
 
     fn write_device(&mut self, _: Area, _: usize, _: usize) -> Outcome {
@@ -503,8 +533,10 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
     #[inline(always)]
     fn put(&mut self, side: Side, from: usize, len: usize, to: usize) -> Outcome {
         let (from, to) = (self.buffer_at(side, from), self.there(side, to)?);
-        self.until(side, "a put", |one| one.engine.put(CONTEXT, from, len, to, Notice::Silent).map(Some))
-            .map(drop)
+        self.until(side, "a put", |one| {
+            one.engine.put(CONTEXT, from, len, to, Notice::Silent).map(Some)
+        })
+        .map(drop)
     }
 
     #[inline(always)]
@@ -528,8 +560,10 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
     #[inline(always)]
     fn signal(&mut self, side: Side, word: usize, op: SignalOp, value: u64) -> Outcome {
         let signal = Signal { at: self.there(side, word)?, op, value };
-        self.until(side, "a signal", |one| one.engine.signal(CONTEXT, signal, Notice::Silent).map(Some))
-            .map(drop)
+        self.until(side, "a signal", |one| {
+            one.engine.signal(CONTEXT, signal, Notice::Silent).map(Some)
+        })
+        .map(drop)
     }
 
     #[inline(always)]
@@ -543,8 +577,10 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
 
     #[inline(always)]
     fn fetch_add(&mut self, side: Side, word: usize) -> Outcome<u64> {
-        let (at, amo) = (self.there(side, word)?, Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 });
-        let issued = self.until(side, "an atomic", |one| one.engine.fetch(CONTEXT, at, amo, 0).map(Some))?;
+        let (at, amo) =
+            (self.there(side, word)?, Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 });
+        let issued =
+            self.until(side, "an atomic", |one| one.engine.fetch(CONTEXT, at, amo, 0).map(Some))?;
         self.finish(side, issued)
     }
 
@@ -577,7 +613,9 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
                 false => (Payload::Region(at, len), Notice::Report(tag)),
             };
             let issued = one.engine.send(CONTEXT, one.peer, Tag::from(tag), payload, notice);
-            issued.map(|issued| Some(matches!((issued, notice), (Issued::Pending(_), Notice::Report(_)))))
+            issued.map(|issued| {
+                Some(matches!((issued, notice), (Issued::Pending(_), Notice::Report(_))))
+            })
         })?;
         Ok(u64::from(issued))
     }
@@ -593,10 +631,19 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
     }
 
     #[inline(always)]
-    fn recv(&mut self, side: Side, tag: u64, offset: usize, len: usize, word: u64) -> Outcome<Request> {
+    fn recv(
+        &mut self,
+        side: Side,
+        tag: u64,
+        offset: usize,
+        len: usize,
+        word: u64,
+    ) -> Outcome<Request> {
         let into = self.buffer_at(side, offset);
         self.until(side, "a receive", |one| {
-            one.engine.recv(Some(one.peer), Tag::from(tag), Tag::ZERO, Some((into, len)), word).map(Some)
+            one.engine
+                .recv(Some(one.peer), Tag::from(tag), Tag::ZERO, Some((into, len)), word)
+                .map(Some)
         })
     }
 

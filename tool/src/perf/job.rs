@@ -182,7 +182,11 @@ impl Job {
     /// Returns the number of operations of one window. If the other side verifies payloads, it does
     /// so after each window.
     pub fn per_window(&self) -> u64 {
-        if self.check && matches!(self.test, Test::Put | Test::TagBw) { self.slots() } else { self.window }
+        if self.check && matches!(self.test, Test::Put | Test::TagBw) {
+            self.slots()
+        } else {
+            self.window
+        }
     }
 
     /// Returns the placement of payload and signal.

@@ -122,7 +122,9 @@ fn all_work() -> impl Iterator<Item = (String, Work)> {
 
 fn parse_work(text: &str) -> Result<Work, String> {
     let known = all_work().find(|(name, _)| name.eq_ignore_ascii_case(text));
-    known.map(|(_, work)| work).ok_or_else(|| format!("`{text}`: use P1 to P11, U1 to U6, C1 or T1 to T6"))
+    known
+        .map(|(_, work)| work)
+        .ok_or_else(|| format!("`{text}`: use P1 to P11, U1 to U6, C1 or T1 to T6"))
 }
 
 /// A row of results. The JSON has the same fields.
@@ -207,13 +209,25 @@ impl Job {
             Work::Load(load) => {
                 let room = workload::room(depth);
                 let task = Task::Bench(Bench::new(load, depth));
-                Job { task, units: load.units(depth), room, contexts: room, unexpected: load.is_unexpected() }
+                Job {
+                    task,
+                    units: load.units(depth),
+                    room,
+                    contexts: room,
+                    unexpected: load.is_unexpected(),
+                }
             }
             Work::Trace(trace) => {
                 let steps = trace.steps(depth);
                 let contexts = steps.iter().filter(|step| matches!(step, Step::Post(..))).count();
                 let unexpected = matches!(trace, Trace::T3 | Trace::T4);
-                Job { task: Task::Steps(steps), units: contexts as u64, room: contexts, contexts, unexpected }
+                Job {
+                    task: Task::Steps(steps),
+                    units: contexts as u64,
+                    room: contexts,
+                    contexts,
+                    unexpected,
+                }
             }
         }
     }
@@ -233,10 +247,12 @@ impl Job {
                 let bytes = if self.unexpected { message } else { posted };
                 (self.load(ours::Ours::new(self.room, self.contexts)), Some(bytes))
             }
-            Kind::List => (self.load(list::List::new(self.room, self.contexts)), Some(list::List::BYTES)),
+            Kind::List => {
+                (self.load(list::List::new(self.room, self.contexts)), Some(list::List::BYTES))
+            }
             Kind::Ucx => {
-                let ucx =
-                    ucx::Ucx::new(self.contexts).map_err(|why| Failure::usage(format!("ucx: {why}")))?;
+                let ucx = ucx::Ucx::new(self.contexts)
+                    .map_err(|why| Failure::usage(format!("ucx: {why}")))?;
                 (self.load(ucx), None)
             }
         })
@@ -317,9 +333,17 @@ fn run_row(
             }
             Some(_) => {}
         }
-        let affordable = args.patience.as_nanos() / (took.as_nanos().max(1) * (args.rounds as u128 + 1));
+        let affordable =
+            args.patience.as_nanos() / (took.as_nanos().max(1) * (args.rounds as u128 + 1));
         let rounds = args.units.div_ceil(job.units.max(1)).min(affordable as u64).max(1);
-        running.push(Turns { kind: *kind, ready, bytes, rounds, times: vec![], instructions: vec![] });
+        running.push(Turns {
+            kind: *kind,
+            ready,
+            bytes,
+            rounds,
+            times: vec![],
+            instructions: vec![],
+        });
     }
     for _ in 0..args.rounds {
         for Turns { ready, rounds, times, instructions, .. } in &mut running {
@@ -344,7 +368,9 @@ fn run_row(
         report.row(&Row {
             schema_version: SCHEMA_VERSION,
             test: "match",
-            engine: kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()),
+            engine: kind
+                .to_possible_value()
+                .map_or_else(String::new, |value| value.get_name().to_owned()),
             workload: name.to_owned(),
             depth,
             ns_per_op: ns,

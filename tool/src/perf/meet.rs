@@ -82,7 +82,8 @@ fn explain(error: BootstrapError, who: &str) -> String {
         ),
         BootstrapError::Differs { what: "transport", theirs, ours } => {
             let [theirs, ours] = [theirs, ours].map(|number| {
-                let known = usize::try_from(number).ok().and_then(|at| Transport::value_variants().get(at));
+                let known =
+                    usize::try_from(number).ok().and_then(|at| Transport::value_variants().get(at));
                 known.map_or_else(|| number.to_string(), |transport| name(*transport))
             });
             format!(
@@ -121,7 +122,9 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
         for (who, why) in listener.refused() {
             turned_away = turned_away.saturating_add(1);
             match turned_away {
-                ..=NAMED => eprintln!("# refused: {}", explain(why, &format!("the process at {who}"))),
+                ..=NAMED => {
+                    eprintln!("# refused: {}", explain(why, &format!("the process at {who}")))
+                }
                 n if n == NAMED + 1 => eprintln!("# refused more processes, which are not listed"),
                 _ => {}
             }
@@ -158,7 +161,8 @@ fn command(plan: &Plan, card: &Card, at: &str) -> String {
         line += &format!(" --transport {}", name(plan.transport));
     }
     if plan.transport == Transport::Fabric {
-        let mut providers: Vec<&str> = card.rails.iter().map(|rail| rail.provider.as_str()).collect();
+        let mut providers: Vec<&str> =
+            card.rails.iter().map(|rail| rail.provider.as_str()).collect();
         providers.dedup();
         line += &format!(" --rails {} --provider {}", plan.rails, quoted(&providers.join(",")));
         if !plan.settings.interfaces.is_empty() {
@@ -224,8 +228,9 @@ pub struct Second {
 /// Starts the second process, and connects to it over a socket that it inherits. The socket has no
 /// name, so no other process can connect.
 fn spawn(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
-    let (here, there) = UnixStream::pair()
-        .map_err(|error| Failure::run(format!("cannot make a socket for a second process: {error}")))?;
+    let (here, there) = UnixStream::pair().map_err(|error| {
+        Failure::run(format!("cannot make a socket for a second process: {error}"))
+    })?;
     let mut second = launch(plan, setup, card, there.into())?;
     let met = bootstrap::over(here.into(), card, Instant::now() + START);
     interrupt::check()?;
@@ -328,7 +333,11 @@ impl Second {
         let Some(status) = self.ends(within) else {
             return Failure::run(explain(why, "the second process"));
         };
-        let told = format!("the second process (pid {}) {} before it answered", self.id(), describe(status));
+        let told = format!(
+            "the second process (pid {}) {} before it answered",
+            self.id(),
+            describe(status)
+        );
         // The process has printed what is wrong with the command line.
         match status.code() {
             Some(2) => Failure::usage(told),

@@ -48,9 +48,12 @@ impl<const STARTS: bool> Verbs for Endpoint<STARTS> {
         let at = memory.at((if area == Area::Landing { AREAS_AT } else { 0 } + offset) as u64);
         // SAFETY: the callers check that the range is inside the view. Only this thread uses views
         // of a device.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(self.views[area as usize].as_ptr().add(offset), len) };
-        self.node.write_device(at, bytes).map_err(|error| self.who.failed("a copy to the device", error))
+        let bytes = unsafe {
+            std::slice::from_raw_parts(self.views[area as usize].as_ptr().add(offset), len)
+        };
+        self.node
+            .write_device(at, bytes)
+            .map_err(|error| self.who.failed("a copy to the device", error))
     }
 
     #[inline(always)]
@@ -59,9 +62,12 @@ impl<const STARTS: bool> Verbs for Endpoint<STARTS> {
         let at = memory.at((if area == Area::Landing { AREAS_AT } else { 0 } + offset) as u64);
         // SAFETY: the callers check that the range is inside the view. Only this thread uses views
         // of a device.
-        let bytes =
-            unsafe { std::slice::from_raw_parts_mut(self.views[area as usize].as_ptr().add(offset), len) };
-        self.node.read_device(at, bytes).map_err(|error| self.who.failed("a copy from the device", error))
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(self.views[area as usize].as_ptr().add(offset), len)
+        };
+        self.node
+            .read_device(at, bytes)
+            .map_err(|error| self.who.failed("a copy from the device", error))
     }
 
     fn set_word(&mut self, _: Side, offset: usize, value: u64) -> Outcome {
@@ -109,7 +115,8 @@ impl<const STARTS: bool> Verbs for Endpoint<STARTS> {
 
     #[inline(always)]
     fn fetch_add(&mut self, _: Side, word: usize) -> Outcome<u64> {
-        let (at, amo) = (self.there(word), Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 });
+        let (at, amo) =
+            (self.there(word), Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 });
         let issued = self.retry(|side| side.node.start_fetch(at, amo))?;
         self.finish(issued)
     }
@@ -155,7 +162,14 @@ impl<const STARTS: bool> Verbs for Endpoint<STARTS> {
     }
 
     #[inline(always)]
-    fn recv(&mut self, _: Side, tag: u64, offset: usize, len: usize, word: u64) -> Outcome<Request> {
+    fn recv(
+        &mut self,
+        _: Side,
+        tag: u64,
+        offset: usize,
+        len: usize,
+        word: u64,
+    ) -> Outcome<Request> {
         let (from, into) = (Some(self.peer), self.slice(offset, len));
         self.retry(|side| side.node.post_recv(from, tag, Tag::ZERO, into, word))
     }

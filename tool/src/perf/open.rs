@@ -70,7 +70,8 @@ impl Setup {
             // SAFETY: the library comes from the linker's search path, or from a path that the user
             // names as libfabric.
             let library = unsafe { rails::load(&settings) };
-            let library = library.map_err(|error| self.refused(OpenError::Rails(RailsError::Load(error))))?;
+            let library =
+                library.map_err(|error| self.refused(OpenError::Rails(RailsError::Load(error))))?;
             builder = builder.library(library);
         }
         if let Some(device) = self.device {
@@ -90,8 +91,11 @@ impl Setup {
             address: vec![0],
             mbit,
         };
-        let mut cards: Vec<_> =
-            node.rails().iter().map(|info| rail(&info.provider, &info.interface, info.mbit)).collect();
+        let mut cards: Vec<_> = node
+            .rails()
+            .iter()
+            .map(|info| rail(&info.provider, &info.interface, info.mbit))
+            .collect();
         if cards.is_empty() {
             cards.push(rail("shared memory", "", 0));
         }
@@ -114,19 +118,24 @@ impl Setup {
             }
             OpenError::Gpu(_, error) => Failure::run(format!("--device {device}: {error}")),
             OpenError::Attach(error) => limits::attach_failed("the node", error),
-            OpenError::Worker(error) => {
-                Failure::run(format!("cannot start a worker: {error}; raise ulimit -v or ulimit -u"))
-            }
+            OpenError::Worker(error) => Failure::run(format!(
+                "cannot start a worker: {error}; raise ulimit -v or ulimit -u"
+            )),
             error => Failure::run(error.to_string()),
         }
     }
 
     /// Allocates a side's memory, and connects its node to the other side's node.
-    pub fn join<const STARTS: bool>(&self, opened: Opened, met: &mut Met) -> Outcome<Endpoint<STARTS>> {
+    pub fn join<const STARTS: bool>(
+        &self,
+        opened: Opened,
+        met: &mut Met,
+    ) -> Outcome<Endpoint<STARTS>> {
         let Opened { mut node, card } = opened;
         let deadline = Instant::now() + self.setup_time();
         let names = node.rails().iter().enumerate();
-        let names = names.map(|(at, info)| rail_name(at, &info.provider, &info.interface)).collect();
+        let names =
+            names.map(|(at, info)| rail_name(at, &info.provider, &info.interface)).collect();
         let who = Who::new(met.name.clone(), names);
         let failed = |error| self.failed(error);
 
@@ -146,7 +155,9 @@ impl Setup {
         let mut handles = handles(&heard).into_iter();
         let mut import = |what: &str| {
             let handle = handles.next().ok_or_else(|| {
-                Failure::run(format!("{who} sent no handle of its {what}: run the same build on both sides"))
+                Failure::run(format!(
+                    "{who} sent no handle of its {what}: run the same build on both sides"
+                ))
             })?;
             node.import(peer, handle).map_err(|error| match error {
                 Error::NotConnected(_) => {
@@ -208,7 +219,8 @@ impl Setup {
         let [len, buffer_len] = self.lens();
         let failed = |error| self.failed(error);
         let on_device = self.device.is_some();
-        let words = node.alloc(AREAS_AT + if on_device { AREAS_AT } else { len }).map_err(failed)?;
+        let words =
+            node.alloc(AREAS_AT + if on_device { AREAS_AT } else { len }).map_err(failed)?;
         let start = node.segment(words).map_err(failed)?.ptr();
         let (mut device, mut kept) = (None, vec![Mapped::new(self.region, buffer_len)?]);
         let (buffer, views) = if on_device {
@@ -242,7 +254,9 @@ impl Setup {
         for pair in node.rail_pairs(peer).unwrap_or_default() {
             let at = usize::from(pair.ours.0).saturating_sub(1);
             let there = usize::from(pair.theirs.0).saturating_sub(1);
-            let (Some(rail), Some(other)) = (ours.rails.get(at), theirs.rails.get(there)) else { continue };
+            let (Some(rail), Some(other)) = (ours.rails.get(at), theirs.rails.get(there)) else {
+                continue;
+            };
             let mut note = rail_name(at, &rail.provider, &rail.interface);
             if rail.mbit > 0 {
                 note += &format!(", {} Mbit/s", rail.mbit);
@@ -288,7 +302,8 @@ fn exchange(
     who: &Who,
 ) -> Outcome<Vec<u8>> {
     let ours = ours(node);
-    let heard = wire.exchange(&ours, deadline, || interrupt::check().ok().map(|()| node.progress()));
+    let heard =
+        wire.exchange(&ours, deadline, || interrupt::check().ok().map(|()| node.progress()));
     interrupt::check()?;
     heard.map_err(|error| match error {
         BootstrapError::HungUp => who.gone(error),
@@ -301,7 +316,8 @@ fn exchange(
 fn handles(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut all = vec![];
     while let Some((len, rest)) = bytes.split_first_chunk() {
-        let Some((handle, rest)) = rest.split_at_checked(usize::from(u16::from_ne_bytes(*len))) else {
+        let Some((handle, rest)) = rest.split_at_checked(usize::from(u16::from_ne_bytes(*len)))
+        else {
             break;
         };
         all.push(handle);
@@ -318,7 +334,9 @@ fn gpu(device: DeviceName) -> Outcome<Gpu> {
     match device {
         DeviceName::Host => Ok(Gpu::StandIn),
         device => device.to_string().parse().map_err(|_| {
-            Failure::usage(format!("--device {device}: this program was built without the feature for it"))
+            Failure::usage(format!(
+                "--device {device}: this program was built without the feature for it"
+            ))
         }),
     }
 }
@@ -328,7 +346,9 @@ pub fn usual_device() -> DeviceName {
     #[cfg(any(feature = "cuda", feature = "hip"))]
     for api in fishplate_gpu::cuda::Api::ALL {
         if api.devices().is_ok_and(|devices| !devices.is_empty()) {
-            return format!("{api}:0").parse().expect("the names of interfaces are prefixes of devices");
+            return format!("{api}:0")
+                .parse()
+                .expect("the names of interfaces are prefixes of devices");
         }
     }
     DeviceName::Host
@@ -338,7 +358,8 @@ pub fn usual_device() -> DeviceName {
 fn no_driver(device: DeviceName, error: DeviceError) -> String {
     #[cfg(any(feature = "cuda", feature = "hip"))]
     for api in fishplate_gpu::cuda::Api::ALL {
-        if let (true, Err(why)) = (device.to_string().starts_with(&api.to_string()), api.devices()) {
+        if let (true, Err(why)) = (device.to_string().starts_with(&api.to_string()), api.devices())
+        {
             return why.to_string();
         }
     }

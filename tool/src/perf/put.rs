@@ -15,7 +15,11 @@ use crate::payload::Pattern;
 pub const SIGNALS: [usize; 2] = [0, 128];
 
 /// Signals `number` to the answering side, which calls `look` and signals back.
-pub fn hand_over<V: Verbs>(verbs: &mut V, number: u64, look: impl FnOnce(&mut V) -> Outcome) -> Outcome {
+pub fn hand_over<V: Verbs>(
+    verbs: &mut V,
+    number: u64,
+    look: impl FnOnce(&mut V) -> Outcome,
+) -> Outcome {
     let [there, seen] = SIGNALS;
     if verbs.plays(Side::Starts) {
         verbs.signal(Side::Starts, there, SignalOp::Set, number)?;
@@ -73,7 +77,13 @@ fn windows<V: Verbs>(
         let pattern = |slot| Pattern::new(job.seed, window, slot);
         if verbs.plays(Side::Starts) {
             for slot in (0..now).filter(|_| job.check) {
-                verbs.fill(Side::Starts, Area::Buffer, slot as usize * stride, pattern(slot), len)?;
+                verbs.fill(
+                    Side::Starts,
+                    Area::Buffer,
+                    slot as usize * stride,
+                    pattern(slot),
+                    len,
+                )?;
             }
             let mut slot = 0;
             for _ in 0..now {
@@ -86,7 +96,8 @@ fn windows<V: Verbs>(
             hand_over(verbs, window, |verbs| {
                 for slot in 0..now {
                     let offset = SLOTS_AT + slot as usize * stride;
-                    let whole = verbs.is_whole(Side::Answers, Area::Landing, offset, pattern(slot), len)?;
+                    let whole =
+                        verbs.is_whole(Side::Answers, Area::Landing, offset, pattern(slot), len)?;
                     tally.checked += u64::from(whole);
                     tally.errors += u64::from(!whole);
                 }

@@ -26,7 +26,11 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     }
 }
 
-fn play<V: Verbs, const CHECK: bool>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
+fn play<V: Verbs, const CHECK: bool>(
+    verbs: &mut V,
+    job: &Job,
+    histogram: &mut Histogram,
+) -> Outcome<Tally> {
     let mut tally = Tally::default();
     rounds::<V, CHECK>(verbs, job, 1, job.warmup, &mut Histogram::new(), &mut tally)?;
     tally.checked = 0;
@@ -110,8 +114,11 @@ fn arrival<V: Verbs, const CHECK: bool>(
     let (place, len) = (job.placement(), job.size);
     // Computed before the wait, because otherwise the compiler would compute it between the signal
     // and its answer.
-    let expected =
-        if CHECK { black_box(Pattern::new(job.seed, sender as u64, seq)) } else { Pattern::new(0, 0, 0) };
+    let expected = if CHECK {
+        black_box(Pattern::new(job.seed, sender as u64, seq))
+    } else {
+        Pattern::new(0, 0, 0)
+    };
     verbs.wait(side, place.signal, Cmp::Eq, seq)?;
     if !CHECK || verbs.is_whole(side, Area::Landing, place.payload, expected, len)? {
         return Ok(true);

@@ -43,7 +43,14 @@ struct JobArgs {
     #[arg(short = 'N', long, value_name = "N", value_parser = sizes::count_in::<u64>(2, fishplate::job::SIZE_MAX as u64))]
     ranks: Option<u64>,
     /// Patterns to run, one after the other: which ranks send to which.
-    #[arg(short, long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "all-to-all")]
+    #[arg(
+        short,
+        long,
+        value_enum,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "all-to-all"
+    )]
     pattern: Vec<Pattern>,
     /// Payload sizes in bytes, such as 8, 64K or 1M.
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse, default_value = "8")]
@@ -130,13 +137,17 @@ pub fn run(words: &[OsString]) -> Outcome {
             "perf job: a job of one rank has no peers; use --ranks N, or a launcher such as mpiexec.hydra -n 4",
         ));
     }
-    let outcome =
-        Member::open(job, args.ranks.is_some(), timeout).and_then(|member| member.run_all(&args, begun));
+    let outcome = Member::open(job, args.ranks.is_some(), timeout)
+        .and_then(|member| member.run_all(&args, begun));
     match (outcome, started) {
         (Ok(()), Some(started)) => started.leave(),
         // The process that started this one reports the same error, or which rank was lost.
-        (Err(Failure::Lost(_) | Failure::Usage(_)), None) if args.member.is_some() => std::process::exit(1),
-        (Err(Failure::Lost(message)), Some(mut started)) => Err(Failure::Lost(started.explain(message))),
+        (Err(Failure::Lost(_) | Failure::Usage(_)), None) if args.member.is_some() => {
+            std::process::exit(1)
+        }
+        (Err(Failure::Lost(message)), Some(mut started)) => {
+            Err(Failure::Lost(started.explain(message)))
+        }
         (outcome, _) => outcome,
     }
 }
@@ -192,7 +203,9 @@ impl Member {
         self.barrier()?;
         let rank = self.job.rank();
         let closed = self.node.close(self.timeout);
-        closed.map_err(|error| Failure::run(format!("rank {rank}: cannot close the node: {error}")))?;
+        closed.map_err(|error| {
+            Failure::run(format!("rank {rank}: cannot close the node: {error}"))
+        })?;
         match wrong {
             0 => Ok(()),
             wrong => Err(Failure::run(format!("{wrong} messages had wrong data"))),
@@ -219,7 +232,8 @@ impl Member {
         for &size in &args.size {
             self.barrier()?;
             let (begun, busy) = (self.clock.now(), clock::processor_ns());
-            let (checked, errors) = traffic.run(self, size, args.iters, args.check.then_some(args.seed))?;
+            let (checked, errors) =
+                traffic.run(self, size, args.iters, args.check.then_some(args.seed))?;
             let tally = Tally {
                 ns: self.clock.ns(self.clock.now().wrapping_sub(begun)),
                 cpu_ns: clock::processor_ns() - busy,
@@ -250,7 +264,8 @@ impl Member {
     /// Exchanges bytes between all ranks, while the node makes progress.
     fn gather(&mut self, word: &[u8]) -> Outcome<Vec<Vec<u8>>> {
         let Member { job, node, .. } = self;
-        let all = job.allgather_with(word, || _ = node.progress()).map_err(|error| job_failed(&error));
+        let all =
+            job.allgather_with(word, || _ = node.progress()).map_err(|error| job_failed(&error));
         interrupt::check()?;
         all
     }
@@ -265,7 +280,8 @@ impl Member {
             return Ok(peer);
         }
         let peer = self.node.connect(&self.addresses[rank]);
-        let peer = peer.map_err(|error| Failure::run(format!("cannot connect to rank {rank}: {error}")))?;
+        let peer =
+            peer.map_err(|error| Failure::run(format!("cannot connect to rank {rank}: {error}")))?;
         self.peers[rank] = Some(peer);
         Ok(peer)
     }
@@ -278,7 +294,8 @@ impl Member {
             None => Ok(()),
             Some((peer, why)) => {
                 let rank = self.peers.iter().position(|known| *known == Some(*peer));
-                let name = rank.map_or("a process of another job".into(), |rank| format!("rank {rank}"));
+                let name =
+                    rank.map_or("a process of another job".into(), |rank| format!("rank {rank}"));
                 Err(Failure::lost(&name, why))
             }
         }

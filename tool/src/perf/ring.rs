@@ -21,7 +21,8 @@ const LOOKS: u32 = 64;
 /// towards the answering side.
 const HEADERS: [usize; 2] = [0, 512];
 const SLOTS: [usize; 2] = [4096, RING_ARENA / 2];
-const _: () = assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);
+const _: () =
+    assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);
 
 /// Runs this process's side. Without a histogram it only prepares: the answering side empties both
 /// rings, and the starting side does nothing.
@@ -78,7 +79,11 @@ impl<'s, const STARTS: bool, const N: usize> Ends<'s, Endpoint<STARTS>, N> {
         // after the ends of the previous job are dropped. Words have no invalid values.
         let ends = unsafe {
             (
-                Producer::from_raw(arena.add(HEADERS[out]).cast(), arena.add(SLOTS[out]).cast(), CAPACITY),
+                Producer::from_raw(
+                    arena.add(HEADERS[out]).cast(),
+                    arena.add(SLOTS[out]).cast(),
+                    CAPACITY,
+                ),
                 Consumer::from_raw(
                     arena.add(HEADERS[inward]).cast(),
                     arena.add(SLOTS[inward]).cast(),
@@ -143,7 +148,13 @@ impl<'s, const STARTS: bool, const N: usize> Ends<'s, Endpoint<STARTS>, N> {
     }
 
     #[inline(never)]
-    fn bounce(&mut self, first: u64, count: u64, histogram: &mut Histogram, tally: &mut Tally) -> Outcome {
+    fn bounce(
+        &mut self,
+        first: u64,
+        count: u64,
+        histogram: &mut Histogram,
+        tally: &mut Tally,
+    ) -> Outcome {
         let clock = self.side.clock;
         let mut last = clock.now();
         for value in first..first + count {

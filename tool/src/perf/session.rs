@@ -134,7 +134,9 @@ impl<const STARTS: bool> Session<STARTS> {
         });
         interrupt::check()?;
         heard.map_err(|error| match (error, lost) {
-            (BootstrapError::Stopped | BootstrapError::HungUp, Some((why, _))) => self.side.who.lost(why),
+            (BootstrapError::Stopped | BootstrapError::HungUp, Some((why, _))) => {
+                self.side.who.lost(why)
+            }
             (BootstrapError::Deadline, _) => {
                 Failure::run(format!("{} did not answer in time", self.side.who))
             }
@@ -215,8 +217,11 @@ impl<const STARTS: bool> Session<STARTS> {
 
     /// Orders all jobs, and writes their rows. The inner error means that a row has wrong data.
     fn lead_all(&mut self, plan: &Plan, files: &mut Files) -> Outcome<Outcome> {
-        let hello =
-            Order::Hello { version: env!("CARGO_PKG_VERSION").into(), test: plan.test, places: plan.places };
+        let hello = Order::Hello {
+            version: env!("CARGO_PKG_VERSION").into(),
+            test: plan.test,
+            places: plan.places,
+        };
         self.order(hello)?;
         let greeting: Greeting = self.exchange(&())?;
         if let Some(refusal) = greeting.refusal {
@@ -263,7 +268,13 @@ impl<const STARTS: bool> Session<STARTS> {
 
     /// Measures one row: two halves, with the floor before, between and after them. Repeats the row
     /// if the floor changed.
-    fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress, files: &mut Files) -> Outcome<Row> {
+    fn measure(
+        &mut self,
+        plan: &Plan,
+        size: usize,
+        progress: &Progress,
+        files: &mut Files,
+    ) -> Outcome<Row> {
         let mut histogram = Histogram::new();
         let job = Job::of(plan, size);
         let [one, two] = job.halves();
@@ -291,7 +302,8 @@ impl<const STARTS: bool> Session<STARTS> {
             progress.step();
             copy(self);
             let after = self.floor_after(between)?;
-            let floors = before.zip(between).zip(after).map(|((a, b), c)| Floors { taken: [a, b, c] });
+            let floors =
+                before.zip(between).zip(after).map(|((a, b), c)| Floors { taken: [a, b, c] });
             if let Some(Floors { taken: [a, b, c] }) = floors.filter(|floors| !floors.steady())
                 && repeats < REPEATS
             {
@@ -327,7 +339,9 @@ impl<const STARTS: bool> Session<STARTS> {
             row.arrivals_out_of_order = tally.out_of_order;
             row.window = plan.window;
             row.layout = (plan.test == Test::PutSignal).then_some(job.layout);
-            if let (Test::PutSignal | Test::Tag | Test::Ring, Some(latency)) = (plan.test, row.lat_ns) {
+            if let (Test::PutSignal | Test::Tag | Test::Ring, Some(latency)) =
+                (plan.test, row.lat_ns)
+            {
                 row.p50_over_floor = row.floor_ns.map(|floor| latency.p50 / floor);
                 row.p50_over_apart = row.floor_apart_ns.map(|floor| latency.p50 / floor);
             }
@@ -362,7 +376,9 @@ impl<const STARTS: bool> Session<STARTS> {
         let mut wrong = 0;
         loop {
             match self.exchange::<(), Order>(&())? {
-                Order::Hello { .. } => return Err(Failure::run("the other process sent its greeting twice")),
+                Order::Hello { .. } => {
+                    return Err(Failure::run("the other process sent its greeting twice"));
+                }
                 Order::Floor => {
                     self.side.watch.set(self.timeout.as_nanos() as u64);
                     let Session { pad, side, .. } = self;
@@ -379,7 +395,8 @@ impl<const STARTS: bool> Session<STARTS> {
                     })?;
                     // This side gives up at its own user's timeout. If the other side started this
                     // process, the other side decides.
-                    let own = self.timeout + if expected.is_some() { Duration::ZERO } else { PATIENCE };
+                    let own =
+                        self.timeout + if expected.is_some() { Duration::ZERO } else { PATIENCE };
                     let job = Job { timeout_ns: own.as_nanos() as u64, ..job };
                     prepare(&mut self.side, &job)?;
                     self.ready()?;

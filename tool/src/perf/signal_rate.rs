@@ -45,7 +45,9 @@ fn stream<V: Verbs>(
             for number in sent + 1..=sent + now {
                 match job.signal {
                     SignalKind::Add => verbs.signal(Side::Starts, SLOTS_AT, SignalOp::Add, 1)?,
-                    SignalKind::Set => verbs.signal(Side::Starts, SLOTS_AT, SignalOp::Set, number)?,
+                    SignalKind::Set => {
+                        verbs.signal(Side::Starts, SLOTS_AT, SignalOp::Set, number)?
+                    }
                 }
             }
         }

@@ -101,7 +101,9 @@ fn rounds<V: Verbs>(
 #[inline(always)]
 fn fill<V: Verbs>(verbs: &mut V, job: &Job, side: Side, seq: u64, from: usize) -> Outcome {
     match job.check {
-        true => verbs.fill(side, Area::Buffer, from, Pattern::new(job.seed, side as u64, seq), job.size),
+        true => {
+            verbs.fill(side, Area::Buffer, from, Pattern::new(job.seed, side as u64, seq), job.size)
+        }
         false => Ok(()),
     }
 }

@@ -117,7 +117,13 @@ fn stream<V: Verbs>(
 
 /// Sends message `number` from a slot. Returns the number of completions that it will generate.
 #[inline(always)]
-pub fn send<V: Verbs>(verbs: &mut V, job: &Job, side: Side, number: u64, slot: u64) -> Outcome<u64> {
+pub fn send<V: Verbs>(
+    verbs: &mut V,
+    job: &Job,
+    side: Side,
+    number: u64,
+    slot: u64,
+) -> Outcome<u64> {
     // With checks, a window has as many messages as there are slots.
     let at = SLOTS_AT + slot as usize * stride(job);
     if job.check {
@@ -156,15 +162,24 @@ impl Receiver {
         while self.posted < count.min(job.warmup + job.iters) {
             verbs.recv(self.side, STREAM, self.start + self.next, job.size, self.posted)?;
             self.posted += 1;
-            self.next =
-                if self.next + stride == job.slots() as usize * stride { 0 } else { self.next + stride };
+            self.next = if self.next + stride == job.slots() as usize * stride {
+                0
+            } else {
+                self.next + stride
+            };
         }
         Ok(())
     }
 
     /// Receives until `count` messages have arrived.
     #[inline(always)]
-    pub fn until<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64, tally: &mut Tally) -> Outcome {
+    pub fn until<V: Verbs>(
+        &mut self,
+        verbs: &mut V,
+        job: &Job,
+        count: u64,
+        tally: &mut Tally,
+    ) -> Outcome {
         while self.got < count {
             let number = verbs.next_recv(self.side)?;
             if job.check {

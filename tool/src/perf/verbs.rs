@@ -93,7 +93,14 @@ pub trait Verbs {
     fn sent(&mut self, side: Side, count: u64) -> Outcome;
 
     /// Posts a receive into the buffer of `side`. Its completion returns `word`.
-    fn recv(&mut self, side: Side, tag: u64, offset: usize, len: usize, word: u64) -> Outcome<Request>;
+    fn recv(
+        &mut self,
+        side: Side,
+        tag: u64,
+        offset: usize,
+        len: usize,
+        word: u64,
+    ) -> Outcome<Request>;
 
     /// Waits for a receive.
     fn received(&mut self, side: Side, request: Request) -> Outcome;
@@ -125,7 +132,14 @@ pub trait Verbs {
 
     /// Writes a payload into memory that no operation uses.
     #[inline(always)]
-    fn fill(&mut self, side: Side, area: Area, offset: usize, pattern: Pattern, len: usize) -> Outcome {
+    fn fill(
+        &mut self,
+        side: Side,
+        area: Area,
+        offset: usize,
+        pattern: Pattern,
+        len: usize,
+    ) -> Outcome {
         let (start, size) = self.area(side, area);
         assert!(offset + len <= size);
         // SAFETY: the range is inside the area, as just checked. The peer and the engine also

@@ -34,7 +34,9 @@ impl Who {
     #[cold]
     pub fn lost(&self, why: PeerError) -> Failure {
         match why {
-            PeerError::Rail(rail) => Failure::Lost(format!("lost {self}: {} failed", self.rail(rail))),
+            PeerError::Rail(rail) => {
+                Failure::Lost(format!("lost {self}: {} failed", self.rail(rail)))
+            }
             why => self.gone(why),
         }
     }
@@ -95,7 +97,9 @@ impl Who {
     #[cold]
     pub fn receive_ended(&self, outcome: Received) -> Failure {
         match outcome {
-            Received::Failed(fault) | Received::Unknown(fault) => self.fault("a receive", outcome, fault),
+            Received::Failed(fault) | Received::Unknown(fault) => {
+                self.fault("a receive", outcome, fault)
+            }
             _ => Failure::run(format!("a receive from {self} failed: {outcome}")),
         }
     }
@@ -147,14 +151,22 @@ mod tests {
         );
         let told = who.lost(PeerError::Died).to_string();
         assert!(
-            told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("process has ended"),
+            told.contains("10.0.0.2")
+                && told.contains("tcp on a")
+                && told.contains("process has ended"),
             "{told}"
         );
         let told = who.gone("it hung up").to_string();
-        assert!(told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("hung up"), "{told}");
+        assert!(
+            told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("hung up"),
+            "{told}"
+        );
         let stuck = Stuck { rail: Some(RailId(1)), hole: Some(17), ..Stuck::default() };
         let told = who.wait_failed(WaitError::Deadline(stuck)).to_string();
-        assert!(told.contains("tcp on a") && told.contains("17") && told.contains("--timeout"), "{told}");
+        assert!(
+            told.contains("tcp on a") && told.contains("17") && told.contains("--timeout"),
+            "{told}"
+        );
         let told = who.wait_failed(WaitError::Deadline(Stuck::default())).to_string();
         assert!(told.contains("in time;"), "{told}");
     }

@@ -44,7 +44,8 @@ impl Span {
     /// Returns the range between whole powers of `base` that contains the values.
     fn around(base: f64, values: impl Iterator<Item = f64>) -> Span {
         let logs = values.map(|value| value.log(base));
-        let (low, high) = logs.fold((f64::MAX, f64::MIN), |(low, high), log| (low.min(log), high.max(log)));
+        let (low, high) =
+            logs.fold((f64::MAX, f64::MIN), |(low, high), log| (low.min(log), high.max(log)));
         match low <= high {
             true => Span { base, from: low.floor(), to: high.ceil().max(low.floor() + 1.0) },
             false => Span { base, from: 0.0, to: 1.0 },
@@ -60,21 +61,29 @@ impl Span {
     fn ticks(&self) -> impl Iterator<Item = f64> {
         let step = ((self.to - self.from) / 10.0).ceil().max(1.0);
         let (base, from) = (self.base, self.from);
-        (0..=((self.to - self.from) / step) as u32).map(move |n| base.powf(from + f64::from(n) * step))
+        (0..=((self.to - self.from) / step) as u32)
+            .map(move |n| base.powf(from + f64::from(n) * step))
     }
 }
 
 impl Panel {
     fn at(&self, size: f64, value: f64) -> [f64; 2] {
         let [width, height] = PANEL;
-        [self.left + self.sizes.place(size) * width, TOP + (1.0 - self.values.place(value)) * height]
+        [
+            self.left + self.sizes.place(size) * width,
+            TOP + (1.0 - self.values.place(value)) * height,
+        ]
     }
 
     fn axes(&self, into: &mut String) {
         let ([width, height], left) = (PANEL, self.left);
         let (right, bottom) = (left + width, TOP + height);
-        let _ =
-            writeln!(into, r#"<text x="{left}" y="{}" font-weight="600">{}</text>"#, TOP - 20.0, self.title);
+        let _ = writeln!(
+            into,
+            r#"<text x="{left}" y="{}" font-weight="600">{}</text>"#,
+            TOP - 20.0,
+            self.title
+        );
         for value in self.values.ticks() {
             let [_, y] = self.at(1.0, value);
             let label = (self.label)(value);
@@ -110,7 +119,11 @@ impl Panel {
             .map(|[x, y]| format!("{x:.1} {y:.1}"))
             .collect();
         if path.len() > 1 {
-            let _ = writeln!(into, r#"<path class="{class}" stroke="{colour}" d="M{}"/>"#, path.join("L"));
+            let _ = writeln!(
+                into,
+                r#"<path class="{class}" stroke="{colour}" d="M{}"/>"#,
+                path.join("L")
+            );
         }
         for &[size, value] in points {
             let ([x, y], label) = (self.at(size, value), (self.label)(value));
@@ -155,15 +168,24 @@ pub fn draw(curves: &[Curve]) -> String {
         let mut points = curve.points.clone();
         points.sort_by(|a, b| a.size.total_cmp(&b.size));
         for (which, class) in ["curve", "curve tail"].iter().enumerate() {
-            let line: Vec<[f64; 2]> =
-                points.iter().filter_map(|point| Some([point.size, point.latency?[which]])).collect();
+            let line: Vec<[f64; 2]> = points
+                .iter()
+                .filter_map(|point| Some([point.size, point.latency?[which]]))
+                .collect();
             latency.curve(&line, colour, class, &mut svg);
         }
-        let line: Vec<[f64; 2]> = points.iter().map(|point| [point.size, point.bytes_per_s]).collect();
+        let line: Vec<[f64; 2]> =
+            points.iter().map(|point| [point.size, point.bytes_per_s]).collect();
         bandwidth.curve(&line, colour, "curve", &mut svg);
         let (x, y) = (LEFT[0], legend + LEGEND_LINE * number as f64);
         let _ = writeln!(svg, r#"<path stroke="{colour}" stroke-width="3" d="M{x} {y:.1}h24"/>"#);
-        let _ = writeln!(svg, r#"<text x="{}" y="{:.1}">{}</text>"#, x + 34.0, y + 4.0, escape(&curve.name));
+        let _ = writeln!(
+            svg,
+            r#"<text x="{}" y="{:.1}">{}</text>"#,
+            x + 34.0,
+            y + 4.0,
+            escape(&curve.name)
+        );
     }
     svg + "</svg>\n"
 }
@@ -202,7 +224,8 @@ mod tests {
     use super::*;
 
     fn curve(name: &str, latency: Option<[f64; 2]>) -> Curve {
-        let points = [8.0, 1024.0].map(|size| Point { size, latency, bytes_per_s: size * 1e6 }).to_vec();
+        let points =
+            [8.0, 1024.0].map(|size| Point { size, latency, bytes_per_s: size * 1e6 }).to_vec();
         Curve { name: name.into(), points }
     }
 
@@ -212,7 +235,11 @@ mod tests {
         assert_eq!(svg.matches("class=\"curve\"").count(), 3, "{svg}");
         assert_eq!(svg.matches("class=\"curve tail\"").count(), 1, "{svg}");
         assert_eq!(svg.matches("<circle").count(), 8, "{svg}");
-        assert!(svg.contains("put &lt;shm&gt;") && svg.contains("1K: 300 ns") && svg.ends_with("</svg>\n"));
+        assert!(
+            svg.contains("put &lt;shm&gt;")
+                && svg.contains("1K: 300 ns")
+                && svg.ends_with("</svg>\n")
+        );
     }
 
     #[test]

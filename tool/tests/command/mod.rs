@@ -29,7 +29,8 @@ pub fn text(bytes: &[u8]) -> String {
 pub fn rows(line: &str) -> Vec<Value> {
     let output = run(&format!("{line} --format json"));
     assert!(output.status.success(), "{line}: {:?}\n{}", output.status, text(&output.stderr));
-    let rows: Vec<Value> = text(&output.stdout).lines().map(|l| serde_json::from_str(l).expect(l)).collect();
+    let rows: Vec<Value> =
+        text(&output.stdout).lines().map(|l| serde_json::from_str(l).expect(l)).collect();
     assert!(!rows.is_empty(), "{line}");
     rows
 }

@@ -18,7 +18,8 @@ pub fn load(name: &str) -> Value {
 /// Checks a value against a schema. The error names the field and the reason.
 pub fn check(schema: &Value, value: &Value, at: &str) -> Result<(), String> {
     let rules = schema.as_object().ok_or(format!("{at}: no schema"))?;
-    let unknown = rules.keys().find(|key| ![&CHECKED[..], &DESCRIBING[..]].concat().contains(&key.as_str()));
+    let unknown =
+        rules.keys().find(|key| ![&CHECKED[..], &DESCRIBING[..]].concat().contains(&key.as_str()));
     let no = |why: String| Err(format!("{at}: {value}: {why}"));
     if let Some(key) = unknown {
         return no(format!("the keyword {key} is not known here"));
@@ -62,7 +63,9 @@ pub fn check(schema: &Value, value: &Value, at: &str) -> Result<(), String> {
     }
     for (name, value) in values {
         let known = rules.get("properties").and_then(|fields| fields.get(name));
-        match known.or_else(|| rules.get("additionalProperties").filter(|schema| schema.is_object())) {
+        match known
+            .or_else(|| rules.get("additionalProperties").filter(|schema| schema.is_object()))
+        {
             Some(schema) => check(schema, value, &format!("{at}.{name}"))?,
             None => return no(format!("{name} is not in the schema")),
         }

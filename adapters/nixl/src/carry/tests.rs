@@ -39,8 +39,10 @@ fn adjacent_descriptors_are_joined() {
     // SAFETY: the memory outlives the agent.
     let register =
         |at: usize, len: usize| with(&a, |state| unsafe { state.register(None, at, len) }).unwrap();
-    let (low, high) =
-        (Metadata::new(true, register(start, 128)), Metadata::new(true, register(start + 128, 128)));
+    let (low, high) = (
+        Metadata::new(true, register(start, 128)),
+        Metadata::new(true, register(start + 128, 128)),
+    );
     // Takes offsets and lengths at both ends, and the expected lengths of the pieces.
     let check = |ranges: &[(usize, usize, usize)], want: &[usize]| {
         let desc = |at: usize, len| Desc::new(start + at, len, if at < 128 { &low } else { &high });
@@ -49,7 +51,11 @@ fn adjacent_descriptors_are_joined() {
         with(&a, |state| {
             let number = state.prepare(true, &ours, &theirs, b"a").unwrap();
             let pieces = &state.transfers.get(number).unwrap().pieces;
-            assert_eq!(pieces.iter().map(|piece| piece.len).collect::<Vec<_>>(), want, "{ranges:?}");
+            assert_eq!(
+                pieces.iter().map(|piece| piece.len).collect::<Vec<_>>(),
+                want,
+                "{ranges:?}"
+            );
         });
     };
     check(&[(0, 64, 8), (8, 72, 8), (16, 80, 4)], &[20]);
@@ -73,13 +79,17 @@ fn a_transfer_released_in_flight_keeps_its_memory_until_it_ends() {
         assert_eq!(with(&a, |state| state.post(number, None)), Status::IN_PROG);
         assert_eq!(with(&a, |state| state.release(number)), Status::SUCCESS);
         assert_eq!(with(&a, |state| state.deregister(here.1)), Err(Status::NOT_ALLOWED));
-        until("the released transfer", &[&a, &b], || with(&a, |state| state.transfers.get(number).is_none()));
+        until("the released transfer", &[&a, &b], || {
+            with(&a, |state| state.transfers.get(number).is_none())
+        });
         assert!(with(&a, |state| state.moving.is_empty()));
     }
     // The agent goes on.
     let number = one(&a, true, here, there, 100);
     assert_eq!(with(&a, |state| state.post(number, Some(b"next"))), Status::IN_PROG);
-    until("the next transfer", &[&a, &b], || with(&a, |state| state.check(number)) == Status::SUCCESS);
+    until("the next transfer", &[&a, &b], || {
+        with(&a, |state| state.check(number)) == Status::SUCCESS
+    });
     assert_eq!(with(&a, |state| state.deregister(here.1)), Ok(()));
 }
 
@@ -96,7 +106,9 @@ fn a_broken_connection_is_opened_again_by_the_next_post() {
             // SAFETY: no transfer is in progress, and both vectors live.
             unsafe { (here.0 as *mut u8).write_bytes(round, 4096) };
             with(&a, |state| state.post(number, Some(&[round])));
-            until("the transfer", &[&a, &b], || with(&a, |state| state.check(number)) == Status::SUCCESS);
+            until("the transfer", &[&a, &b], || {
+                with(&a, |state| state.check(number)) == Status::SUCCESS
+            });
             let mut notes = vec![];
             until("its notification", &[&a, &b], || {
                 notes.extend(with(&b, |state| state.notes.take().collect::<Vec<_>>()));

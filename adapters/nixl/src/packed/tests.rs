@@ -43,7 +43,8 @@ pub(crate) fn connect(a: &Agent, b: &Agent) {
     let (of_a, of_b) = (info(a), info(b));
     with(a, |state| state.load_peer(b"b", &of_b)).unwrap();
     with(b, |state| state.load_peer(b"a", &of_a)).unwrap();
-    let up = |of: &Agent| with(of, |state| state.peers.iter().any(|(_, peer)| peer.stage == Stage::Up));
+    let up =
+        |of: &Agent| with(of, |state| state.peers.iter().any(|(_, peer)| peer.stage == Stage::Up));
     until("a connection", &[a, b], || up(a) && up(b));
 }
 
@@ -91,7 +92,11 @@ fn wrong_chunks_touch_no_memory_and_right_ones_do() {
         chunk(Head { note: 9, ..HEAD_OF }, &[good], &data[..8]),
         chunk(HEAD_OF, &[], &[]),
         chunk(Head { ranges: 0, note: 2, ..HEAD_OF }, &[], b"hi"),
-        chunk(Head { note: 1025, ..HEAD_OF }, &[good], &[[0; 1025].as_slice(), &data[..8]].concat()),
+        chunk(
+            Head { note: 1025, ..HEAD_OF },
+            &[good],
+            &[[0; 1025].as_slice(), &data[..8]].concat(),
+        ),
         vec![0; HEAD - 1],
         vec![],
         vec![0xff; CHUNK_MAX + 1],
@@ -108,7 +113,10 @@ fn wrong_chunks_touch_no_memory_and_right_ones_do() {
         send(&a, write, &chunk(head, &[range(start + 16, 8)], &[note, &data[..8]].concat()));
     }
     until("the notification", &[&a, &b], || with(&b, |state| state.notes.are_there()));
-    assert_eq!(with(&b, |state| state.notes.take().collect::<Vec<_>>()), [(b"a".to_vec(), b"hi".to_vec())]);
+    assert_eq!(
+        with(&b, |state| state.notes.take().collect::<Vec<_>>()),
+        [(b"a".to_vec(), b"hi".to_vec())]
+    );
     memory[2] ^= 7 ^ 0x0101_0101_0101_0101;
     // SAFETY: these are the 16 words of `memory`, which peers have stopped writing.
     let now = unsafe { std::slice::from_raw_parts(start as *const u64, 16) };
@@ -153,7 +161,8 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
     let mut bytes = [0u64; 2];
     let mut transfers = Slab::default();
     // SAFETY: the memory outlives the agent.
-    let region = with(&a, |state| unsafe { state.register(None, bytes.as_mut_ptr() as usize, 16) }).unwrap();
+    let region =
+        with(&a, |state| unsafe { state.register(None, bytes.as_mut_ptr() as usize, 16) }).unwrap();
     let local = with(&a, |state| state.locals.remove(region)).unwrap();
     let here = local.start;
     let region = locals.insert(local);
@@ -178,8 +187,12 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
         released: false,
     });
     let mut buffers = Buffers::default();
-    let mut sides =
-        Sides { peers: &mut peers, locals: &locals, transfers: &mut transfers, buffers: &mut buffers };
+    let mut sides = Sides {
+        peers: &mut peers,
+        locals: &locals,
+        transfers: &mut transfers,
+        buffers: &mut buffers,
+    };
     let mut take = |source, head: Head, rest: &[u8]| {
         let bytes = chunk(head, &[], rest);
         // SAFETY: `bytes` outlives the call.
@@ -198,7 +211,8 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
     // SAFETY: `here` is the address of a live local variable.
     let now = unsafe { (here as *const u64).read_volatile() };
     assert_eq!(now, 0x0101_0101_0101_0101);
-    for (head, len) in [(Head { first: 1, ..good }, 8), (good, 7), (good, 9), (Head { ranges: 0, ..good }, 0)]
+    for (head, len) in
+        [(Head { first: 1, ..good }, 8), (good, 7), (good, 9), (Head { ranges: 0, ..good }, 0)]
     {
         if let Some(transfer) = sides.transfers.get_mut(number) {
             (transfer.waits, transfer.fault) = (1, None);

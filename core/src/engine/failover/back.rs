@@ -179,8 +179,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(kept) = self.state.kept_peer_mut(peer) else { return };
         let back = &mut kept.back;
         back.repeat(able | back.attached, able);
-        let (due, probes) =
-            (back.due & (able | back.attached | in_use), back.attached & back.welcome & !back.probed);
+        let (due, probes) = (
+            back.due & (able | back.attached | in_use),
+            back.attached & back.welcome & !back.probed,
+        );
         for rail in each(due) {
             if !self.say_stage(peer, rail) {
                 return;
@@ -258,7 +260,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let serial = back.turns[rail].said;
         let stream = self.state.stream_of(0, peer);
         let word = self.state.streams[stream as usize].stamp;
-        let message = Rejoin { rail: rail as u8, stage, asks: !in_use, word, epoch, serial, length, address };
+        let message =
+            Rejoin { rail: rail as u8, stage, asks: !in_use, word, epoch, serial, length, address };
         // The message carries no cursor.
         let cursor = self.state.streams[stream as usize].ack_sent;
         let (owner, nothing) = (self.state.control(peer), Untrusted::from_slice(&[]));
@@ -284,9 +287,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let epoch = self.state.epoch_of(peer, rail);
         let word = self.state.streams[self.state.stream_of(0, peer) as usize].stamp;
         let (stage, address) = (Stage::Probe, [0; REOPEN_MAX]);
-        let probe =
-            Rejoin { rail: rail as u8, stage, asks: true, word, epoch, serial: 0, length: 0, address }
-                .encode();
+        let probe = Rejoin {
+            rail: rail as u8,
+            stage,
+            asks: true,
+            word,
+            epoch,
+            serial: 0,
+            length: 0,
+            address,
+        }
+        .encode();
         let (owner, nothing) = (self.state.control(peer), Untrusted::from_slice(&[]));
         let tag = PostTag { owner, bytes: probe.len() as u32 }.pack();
         match self.rails[rail].post_message(Peer(peer), &probe, nothing, tag) {
@@ -323,7 +334,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns the rails that can be offered: both sides have reported everything about the epoch
     /// that ended.
     fn able(&self, peer: u16) -> u16 {
-        match self.kept_peer(peer).map(|kept| kept.back.ready & kept.fenced & kept.confirmed & !kept.disabled)
+        match self
+            .kept_peer(peer)
+            .map(|kept| kept.back.ready & kept.fenced & kept.confirmed & !kept.disabled)
         {
             None | Some(0) => 0,
             Some(able) => able & self.heard(peer),
@@ -337,7 +350,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         state == PeerState::Connected
             && self.kept_peer(peer).is_some_and(|kept| {
                 let able = kept.back.ready & kept.fenced & kept.confirmed & !kept.disabled;
-                kept.back.incoming.is_some() || able | kept.back.attached | kept.back.due & in_use != 0
+                kept.back.incoming.is_some()
+                    || able | kept.back.attached | kept.back.due & in_use != 0
             })
     }
 
@@ -380,9 +394,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Handles a peer's message about the stage of a rail.
     #[cold]
-    pub(in super::super) fn rejoin_arrived(&mut self, peer: Peer, message: &Rejoin) -> Result<(), Violation> {
+    pub(in super::super) fn rejoin_arrived(
+        &mut self,
+        peer: Peer,
+        message: &Rejoin,
+    ) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, 0, message.word)? else { return Ok(()) };
-        let ours = self.pairings[peer.0 as usize].as_ours(1 << message.rail) & self.joined_rails(peer.0);
+        let ours =
+            self.pairings[peer.0 as usize].as_ours(1 << message.rail) & self.joined_rails(peer.0);
         let in_use = self.peers[peer.0 as usize].rails & ours != 0;
         let Some(kept) = self.kept_peer_mut(peer.0).filter(|_| ours != 0) else {
             return Err(Violation::Kind);
@@ -489,7 +508,10 @@ mod tests {
             assert!(passes < 1 << 20, "{back:?}");
         }
         assert_eq!(at, sent.len());
-        assert!(sent.windows(3).all(|two| two[2] - two[1] >= 2 * (two[1] - two[0]) - 1), "{sent:?}");
+        assert!(
+            sent.windows(3).all(|two| two[2] - two[1] >= 2 * (two[1] - two[0]) - 1),
+            "{sent:?}"
+        );
         // Reports of the stage of an attached rail are repeated without limit.
         (back.attached, back.repeated) = (0b10, 100);
         (0..AGAIN << RARELY).for_each(|_| back.repeat(0b10, 0));

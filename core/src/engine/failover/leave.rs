@@ -199,7 +199,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if !self.state.is_closing(rail) {
                 continue;
             }
-            let asks = self.state.wants_to_close(rail).is_none() && self.state.asks(rail) == Some(peer);
+            let asks =
+                self.state.wants_to_close(rail).is_none() && self.state.asks(rail) == Some(peer);
             if asks
                 && self.may_close(peer, rail)
                 && let Some(closing) = self.state.closing(rail)
@@ -316,9 +317,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Returns whether another request of this side comes before the one about this rail.
     fn has_older_request(&self, rail: usize, ticket: u64) -> bool {
-        let waits = |rail: usize| self.failover.as_ref().is_some_and(|failover| failover.closing[rail].waits);
+        let waits = |rail: usize| {
+            self.failover.as_ref().is_some_and(|failover| failover.closing[rail].waits)
+        };
         // Requests have equal tickets once the clock is at its maximum.
-        let older = |other: usize| self.request(other).is_some_and(|its| (its, other) < (ticket, rail));
+        let older =
+            |other: usize| self.request(other).is_some_and(|its| (its, other) < (ticket, rail));
         (0..RAILS).any(|other| older(other) && !waits(other))
     }
 
@@ -332,7 +336,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns whether a peer that has agreed to leave a rail may miss something that was sent on
     /// it.
     fn is_undrained(&self, peer: u16, rail: usize) -> bool {
-        let leaving = self.kept_peer(peer).is_some_and(|kept| (kept.leaving & !kept.fenced) >> rail & 1 != 0);
+        let leaving =
+            self.kept_peer(peer).is_some_and(|kept| (kept.leaving & !kept.fenced) >> rail & 1 != 0);
         leaving && self.carries(peer, rail)
     }
 
@@ -346,7 +351,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             (0..count).map(|n| s.acked.plus(n)).any(|seq| {
                 let at = seq.0 as usize & (failover.window as usize - 1);
                 let sent = &failover.sent[stream * failover.window as usize + at];
-                !seq.is_before(failover.streams[stream].heard) && sent.carried == Carried::By(rail as u8)
+                !seq.is_before(failover.streams[stream].heard)
+                    && sent.carried == Carried::By(rail as u8)
             })
         })
     }
@@ -368,7 +374,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         for peer in 0..self.peers.len() as u16 {
             if self.kept_peer(peer).is_some_and(|kept| kept.back.is_attached(bit)) {
                 // Nothing was sent yet on a rail that is about to return.
-                self.rail_failed(peer, rail, Fault::Rail(id, CompleteError::PeerDown), PeerError::Rail(id));
+                self.rail_failed(
+                    peer,
+                    rail,
+                    Fault::Rail(id, CompleteError::PeerDown),
+                    PeerError::Rail(id),
+                );
                 if let Some(kept) = self.kept_peer_mut(peer) {
                     kept.leaving |= bit;
                 }
@@ -394,7 +405,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Handles a peer's message about a rail to leave.
     #[cold]
-    pub(in super::super) fn leave_arrived(&mut self, peer: Peer, leave: &Leave) -> Result<(), Violation> {
+    pub(in super::super) fn leave_arrived(
+        &mut self,
+        peer: Peer,
+        leave: &Leave,
+    ) -> Result<(), Violation> {
         if self.arrival_stream(peer, 0, leave.word)?.is_none() {
             return Ok(());
         }

@@ -55,7 +55,8 @@ impl Rejoin {
     /// Returns a valid message derived from three numbers. Different numbers give different
     /// messages.
     pub(in super::super) fn sample([a, b, c]: [u64; 3]) -> Rejoin {
-        let stage = [Stage::Offer, Stage::Attached, Stage::Proven, Stage::Probe][(a >> 32) as usize % 4];
+        let stage =
+            [Stage::Offer, Stage::Attached, Stage::Proven, Stage::Probe][(a >> 32) as usize % 4];
         let named = matches!(stage, Stage::Offer | Stage::Attached);
         let length = if named { (a >> 40) as usize % (REOPEN_MAX + 1) } else { 0 };
         let mut address = [0; REOPEN_MAX];
@@ -69,7 +70,10 @@ impl Rejoin {
         let mut bytes = [0; REJOIN];
         let mut out = Writer::new(&mut bytes);
         out.put(&[KIND_REJOIN, self.rail, self.stage as u8, self.asks as u8]).put_u32(self.word);
-        out.put_u16(self.epoch).put_u16(self.serial).put(&[self.length, 0, 0, 0]).put(&self.address);
+        out.put_u16(self.epoch)
+            .put_u16(self.serial)
+            .put(&[self.length, 0, 0, 0])
+            .put(&self.address);
         bytes
     }
 

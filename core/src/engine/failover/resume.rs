@@ -117,10 +117,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let control = self.state.control(peer);
         let (op, posted) = match what {
             Sent::Nothing => (NONE, Posted::Done),
-            Sent::Write { op, local, len, offset } => (op, self.rewrite(peer, op, local, len, offset, word)?),
+            Sent::Write { op, local, len, offset } => {
+                (op, self.rewrite(peer, op, local, len, offset, word)?)
+            }
             Sent::Message { op, body, local, len } => {
-                let payload =
-                    if local.is_null() { Untrusted::from_slice(&bytes[..len as usize]) } else { payload };
+                let payload = if local.is_null() {
+                    Untrusted::from_slice(&bytes[..len as usize])
+                } else {
+                    payload
+                };
                 (op, self.post_message(stream, peer, word, body, payload, Owner::Op(op))?)
             }
             Sent::Tagged { op } => (op, self.post_send_as(stream, op, word)?),
@@ -191,14 +196,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let cx = PostTag { owner: Owner::Op(op), bytes: len }.pack();
         let (mut tried, mut full) = (0, 0);
         loop {
-            let Some(rail) = state.pick(peer, tried, full, len as u64) else { return Err(state.no_room()) };
+            let Some(rail) = state.pick(peer, tried, full, len as u64) else {
+                return Err(state.no_room());
+            };
             let desc = state.locals.get(local_region as usize).map_or(0, |local| local.desc[rail]);
             let local = Local { ptr, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
             // SAFETY: both ranges were checked when the operation was submitted. Until this number
             // is acknowledged, the operation is open: its source does not change, and both regions
             // stay registered.
-            match unsafe { self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx) } {
+            match unsafe { self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx) }
+            {
                 Ok(posted) => {
                     if posted == Posted::Pending {
                         state.loads.posted(rail, len as u64);
@@ -239,7 +247,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let mut head = [0; HEAD_MAX];
             let len = Message { context: s.context, word, ack, body }.encode(&mut head);
             let owner = self.state.control(peer);
-            match self.post_bytes(stream, peer, &head[..len], Untrusted::from_slice(&[]), owner, cursor) {
+            match self.post_bytes(
+                stream,
+                peer,
+                &head[..len],
+                Untrusted::from_slice(&[]),
+                owner,
+                cursor,
+            ) {
                 Ok(_) => self.state.stats.replied_again += 1,
                 Err(_) => return,
             }
@@ -257,7 +272,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return;
         }
         let peer = self.state.streams[stream as usize].peer;
-        let fencing = self.state.kept_peer(peer).is_some_and(|kept| kept.suspect | kept.fencing != 0);
+        let fencing =
+            self.state.kept_peer(peer).is_some_and(|kept| kept.suspect | kept.fencing != 0);
         let mut budget = self.state.config.batch;
         let mut more = false;
         // A read that is only partly posted is handled in a later pass, once it is fully posted.
@@ -279,7 +295,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if slot.again && slot.left == 0 && slot.posts == 0 && !fencing {
                 // Start again at the beginning. `request` holds the length of the read.
                 let len = slot.request;
-                (slot.local, slot.offset) = (slot.local.wrapping_sub(len as usize), slot.offset - len);
+                (slot.local, slot.offset) =
+                    (slot.local.wrapping_sub(len as usize), slot.offset - len);
                 (slot.left, slot.again) = (len, false);
             }
             while self.state.pending.slots[this as usize].left != 0 {
@@ -311,7 +328,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     pub(in super::super) fn is_broken(&self, stream: u32) -> bool {
         let s = &self.streams[stream as usize];
-        let (Some(kept), Some(failover)) = (self.kept_peer(s.peer), &self.failover) else { return false };
+        let (Some(kept), Some(failover)) = (self.kept_peer(s.peer), &self.failover) else {
+            return false;
+        };
         let FailoverStream { lost, answers, reads, asked, .. } = failover.streams[stream as usize];
         let telling = kept.telling.is_some() || kept.is_unconfirmed();
         let leaving = self.is_asked(s.peer) || kept.answers != [None; 2];
@@ -322,7 +341,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns the payload of a number that is posted again and is not in its record: its start,
     /// its region and its length.
     fn source_again(&self, what: &Sent) -> Option<(*mut u8, u16, usize)> {
-        let of = |op: u32| self.pending.slots.get(op as usize).map_or(u16::MAX, |slot| slot.local_region);
+        let of = |op: u32| {
+            self.pending.slots.get(op as usize).map_or(u16::MAX, |slot| slot.local_region)
+        };
         // The source of an operation stays valid until the operation ends, which happens only after
         // the number is acknowledged. `keep` holds the send of an answer open as long.
         match *what {
@@ -330,7 +351,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Sent::Message { op, local, len, .. } if !local.is_null() => {
                 Some((local.cast_mut(), of(op), len as usize))
             }
-            Sent::Answer { of: send, local, len, .. } => Some((local.cast_mut(), of(send), len as usize)),
+            Sent::Answer { of: send, local, len, .. } => {
+                Some((local.cast_mut(), of(send), len as usize))
+            }
             // Without its data, the piece says that the memory is gone.
             Sent::Got { at, len, .. } if len != 0 => {
                 let (start, _) = self.place_anywhere(at, len.into()).ok()?;
@@ -351,7 +374,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if slot.carried == Carried::Lost {
             return Some(NO_TOKEN);
         }
-        let Sent::Message { op, body: Body::Amo { token, .. }, .. } = slot.what else { return None };
+        let Sent::Message { op, body: Body::Amo { token, .. }, .. } = slot.what else {
+            return None;
+        };
         (slot.ask && self.pending.slots[op as usize].fetch).then_some(token)
     }
 }

@@ -245,7 +245,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let window = failover.window as usize;
         let slots = &failover.sent[stream as usize * window..(stream as usize + 1) * window];
         let slot = |n| &slots[first.plus(n).0 as usize & (window - 1)];
-        let is_data = |slot: &SentSlot| matches!(slot.what, Sent::Message { body: Body::Data { .. }, .. });
+        let is_data =
+            |slot: &SentSlot| matches!(slot.what, Sent::Message { body: Body::Data { .. }, .. });
         (0..count).filter(|&n| is_data(slot(n))).count() as u32
     }
 
@@ -300,8 +301,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Handles a peer's request for the reply to a fetching atomic.
     #[cold]
-    pub(in super::super) fn asked_again(&mut self, peer: Peer, asks: &Asks) -> Result<(), Violation> {
-        let Some(stream) = self.arrival_stream(peer, asks.context, asks.word)? else { return Ok(()) };
+    pub(in super::super) fn asked_again(
+        &mut self,
+        peer: Peer,
+        asks: &Asks,
+    ) -> Result<(), Violation> {
+        let Some(stream) = self.arrival_stream(peer, asks.context, asks.word)? else {
+            return Ok(());
+        };
         if self.kept_peer(peer.0).is_none() {
             return Err(Violation::Kind);
         }

@@ -75,8 +75,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // A peer that is already fenced costs the other peers nothing more.
         let all = self.rails[rail].fences_all() && !self.rails[rail].is_fenced(id);
         let needed = self.state.needs_fence(peer, rail);
-        let patient =
-            !self.state.kept_peer(peer).is_some_and(|kept| self.state.is_over(kept.waits[rail], PATIENCE));
+        let patient = !self
+            .state
+            .kept_peer(peer)
+            .is_some_and(|kept| self.state.is_over(kept.waits[rail], PATIENCE));
         let time = self.state.failover.as_ref().map_or(0, |failover| failover.time);
         let Some(kept) = self.state.kept_peer_mut(peer) else { return Fence::Pending };
         if all && kept.allowed & bit != 0 {
@@ -146,7 +148,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let turn = self.state.turn_to_tell(peer);
         for _ in 0..self.state.config.batch {
-            let Some((context, from)) = self.state.kept_peer(peer).and_then(|kept| kept.telling) else {
+            let Some((context, from)) = self.state.kept_peer(peer).and_then(|kept| kept.telling)
+            else {
                 return;
             };
             let stream = self.state.stream_of(context as u8, peer);
@@ -155,7 +158,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let cursor = self.state.streams[stream as usize].window.expected();
             let (bytes, nothing) = (&told.encode()[..], Untrusted::from_slice(&[]));
             let posted = match turn {
-                Some(rail) if self.post_on(rail, stream, peer, bytes, owner, cursor) => Ok(Posted::Done),
+                Some(rail) if self.post_on(rail, stream, peer, bytes, owner, cursor) => {
+                    Ok(Posted::Done)
+                }
                 _ => self.post_bytes(stream, peer, bytes, nothing, owner, cursor),
             };
             match posted {
@@ -238,7 +243,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let freed = self.returned(stream);
         let s = &self.streams[stream as usize];
         let (context, word, peer) = (s.context, s.stamp, s.peer);
-        let (mut rails, mut failed, mut left, mut asks, mut epochs) = (0, 0, 0, false, [0; RAILS_MAX]);
+        let (mut rails, mut failed, mut left, mut asks, mut epochs) =
+            (0, 0, 0, false, [0; RAILS_MAX]);
         if let Some(kept) = self.kept_peer(peer) {
             (rails, failed) = (kept.fenced, kept.suspect | kept.fencing);
             left = rails & kept.leaving | failed & kept.allowed;
@@ -261,8 +267,21 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let last = 64 * count >= rest;
         let ack = truncate::<32>(expected.0);
-        let told =
-            Told { context, last, asks, word, ack, freed, from, rails, heard, failed, left, epochs, words };
+        let told = Told {
+            context,
+            last,
+            asks,
+            word,
+            ack,
+            freed,
+            from,
+            rails,
+            heard,
+            failed,
+            left,
+            epochs,
+            words,
+        };
         (told, (!last).then(|| from.plus(64 * count)))
     }
 
@@ -315,7 +334,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let Some(kept) = self.kept_peer_mut(peer) else { return Ok(0) };
             match epoch.wrapping_sub(kept.back.epoch(rail)).cast_signed() {
                 0 => {}
-                1 if kept.back.may_have_begun(bit) && kept.fenced & bit != 0 => self.begin_epoch(peer, rail),
+                1 if kept.back.may_have_begun(bit) && kept.fenced & bit != 0 => {
+                    self.begin_epoch(peer, rail)
+                }
                 1.. => return Err(Violation::Sequence),
                 _ => {
                     rails &= !bit;
@@ -343,8 +364,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Handles a peer's report of fenced rails and of the numbers that arrived, or its request for
     /// such a report.
     #[cold]
-    pub(in super::super) fn told_arrived(&mut self, peer: Peer, told: &Told) -> Result<(), Violation> {
-        let Some(stream) = self.arrival_stream(peer, told.context, told.word)? else { return Ok(()) };
+    pub(in super::super) fn told_arrived(
+        &mut self,
+        peer: Peer,
+        told: &Told,
+    ) -> Result<(), Violation> {
+        let Some(stream) = self.arrival_stream(peer, told.context, told.word)? else {
+            return Ok(());
+        };
         if self.kept_peer(peer.0).is_none() {
             return Err(Violation::Kind);
         }
@@ -353,7 +380,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.acknowledged(stream, told.ack)?;
         let failed = self.of_this_epoch(peer.0, told, told.rails | told.failed)?;
         let pairing = &self.pairings[peer.0 as usize];
-        let (ours, asked) = (pairing.as_ours(told.rails) & failed, pairing.as_ours(told.failed) & failed);
+        let (ours, asked) =
+            (pairing.as_ours(told.rails) & failed, pairing.as_ours(told.failed) & failed);
         let left = pairing.as_ours(told.left) & failed;
         let leaving = left & asked & self.peers[peer.0 as usize].rails;
         for rail in (0..RAILS).filter(|rail| failed >> rail & 1 != 0) {

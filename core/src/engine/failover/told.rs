@@ -96,8 +96,10 @@ impl Told {
         }
         let mut fields = Reader::new(raw);
         let first = fields.u32()?;
-        let (word, ack, freed, from) = (fields.u32()?, fields.u32()?, fields.u32()?, Seq(fields.u64()?));
-        let (rails, heard, failed, left) = (fields.u16()?, fields.u16()?, fields.u16()?, fields.u16()?);
+        let (word, ack, freed, from) =
+            (fields.u32()?, fields.u32()?, fields.u32()?, Seq(fields.u64()?));
+        let (rails, heard, failed, left) =
+            (fields.u16()?, fields.u16()?, fields.u16()?, fields.u16()?);
         if first & 0xfefe_0000 != 0 {
             return Err(Violation::Kind);
         }
@@ -109,7 +111,21 @@ impl Told {
             *word = fields.u64()?;
         }
         let (context, last, asks) = ((first >> 8) as u8, first >> 16 & 1 != 0, first >> 24 != 0);
-        Ok(Told { context, last, asks, word, ack, freed, from, rails, heard, failed, left, epochs, words })
+        Ok(Told {
+            context,
+            last,
+            asks,
+            word,
+            ack,
+            freed,
+            from,
+            rails,
+            heard,
+            failed,
+            left,
+            epochs,
+            words,
+        })
     }
 
     /// Returns whether a number has arrived, or `None` if another message reports it.
@@ -196,8 +212,8 @@ mod tests {
         let out = SAMPLE.encode();
         let word = |low| [low, 0, 0, 0, 0, 0, 0, 0];
         let head = [
-            9, 9, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17,
-            0x18, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28,
+            9, 9, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16,
+            0x17, 0x18, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28,
         ];
         assert_eq!(out[..32], head);
         assert_eq!(
@@ -230,12 +246,19 @@ mod tests {
         }
         let bytes = QUESTION.encode();
         for cut in 1..ASKS {
-            assert_eq!(Asks::decode(Untrusted::from_slice(&bytes[..cut])), Some(Err(Violation::Length)));
+            assert_eq!(
+                Asks::decode(Untrusted::from_slice(&bytes[..cut])),
+                Some(Err(Violation::Length))
+            );
         }
         for at in [2, 3, 12, 15] {
             let mut bad = bytes;
             bad[at] ^= 0x82;
-            assert_eq!(Asks::decode(Untrusted::from_slice(&bad)), Some(Err(Violation::Kind)), "byte {at}");
+            assert_eq!(
+                Asks::decode(Untrusted::from_slice(&bad)),
+                Some(Err(Violation::Kind)),
+                "byte {at}"
+            );
         }
     }
 
@@ -246,9 +269,15 @@ mod tests {
         let told = Told { from: Seq(100), last: false, words, ..SAMPLE };
         let says = |told: Told, seq| told.says(Seq(seq), Seq(98));
         assert_eq!([97, 98, 99].map(|seq| says(told, seq)), [Some(true), None, None]);
-        assert_eq!([100, 101, 104].map(|seq| says(told, seq)), [Some(true), Some(false), Some(true)]);
+        assert_eq!(
+            [100, 101, 104].map(|seq| says(told, seq)),
+            [Some(true), Some(false), Some(true)]
+        );
         let end = 100 + 64 * WORDS as u64;
-        assert_eq!([end - 2, end - 1, end].map(|seq| says(told, seq)), [Some(false), Some(true), None]);
+        assert_eq!(
+            [end - 2, end - 1, end].map(|seq| says(told, seq)),
+            [Some(false), Some(true), None]
+        );
         assert_eq!(says(Told { last: true, ..told }, end), Some(false));
     }
 }

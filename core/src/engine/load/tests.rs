@@ -31,7 +31,15 @@ struct Rig {
 impl Rig {
     /// Rails without a clock.
     fn new(takes: [u64; 2], depth: u32) -> Rig {
-        Rig { loads: Loads::new(None), takes, at: 0, next: [0; 2], depth, held: [0; 2], given: [0; 2] }
+        Rig {
+            loads: Loads::new(None),
+            takes,
+            at: 0,
+            next: [0; 2],
+            depth,
+            held: [0; 2],
+            given: [0; 2],
+        }
     }
 
     /// Rails with a clock.
@@ -200,8 +208,9 @@ fn a_rail_that_many_posts_waited_for_is_not_limited_once_they_complete() {
     // The peer has stopped, so the rails get more than new rails may have outstanding.
     loads.passes = STOPPED[1];
     for turn in 0..80 {
-        let rail =
-            loads.choose(0b11, 0, turn & 1, PIECE, &mut { Wait::NONE }).expect("the rails have stopped");
+        let rail = loads
+            .choose(0b11, 0, turn & 1, PIECE, &mut { Wait::NONE })
+            .expect("the rails have stopped");
         loads.posted(rail, PIECE);
     }
     for rail in [0, 1] {
@@ -278,7 +287,8 @@ fn pauses_of_this_process_or_of_the_peer_are_blamed_on_no_rail() {
                     }
                 }
             }
-            let ratio = rig.loads.rails[1].cost as f64 / rig.loads.rails[0].cost as f64 / slower as f64;
+            let ratio =
+                rig.loads.rails[1].cost as f64 / rig.loads.rails[0].cost as f64 / slower as f64;
             let case = std::format!("{slower}, {depth}, {own}: {ratio} {:?}", rig.given);
             assert!((0.85..1.15).contains(&ratio), "{case}");
             assert!(slower > SLOW || rig.loads.slow == 0, "{case}");
@@ -359,7 +369,9 @@ fn a_stuck_post_does_not_make_a_rail_unusable() {
     rig.held = [0; 2];
     rig.run(1000, 1, 0);
     rig.drain();
-    assert!(rig.loads.rails.iter().all(|load| load.bytes == 0 && load.long == 0 && load.stuck == 0));
+    assert!(
+        rig.loads.rails.iter().all(|load| load.bytes == 0 && load.long == 0 && load.stuck == 0)
+    );
 }
 
 #[test]

@@ -57,7 +57,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     fn tagged_checked(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
         let (head, rest) = Head::read(bytes)?;
-        let Some(stream) = self.arrival_stream(peer, head.context, head.word)? else { return Ok(()) };
+        let Some(stream) = self.arrival_stream(peer, head.context, head.word)? else {
+            return Ok(());
+        };
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         protocol.accounts[stream as usize].freed(head.freed)?;
         self.acknowledged(stream, head.ack)?;
@@ -161,7 +163,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Returns whether a message of this kind is a numbered answer.
     fn is_numbered(&self, stream: u32, kind: u8) -> bool {
-        self.is_kept(stream) && (head::FIN + head::NUMBERED..=head::CHUNK + head::NUMBERED).contains(&kind)
+        self.is_kept(stream)
+            && (head::FIN + head::NUMBERED..=head::CHUNK + head::NUMBERED).contains(&kind)
     }
 
     /// Handles the next message of a stream, which carries its payload.
@@ -179,7 +182,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         // `store` sets the cookie later, if the payload needs a block.
         match protocol.matcher.arrive(peer as u32, tag, len as u64, 0) {
             Ok(Arrive::Matched { context, .. }) => {
-                let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
+                let source =
+                    PeerId { index: peer, generation: self.peers[peer as usize].generation };
                 let index = context as u32;
                 let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {
                     return self.matched_device(stream, context, tag, payload, token);
@@ -224,8 +228,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Length);
         }
         let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
-        let block =
-            protocol.blocks.take(stream, source, payload.len() as u32, token).ok_or(Violation::Credit)?;
+        let block = protocol
+            .blocks
+            .take(stream, source, payload.len() as u32, token)
+            .ok_or(Violation::Credit)?;
         account.kept += 1;
         if account.kept > most / 2 {
             account.grow_credits(&mut protocol.credits);
@@ -278,7 +284,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Matches a stored message when its turn comes.
-    pub(in super::super) fn turn(&mut self, stream: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
+    pub(in super::super) fn turn(
+        &mut self,
+        stream: u32,
+        tag: Tag,
+        kept: Kept,
+    ) -> Result<(), Violation> {
         let Some(protocol) = &mut self.protocol else { return Ok(()) };
         let peer = self.streams[stream as usize].peer;
         let len = match kept {
@@ -396,7 +407,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Handles a Pull: the receiver requests the payload of our send in chunks.
-    fn pull_asked(&mut self, peer: u16, token: u64, request: u64, len: u64) -> Result<(), Violation> {
+    fn pull_asked(
+        &mut self,
+        peer: u16,
+        token: u64,
+        request: u64,
+        len: u64,
+    ) -> Result<(), Violation> {
         let index = self.answered(peer, token)?;
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let slot = &mut self.pending.slots[index as usize];
@@ -427,7 +444,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let account = &mut protocol.accounts[stream as usize];
         let headers = u32::try_from(words[1]).map_err(|_| Violation::Credit)?;
         let takes = &mut account.takes;
-        (takes.credits, takes.headers) = (takes.credits.max(words[0] as u32), takes.headers.max(headers));
+        (takes.credits, takes.headers) =
+            (takes.credits.max(words[0] as u32), takes.headers.max(headers));
         account.shorts_given((words[0] >> 32) as u32);
         Ok(())
     }
@@ -442,7 +460,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
     ) -> Result<(), Violation> {
         let kept = self.is_kept(stream);
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
-        let index = protocol.requests.find(super::request::Request(request)).map_err(|_| Violation::Reply)?;
+        let index = protocol
+            .requests
+            .find(super::request::Request(request))
+            .map_err(|_| Violation::Reply)?;
         let slot = &mut protocol.requests.slots[index as usize];
         if slot.stage != Stage::Chunks || slot.stream != stream {
             return self.chunk_for_device(index, stream, offset, bytes);
@@ -500,6 +521,11 @@ pub(super) struct HeaderOf {
 
 impl HeaderOf {
     pub(super) fn of<const RAILS: usize>(slot: &super::stock::HeaderSlot<RAILS>) -> Self {
-        HeaderOf { source: slot.source, stream: slot.stream, len: slot.offer.len, token: slot.offer.token }
+        HeaderOf {
+            source: slot.source,
+            stream: slot.stream,
+            len: slot.offer.len,
+            token: slot.offer.token,
+        }
     }
 }

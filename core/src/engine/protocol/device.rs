@@ -28,7 +28,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// the ordinary look-up. It is returned unchanged if the buffer is not in such memory.
     #[cold]
     #[inline(never)]
-    pub(super) fn device_buffer(&mut self, into: Destination, error: OpError) -> Result<Buffer, OpError> {
+    pub(super) fn device_buffer(
+        &mut self,
+        into: Destination,
+        error: OpError,
+    ) -> Result<Buffer, OpError> {
         match error {
             OpError::DeviceMemory | OpError::NativeAtomics => {
                 self.buffer_anywhere(into).map(|(buffer, _)| buffer)
@@ -47,7 +51,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Destination::Nothing => return Ok((Buffer::NONE, false)),
         };
         let (place, device) = locate(self.state.locals, at, len as u64)?;
-        Ok((Buffer { ptr: place.as_ptr(), len: len as u64, region: at.region.index() as u16 }, device))
+        Ok((
+            Buffer { ptr: place.as_ptr(), len: len as u64, region: at.region.index() as u16 },
+            device,
+        ))
     }
 
     /// Starts reading the payload of a receive into device memory. The receive must be in no list.
@@ -101,7 +108,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 None => self.later(index, Stage::ReadDevice),
             };
         }
-        (protocol.stats.read, protocol.stats.pulled) = (protocol.stats.read + 1, protocol.stats.pulled + 1);
+        (protocol.stats.read, protocol.stats.pulled) =
+            (protocol.stats.read + 1, protocol.stats.pulled + 1);
         let slot = &mut protocol.requests.slots[index as usize];
         (slot.stage, slot.left, slot.token) = (Stage::ChunksDevice, want, block as u64);
         let header = core::mem::replace(&mut slot.header, NONE);
@@ -155,11 +163,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(never)]
     pub(super) fn send_chunk_of_device(&mut self, index: u32, most: u64) -> bool {
         let slot = &self.state.pending.slots[index as usize];
-        let (stream, request, sent, region) = (slot.stream, slot.request, slot.offset, slot.local_region);
+        let (stream, request, sent, region) =
+            (slot.stream, slot.request, slot.offset, slot.local_region);
         let mut bytes = [0; CHUNK];
         let piece = &mut bytes[..most.min(CHUNK as u64) as usize];
         let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[0]);
-        let Some(ptr) = core::ptr::NonNull::new(slot.local.wrapping_add(sent as usize)) else { return false };
+        let Some(ptr) = core::ptr::NonNull::new(slot.local.wrapping_add(sent as usize)) else {
+            return false;
+        };
         // SAFETY: the source of a send stays valid until the send ends. `sent` plus the piece is
         // within the length of the source.
         match unsafe { self.rails[0].read_device(Local { ptr, len: piece.len(), desc }, piece) } {
@@ -262,7 +273,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         // SAFETY: the block was taken for `want` bytes, and the chunk was checked to lie within
         // them.
         unsafe {
-            copy_bytes(bytes.as_ptr(), protocol.outgoing.bytes(block).add(offset as usize), len as usize)
+            copy_bytes(
+                bytes.as_ptr(),
+                protocol.outgoing.bytes(block).add(offset as usize),
+                len as usize,
+            )
         };
         slot.left -= len;
         if slot.left == 0 {
@@ -307,7 +322,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 true => protocol.outgoing.free(block),
                 false => self.give_back(Kept::Block(block), false),
             }
-            self.fail_receive(index, Received::Failed(Fault::Peer(crate::error::PeerError::Removed)));
+            self.fail_receive(
+                index,
+                Received::Failed(Fault::Peer(crate::error::PeerError::Removed)),
+            );
         }
     }
 }

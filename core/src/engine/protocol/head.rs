@@ -169,7 +169,8 @@ impl<const RAILS: usize> Offer<RAILS> {
         let mut rest = Writer::new(&mut out[HEAD..]);
         rest.put_u64(self.token).put_u64(self.len).put_u64(self.offset).put_u64(self.size);
         rest.put_u16(self.region).put_u16(self.generation).put_u32(self.rails.into());
-        for (_, key) in self.keys.iter().enumerate().filter(|(rail, _)| self.rails >> rail & 1 != 0) {
+        for (_, key) in self.keys.iter().enumerate().filter(|(rail, _)| self.rails >> rail & 1 != 0)
+        {
             rest.put_u64(key.key).put_u64(key.base);
         }
         HEAD + rest.len()
@@ -177,13 +178,18 @@ impl<const RAILS: usize> Offer<RAILS> {
 
     /// Copies the body of a peer's message out and checks it. `ours` is the bitmask of our rails
     /// that reach the peer. If the key of one of them is missing, the payload counts as unreadable.
-    pub(crate) fn read(rest: Untrusted<'_>, pairing: &Pairing, ours: u16) -> Result<Self, Violation> {
+    pub(crate) fn read(
+        rest: Untrusted<'_>,
+        pairing: &Pairing,
+        ours: u16,
+    ) -> Result<Self, Violation> {
         let mut raw = [0u8; LONGEST - HEAD];
         if rest.copy_out(&mut raw) < RTS - HEAD {
             return Err(Violation::Length);
         }
         let mut fields = Reader::new(&raw);
-        let [token, len, offset, size] = [fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?];
+        let [token, len, offset, size] =
+            [fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?];
         let (region, generation, theirs) = (fields.u16()?, fields.u16()?, fields.u32()?);
         let known = match theirs {
             0 => region == UNREADABLE || region == ADDRESS,
@@ -207,7 +213,9 @@ impl<const RAILS: usize> Offer<RAILS> {
         };
         // The payload must lie inside its region.
         match offer.offset.checked_add(offer.len) {
-            Some(end) if end <= offer.size && offer.size <= i64::MAX as u64 && offer.token != 0 => Ok(offer),
+            Some(end) if end <= offer.size && offer.size <= i64::MAX as u64 && offer.token != 0 => {
+                Ok(offer)
+            }
             _ => Err(Violation::Bounds),
         }
     }
@@ -232,12 +240,21 @@ mod tests {
     #[test]
     fn a_head_comes_back_and_one_cut_short_is_refused() {
         let tag = Tag { lo: u64::MAX - 3, hi: 0x8765_4321 };
-        let head = Head { op: 1, word: 0xf_ffff, ack: 7, freed: u32::MAX, ..Head::tagged(TAGGED, 200, tag) };
+        let head = Head {
+            op: 1,
+            word: 0xf_ffff,
+            ack: 7,
+            freed: u32::MAX,
+            ..Head::tagged(TAGGED, 200, tag)
+        };
         let bytes = head.write();
         let (back, rest) = Head::read(Untrusted::from_slice(&bytes)).unwrap();
         assert_eq!((back, back.tag(), rest.len()), (head, Ok(tag), 0));
         for cut in 0..HEAD {
-            assert_eq!(Head::read(Untrusted::from_slice(&bytes[..cut])).err(), Some(Violation::Length));
+            assert_eq!(
+                Head::read(Untrusted::from_slice(&bytes[..cut])).err(),
+                Some(Violation::Length)
+            );
         }
         let wide = Head { words: [0, 1 << 32], ..head };
         assert_eq!(wide.tag(), Err(Violation::Kind));
@@ -254,8 +271,8 @@ mod tests {
             ..Head::tagged(SYNCHRONOUS, 9, tag)
         };
         let golden = [
-            17, 9, 1, 0, 0xa1, 0xa2, 0xa3, 0xa4, 0xb1, 0xb2, 0xb3, 0xb4, 5, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8,
-            9, 10, 11, 12, 0, 0, 0, 0,
+            17, 9, 1, 0, 0xa1, 0xa2, 0xa3, 0xa4, 0xb1, 0xb2, 0xb3, 0xb4, 5, 0, 0, 0, 1, 2, 3, 4, 5,
+            6, 7, 8, 9, 10, 11, 12, 0, 0, 0, 0,
         ];
         assert_eq!(head.write(), golden);
         let keys = [RailKey { key: 0x61, base: 0x0802 }; 1];
@@ -293,15 +310,18 @@ mod tests {
         let mut out = [0; LONGEST];
         let len = offer.write(&mut out);
         assert_eq!(len, RTS + 48);
-        let read = |bytes: &[u8]| Offer::<3>::read(Untrusted::from_slice(bytes), &Pairing::ALIKE, 0b111);
+        let read =
+            |bytes: &[u8]| Offer::<3>::read(Untrusted::from_slice(bytes), &Pairing::ALIKE, 0b111);
         assert_eq!(read(&out[HEAD..len]), Ok(offer));
         for cut in HEAD..len {
             assert_eq!(read(&out[HEAD..cut]).err(), Some(Violation::Length), "cut to {cut}");
         }
         assert_eq!(read(&out[HEAD..len + 1]).err(), Some(Violation::Length));
-        for bad in
-            [Offer { len: u64::MAX, ..offer }, Offer { offset: 6, ..offer }, Offer { token: 0, ..offer }]
-        {
+        for bad in [
+            Offer { len: u64::MAX, ..offer },
+            Offer { offset: 6, ..offer },
+            Offer { token: 0, ..offer },
+        ] {
             bad.write(&mut out);
             assert_eq!(read(&out[HEAD..len]).err(), Some(Violation::Bounds));
         }
@@ -335,8 +355,9 @@ mod tests {
         // Our rails 1 and 0 lead to the peer's rails 4 and 15.
         let joint = |ours, theirs| Joint { ours: RailId(ours), theirs, max_message: 256 };
         let (pairing, ours) = Pairing::of(&[joint(1, 4), joint(0, 15)], 2).unwrap();
-        let read =
-            |bytes: &[u8], pairing, ours| Offer::<2>::read(Untrusted::from_slice(bytes), pairing, ours);
+        let read = |bytes: &[u8], pairing, ours| {
+            Offer::<2>::read(Untrusted::from_slice(bytes), pairing, ours)
+        };
         let got = read(&out[HEAD..len], &pairing, ours).unwrap();
         assert_eq!((got.region, got.rails, got.keys), (3, 0b11, [key(15), key(4)]));
         let alone = read(&out[HEAD..len], &pairing, 0b10).unwrap();

@@ -44,8 +44,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 }
                 Stage::Tell => {
                     protocol.requests.remove_due(index);
-                    let header =
-                        core::mem::replace(&mut protocol.requests.slots[index as usize].header, NONE);
+                    let header = core::mem::replace(
+                        &mut protocol.requests.slots[index as usize].header,
+                        NONE,
+                    );
                     protocol.requests.end(index, &mut self.pending.ends);
                     if header != NONE {
                         probe!("rendezvous_end", index, 0u64);
@@ -70,7 +72,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let stream = self.stream_of(context as u8, peer);
             for place in 0..self.config.window {
                 let (_, cells) = self.window(stream);
-                if let Some(Parked { what: Action::Tagged { kept, .. }, .. }) = cells.waiting(place) {
+                if let Some(Parked { what: Action::Tagged { kept, .. }, .. }) = cells.waiting(place)
+                {
                     self.give_back(Kept::unpack(kept), false);
                 }
             }

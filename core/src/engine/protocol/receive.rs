@@ -11,7 +11,9 @@ use super::super::table::{PeerSlot, PeerState, resolve_local};
 use super::super::tag::{Arrived, Cancel, Post, ReceiveId, Tag, TagError, UnexpectedId};
 use super::super::wait::Waiter;
 use super::super::{Engine, State};
-use super::request::{Buffer, Cancelled, DEVICE, Destination, Envelope, Received, Request, Stage, Status};
+use super::request::{
+    Buffer, Cancelled, DEVICE, Destination, Envelope, Received, Request, Stage, Status,
+};
 use super::stock::Kept;
 
 /// Number of passes before a wait reads the clock or sleeps.
@@ -85,8 +87,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let protocol = state.protocol.as_mut()?;
         let index = protocol.requests.slots.first_free()?;
-        let posted =
-            protocol.matcher.post_alike(source.map(|peer| peer.index as u32), tag, ignore, index as u64)?;
+        let posted = protocol.matcher.post_alike(
+            source.map(|peer| peer.index as u32),
+            tag,
+            ignore,
+            index as u64,
+        )?;
         Some(protocol.requests.open(index, &buffer, word, posted))
     }
 
@@ -217,7 +223,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// receive.
     pub(in super::super) fn is_receiving(&self) -> bool {
         let protocol = self.state.protocol.as_ref();
-        protocol.is_some_and(|protocol| protocol.requests.slots.iter().any(super::RecvSlot::is_moving))
+        protocol
+            .is_some_and(|protocol| protocol.requests.slots.iter().any(super::RecvSlot::is_moving))
     }
 
     /// Cancels a receive that has not matched. Cancelled or not, the receive completes once, and

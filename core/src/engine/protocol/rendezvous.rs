@@ -94,7 +94,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(never)]
     pub(in super::super) fn serve_protocol(&mut self) {
         let batch = self.state.config.batch;
-        let due = self.state.protocol.as_ref().map_or(0, |protocol| protocol.requests.due().min(batch));
+        let due =
+            self.state.protocol.as_ref().map_or(0, |protocol| protocol.requests.due().min(batch));
         for _ in 0..due {
             let Some(protocol) = &mut self.state.protocol else { return };
             let Some((index, stage)) = protocol.requests.pop_due() else { break };
@@ -170,7 +171,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             };
         }
         let Some(protocol) = &mut self.state.protocol else { return };
-        (protocol.stats.read, protocol.stats.pulled) = (protocol.stats.read + 1, protocol.stats.pulled + 1);
+        (protocol.stats.read, protocol.stats.pulled) =
+            (protocol.stats.read + 1, protocol.stats.pulled + 1);
         let slot = &mut protocol.requests.slots[index as usize];
         (slot.stage, slot.left) = (Stage::Chunks, want);
         // The sender counts the header as free once it has sent everything, so free it here first.
@@ -254,13 +256,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let done = slot.delivered;
         let len = (want - done).min(STEP);
         // SAFETY: `done + len` is at most `want`, which fits the buffer.
-        let Some(ptr) = NonNull::new(unsafe { slot.ptr.add(done as usize) }) else { return Read::Unable };
+        let Some(ptr) = NonNull::new(unsafe { slot.ptr.add(done as usize) }) else {
+            return Read::Unable;
+        };
         let local = Local { ptr, len: len as usize, desc: 0 };
         let joins = self.state.peers[source.index as usize].rails;
-        let mut rails = self.rails.iter_mut().enumerate().filter(|(rail, _)| joins >> rail & 1 != 0);
+        let mut rails =
+            self.rails.iter_mut().enumerate().filter(|(rail, _)| joins >> rail & 1 != 0);
         // SAFETY: the buffer is a span, or was checked against its region, and `done + len` bytes
         // fit it.
-        if !rails.any(|(_, rail)| unsafe { rail.read_address(Peer(source.index), local, address + done) }) {
+        if !rails.any(|(_, rail)| unsafe {
+            rail.read_address(Peer(source.index), local, address + done)
+        }) {
             return Read::Unable;
         }
         slot.delivered = done + len;
@@ -299,7 +306,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Returns the imported region of an offer. Imports it on first use.
-    pub(super) fn reach(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Result<u16, AttachError> {
+    pub(super) fn reach(
+        &mut self,
+        source: PeerId,
+        offer: &Offer<RAILS>,
+    ) -> Result<u16, AttachError> {
         if offer.rails == 0 {
             return Err(AttachError::Unsupported);
         }

@@ -377,10 +377,18 @@ impl<'m> Requests<'m> {
 
     /// Opens a receive in the first free slot, `index`.
     #[inline(always)]
-    pub(super) fn open(&mut self, index: u32, buffer: &Buffer, word: u64, posted: ReceiveId) -> Request {
+    pub(super) fn open(
+        &mut self,
+        index: u32,
+        buffer: &Buffer,
+        word: u64,
+        posted: ReceiveId,
+    ) -> Request {
         let slot = self.slots.take_first(index);
-        (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
-        (slot.stage, slot.unclaimed, slot.posted, slot.source) = (Stage::Posted, false, posted, Sender::NONE);
+        (slot.ptr, slot.capacity, slot.region, slot.word) =
+            (buffer.ptr, buffer.len, buffer.region, word);
+        (slot.stage, slot.unclaimed, slot.posted, slot.source) =
+            (Stage::Posted, false, posted, Sender::NONE);
         (slot.delivered, slot.header) = (0, NONE);
         Request(slot.name.word())
     }
@@ -456,7 +464,11 @@ impl<'m> Requests<'m> {
             request: self.name(index),
             word: slot.word,
             outcome: slot.outcome(),
-            envelope: slot.source.get().map(|source| Envelope { source, tag: slot.tag, len: slot.len }),
+            envelope: slot.source.get().map(|source| Envelope {
+                source,
+                tag: slot.tag,
+                len: slot.len,
+            }),
             delivered: slot.delivered,
             order: slot.order,
         }

@@ -145,7 +145,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if context.0 as u16 >= state.config.contexts {
             return None;
         }
-        let rail = state.pick_from(to.index, rails & !state.too_short(to.index, bytes), 0, bytes as u64)?;
+        let rail = state.pick_from(
+            to.index,
+            rails & !state.too_short(to.index, bytes),
+            0,
+            bytes as u64,
+        )?;
         let stream = context.0 as usize * state.peers.len() + to.index as usize;
         let account = state.protocol.as_mut()?.accounts.get_mut(stream)?;
         let s = state.streams.get_mut(stream)?;
@@ -204,7 +209,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 (len, at.region.index() as u16, device)
             }
         };
-        let slot = state.peers.get(to.index as usize).filter(|slot| slot.generation == to.generation);
+        let slot =
+            state.peers.get(to.index as usize).filter(|slot| slot.generation == to.generation);
         slot.ok_or(OpError::UnknownPeer)?.usable()?;
         let stream = context.0 as u32 * state.peers.len() as u32 + to.index as u32;
         let account = &mut protocol.accounts[stream as usize];
@@ -241,7 +247,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 return Err(OpError::Again);
             }
             Payload::Bytes(bytes) => {
-                outgoing = protocol.outgoing.take(stream, source, len as u32, 0).ok_or(OpError::Again)?;
+                outgoing =
+                    protocol.outgoing.take(stream, source, len as u32, 0).ok_or(OpError::Again)?;
                 let block = protocol.outgoing.bytes(outgoing);
                 // SAFETY: `take` has given the block to only this send. The block holds `eager`
                 // bytes, and the slice was checked to be no longer.
@@ -315,14 +322,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 let lost = self.state.peers[to.index as usize].usable().err();
                 return Err(lost.unwrap_or(OpError::UnknownPeer));
             }
-            Err(Blocked::Window | Blocked::Fence | Blocked::Atomic | Blocked::Rail | Blocked::Budget) => {
+            Err(
+                Blocked::Window
+                | Blocked::Fence
+                | Blocked::Atomic
+                | Blocked::Rail
+                | Blocked::Budget,
+            ) => {
                 return Err(OpError::Again);
             }
         }
         let state = &mut self.state;
         if let Some(protocol) = &mut state.protocol {
             let account = &mut protocol.accounts[stream as usize];
-            let total = if form == Form::Short { &mut account.shorts_sent } else { &mut account.sent };
+            let total =
+                if form == Form::Short { &mut account.shorts_sent } else { &mut account.sent };
             *total = total.wrapping_add(1);
             sent_at_once(&mut state.streams[stream as usize], account, &mut state.open);
         }
@@ -430,7 +444,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (peer, context, stamp) = (s.peer, s.context, s.stamp);
         let (kind, word) = match numbered {
             true if !self.state.may_answer(stream) => return None,
-            true => (kind + head::NUMBERED, self.state.streams[stream as usize].word(self.state.mask)),
+            true => {
+                (kind + head::NUMBERED, self.state.streams[stream as usize].word(self.state.mask))
+            }
             false => (kind, stamp),
         };
         let head = Head { kind, context, op, word, ack: 0, freed: 0, words };
@@ -463,7 +479,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let address = slot.local.addr() as u64;
         let joins = self.state.peers[peer as usize].rails;
         let mut rails = self.rails.iter().enumerate().filter(|(rail, _)| joins >> rail & 1 != 0);
-        if slot.local_region != UNREGISTERED || !rails.any(|(_, rail)| rail.reads_addresses(Peer(peer))) {
+        if slot.local_region != UNREGISTERED
+            || !rails.any(|(_, rail)| rail.reads_addresses(Peer(peer)))
+        {
             return offer;
         }
         Offer { offset: address, size: address + slot.left, region: head::ADDRESS, ..offer }
@@ -541,7 +559,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(in super::super) fn send_over(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut self.pending.slots[index as usize];
-        let (stream, form, outgoing, numbered) = (slot.stream, slot.form, slot.outgoing, slot.numbered);
+        let (stream, form, outgoing, numbered) =
+            (slot.stream, slot.form, slot.outgoing, slot.numbered);
         if outgoing != NONE {
             slot.outgoing = NONE;
             protocol.outgoing.free(outgoing);

@@ -60,7 +60,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             // A sender that is configured like this engine keeps at most this many payloads.
             let kept_there = protocol.outgoing.len() as u32;
             account.kept == protocol.credits.after(account.credit_doublings)
-                && account.headers >= protocol.waiting.after(account.header_doublings).min(kept_there)
+                && account.headers
+                    >= protocol.waiting.after(account.header_doublings).min(kept_there)
         };
         self.state.protocol.iter().flat_map(move |protocol| {
             let streams = self.state.streams.iter().zip(protocol.accounts.iter());
@@ -73,7 +74,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Copies the payload of a short message into a block, if the sender has a grant for it.
-    pub(super) fn keep_short(&mut self, stream: u32, payload: Untrusted<'_>) -> Result<Kept, Violation> {
+    pub(super) fn keep_short(
+        &mut self,
+        stream: u32,
+        payload: Untrusted<'_>,
+    ) -> Result<Kept, Violation> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let account = &mut protocol.accounts[stream as usize];
         if account.shorts_open() == 0 {
@@ -85,7 +90,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let peer = self.streams[stream as usize].peer;
         let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
         let len = payload.len();
-        let block = protocol.blocks.take_short(stream, source, len as u32).ok_or(Violation::Credit)?;
+        let block =
+            protocol.blocks.take_short(stream, source, len as u32).ok_or(Violation::Credit)?;
         account.shorts_heard = account.shorts_heard.wrapping_add(1);
         account.grant_shorts(&mut protocol.shorts);
         protocol.stats.kept += 1;

@@ -62,8 +62,13 @@ unsafe impl Zeroable for BlockSlot {}
 
 impl BlockSlot {
     /// A free block.
-    pub const EMPTY: BlockSlot =
-        BlockSlot { link: 0, stream: NONE, len: 0, source: PeerId { index: 0, generation: 0 }, token: 0 };
+    pub const EMPTY: BlockSlot = BlockSlot {
+        link: 0,
+        stream: NONE,
+        len: 0,
+        source: PeerId { index: 0, generation: 0 },
+        token: 0,
+    };
 
     /// Returns the next block in a list of taken blocks.
     pub(crate) fn next(&self) -> u32 {
@@ -115,10 +120,17 @@ impl<'m> Blocks<'m> {
     }
 
     #[inline]
-    pub(crate) fn take(&mut self, stream: u32, source: PeerId, len: u32, token: u64) -> Option<u32> {
+    pub(crate) fn take(
+        &mut self,
+        stream: u32,
+        source: PeerId,
+        len: u32,
+        token: u64,
+    ) -> Option<u32> {
         let Blocks { slots, free, long, .. } = self;
         let slots = slots.get_mut(..*long)?;
-        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link))?;
+        let index =
+            free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link))?;
         let slot = slots.get_mut(index as usize)?;
         (slot.stream, slot.source, slot.len, slot.token) = (stream, source, len, token);
         Some(index)
@@ -146,7 +158,8 @@ impl<'m> Blocks<'m> {
     /// Returns whether at most one long block is free.
     pub(crate) fn is_last(&self) -> bool {
         let (slots, mut free) = (&self.slots[..self.long], self.free.clone());
-        let mut take = || free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link));
+        let mut take =
+            || free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link));
         take().and_then(|_| take()).is_none()
     }
 
@@ -192,8 +205,12 @@ unsafe impl<const RAILS: usize> Zeroable for HeaderSlot<RAILS> {}
 
 impl<const RAILS: usize> HeaderSlot<RAILS> {
     /// A free header.
-    pub const EMPTY: Self =
-        HeaderSlot { link: 0, stream: NONE, source: PeerId { index: 0, generation: 0 }, offer: Offer::NONE };
+    pub const EMPTY: Self = HeaderSlot {
+        link: 0,
+        stream: NONE,
+        source: PeerId { index: 0, generation: 0 },
+        offer: Offer::NONE,
+    };
 }
 
 pub(crate) struct Headers<'m, const RAILS: usize> {
@@ -209,7 +226,8 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
 
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, offer: Offer<RAILS>) -> Option<u32> {
         let Headers { slots, free } = self;
-        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link))?;
+        let index =
+            free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link))?;
         *slots.get_mut(index as usize)? = HeaderSlot { link: 0, stream, source, offer };
         Some(index)
     }
@@ -340,7 +358,9 @@ impl Carriage {
         let later = (next.0 as u32).wrapping_sub(self.upto);
         match in_flight {
             0 => 0,
-            1..=64 => (self.recent.checked_shl(later).unwrap_or(0) << (64 - in_flight)).count_ones(),
+            1..=64 => {
+                (self.recent.checked_shl(later).unwrap_or(0) << (64 - in_flight)).count_ones()
+            }
             _ => u32::MAX,
         }
     }
@@ -353,7 +373,8 @@ impl Carriage {
     }
 }
 
-const _: () = assert!(core::mem::offset_of!(Account, shorts_sent) == 64 && size_of::<Account>() == 128);
+const _: () =
+    assert!(core::mem::offset_of!(Account, shorts_sent) == 64 && size_of::<Account>() == 128);
 
 // SAFETY: zeroed memory is a valid value, because all fields are numbers and flags.
 unsafe impl Zeroable for Account {}
@@ -438,7 +459,8 @@ mod tests {
     #[test]
     fn credits_come_back_once_and_never_more_than_were_used() {
         for start in [0u32, u32::MAX - 1, 1 << 31] {
-            let mut account = Account { sent: start.wrapping_add(3), freed: start, ..Account::EMPTY };
+            let mut account =
+                Account { sent: start.wrapping_add(3), freed: start, ..Account::EMPTY };
             assert_eq!(account.freed(start.wrapping_add(4)), Err(Violation::Credit));
             assert_eq!(account.freed(start.wrapping_add(2)), Ok(()));
             assert_eq!(account.used(), 1);
@@ -456,11 +478,17 @@ mod tests {
         let mut room = Room { each: 2, left: 7 };
         let mut accounts = [Account::EMPTY; 2];
         accounts[0].grow_credits(&mut room);
-        assert_eq!((room.after(accounts[0].credit_doublings), room.left, accounts[0].grown), (4, 5, true));
+        assert_eq!(
+            (room.after(accounts[0].credit_doublings), room.left, accounts[0].grown),
+            (4, 5, true)
+        );
         accounts[0].grown = false;
         accounts[0].grow_credits(&mut room);
         accounts[1].grow_credits(&mut room);
-        assert!(!accounts[1].grown && accounts[1].credit_doublings == 0, "one left, and it has two");
+        assert!(
+            !accounts[1].grown && accounts[1].credit_doublings == 0,
+            "one left, and it has two"
+        );
         assert_eq!((room.after(accounts[0].credit_doublings), room.left), (8, 1));
         room.take_back(accounts[0].credit_doublings);
         assert_eq!(room.left, 7);
@@ -483,7 +511,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_comes_back_from_its_word() {
-        for kept in [Kept::Block(0), Kept::Block(u32::MAX), Kept::Header(0), Kept::Header(u32::MAX)] {
+        for kept in [Kept::Block(0), Kept::Block(u32::MAX), Kept::Header(0), Kept::Header(u32::MAX)]
+        {
             assert_eq!(Kept::unpack(kept.pack()), kept);
         }
     }

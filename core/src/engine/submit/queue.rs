@@ -64,7 +64,11 @@ impl Ask {
 
 impl Target {
     fn mapped(&self) -> Option<Mapped> {
-        (!self.mapped.is_null()).then_some(Mapped { ptr: self.mapped, peer: self.peer, rail: self.rail })
+        (!self.mapped.is_null()).then_some(Mapped {
+            ptr: self.mapped,
+            peer: self.peer,
+            rail: self.rail,
+        })
     }
 
     fn place(&self) -> Place {
@@ -95,7 +99,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return done.map(|()| Issued::Done { value: 0 });
         }
-        if let Some(issued) = self.write_single(stream, source, from.region.index(), len, &target, notice, 0)
+        if let Some(issued) =
+            self.write_single(stream, source, from.region.index(), len, &target, notice, 0)
         {
             self.flush();
             return Ok(issued);
@@ -180,7 +185,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         signal: Signal,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        let Ok(word) = self.word(signal.at, 8) else { return self.signal_device(context, signal, notice) };
+        let Ok(word) = self.word(signal.at, 8) else {
+            return self.signal_device(context, signal, notice);
+        };
         let stream = self.stream(context, word.peer)?;
         if self.is_idle(stream)
             && let Some(mapped) = word.mapped()
@@ -188,8 +195,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.signal_now(mapped, signal.op, signal.value);
             return Ok(Issued::Done { value: 0 });
         }
-        let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
-        if let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), 0, notice) {
+        let message =
+            Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
+        if let Some(issued) =
+            self.message_single(stream, message, Untrusted::from_slice(&[]), 0, notice)
+        {
             self.flush();
             return Ok(issued);
         }
@@ -233,8 +243,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(always)]
     fn target(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = resolve_remote(self.state.remotes, addr, len)?;
-        let mapped =
-            if slot.mapped.is_null() { slot.mapped } else { slot.mapped.wrapping_add(addr.offset as usize) };
+        let mapped = if slot.mapped.is_null() {
+            slot.mapped
+        } else {
+            slot.mapped.wrapping_add(addr.offset as usize)
+        };
         Ok(Target {
             peer: slot.peer,
             region: addr.region.index() as u16,
@@ -276,7 +289,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Writes at once, if the memory is mapped or the rail can copy. Returns `None` if the write
     /// must be posted.
     #[inline]
-    fn write_now(&mut self, from: NonNull<u8>, len: usize, to: &Target) -> Option<Result<(), OpError>> {
+    fn write_now(
+        &mut self,
+        from: NonNull<u8>,
+        len: usize,
+        to: &Target,
+    ) -> Option<Result<(), OpError>> {
         if !to.mapped.is_null() {
             // SAFETY: `from` was checked against its registered region, and `mapped` against the
             // imported one. The rail keeps the mapping until the peer is detached. When a peer
@@ -296,7 +314,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Reads at once, if the memory is mapped or the rail can copy. Returns `None` if the read must
     /// be posted.
     #[inline]
-    fn read_now(&mut self, into: NonNull<u8>, len: usize, from: &Target) -> Option<Result<(), OpError>> {
+    fn read_now(
+        &mut self,
+        into: NonNull<u8>,
+        len: usize,
+        from: &Target,
+    ) -> Option<Result<(), OpError>> {
         if !from.mapped.is_null() {
             // SAFETY: `into` was checked against its registered region, and `mapped` against the
             // imported one. The rail keeps the mapping until the peer is detached.
@@ -305,14 +328,20 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let (rail, local, remote) = self.unmapped(into, len, from)?;
         // SAFETY: the destination was checked against its registered region.
-        let done = unsafe { self.rails.get_mut(rail)?.copy_from(Peer(from.peer), &[(local, remote)]) }?;
+        let done =
+            unsafe { self.rails.get_mut(rail)?.copy_from(Peer(from.peer), &[(local, remote)]) }?;
         Some(done.map_err(|error| self.state.refused(rail, from.peer, error)))
     }
 
     /// Returns the rail and arguments of a direct copy. Returns `None` if the peer has failed; the
     /// slow path then returns the reason.
     #[inline]
-    fn unmapped(&self, local: NonNull<u8>, len: usize, to: &Target) -> Option<(usize, Local, Remote)> {
+    fn unmapped(
+        &self,
+        local: NonNull<u8>,
+        len: usize,
+        to: &Target,
+    ) -> Option<(usize, Local, Remote)> {
         self.usable(to.peer).ok()?;
         let rail = to.rail as usize;
         let key = *self.state.remotes.get(to.region as usize)?.keys.get(rail)?;
@@ -332,7 +361,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(OpError::BadWidth(amo.width));
         }
         let word = match self.word(at, amo.width) {
-            Err(OpError::NativeAtomics) => return self.atomic_native(context, at, amo, notice, fetch),
+            Err(OpError::NativeAtomics) => {
+                return self.atomic_native(context, at, amo, notice, fetch);
+            }
             Err(OpError::DeviceMemory) => self.target_anywhere(at, amo.width as u64)?,
             word => word?,
         };
@@ -344,7 +375,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let message = Body::Amo { at: word.place(), amo, token: NO_TOKEN };
         if !fetch
-            && let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), 0, notice)
+            && let Some(issued) =
+                self.message_single(stream, message, Untrusted::from_slice(&[]), 0, notice)
         {
             self.flush();
             return Ok(issued);
@@ -393,7 +425,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let as_write = rails != 0 && !self.state.is_kept(stream);
         let issued = if as_write {
             let from = NonNull::from(bytes).cast();
-            self.write_single(stream, from, usize::MAX, bytes.len(), &target, Notice::Silent, !rails)
+            self.write_single(
+                stream,
+                from,
+                usize::MAX,
+                bytes.len(),
+                &target,
+                Notice::Silent,
+                !rails,
+            )
         } else {
             let (body, payload) = (Body::Data { at: target.place() }, Untrusted::from_slice(bytes));
             self.message_single(stream, body, payload, MESSAGES, Notice::Silent)
@@ -404,7 +444,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let s = &self.state.streams[stream as usize];
         let data = if as_write { WRITES } else { MESSAGES };
-        if s.unposted != NONE || s.fence & data != 0 && self.state.has_operations_in_flight(stream) {
+        if s.unposted != NONE || s.fence & data != 0 && self.state.has_operations_in_flight(stream)
+        {
             return Err(OpError::Again);
         }
         let mut ask = Ask {

@@ -90,8 +90,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // SAFETY: the checks above place both ranges in their regions. `Region::new` requires that
         // the local range stays valid until the operation ends. The remote range was imported on
         // every rail of its peer, including this one. Every rail accepts `single_max` bytes.
-        let posted =
-            unsafe { self.rails[rail].post_write_checked(Peer(peer), local, remote, word, tag | bytes) };
+        let posted = unsafe {
+            self.rails[rail].post_write_checked(Peer(peer), local, remote, word, tag | bytes)
+        };
         if let Notice::Report(_) = notice {
             let way = Way { peer, context, rail, seq, word, index, tag };
             return self.state.single_posted(stream as u32, &way, posted, bytes, notice);
@@ -139,7 +140,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // valid until the operation ends; the source of an inject is valid during the call. The
         // target was imported on every rail of its peer, including this one. Each of these rails
         // accepts `single` bytes.
-        let posted = unsafe { self.rails[way.rail].post_write_checked(peer, local, remote, word, tag) };
+        let posted =
+            unsafe { self.rails[way.rail].post_write_checked(peer, local, remote, word, tag) };
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
 
@@ -159,11 +161,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let way = self.state.way(stream, most as u64, notice, data, short)?;
         let cursor = self.state.streams[stream as usize].window.expected();
         let mut head = [0; HEAD_MAX];
-        let message = Message { context: way.context, word: way.word, ack: truncate::<32>(cursor.0), body };
+        let message =
+            Message { context: way.context, word: way.word, ack: truncate::<32>(cursor.0), body };
         let len = message.encode(&mut head);
         let bytes = (len + payload.len()) as u64;
-        let posted =
-            self.rails[way.rail].post_message(Peer(way.peer), &head[..len], payload, way.tag | bytes);
+        let posted = self.rails[way.rail].post_message(
+            Peer(way.peer),
+            &head[..len],
+            payload,
+            way.tag | bytes,
+        );
         let issued = self.state.single_posted(stream, &way, posted, bytes, notice)?;
         let s = &mut self.state.streams[stream as usize];
         (s.ack_sent, s.age) = (cursor, 0);
@@ -177,13 +184,24 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     #[inline(never)]
     fn is_single(&self, peer: u16, bytes: u64) -> bool {
-        bytes != 0 && self.pairings.get(peer as usize).is_some_and(|pairing| bytes <= pairing.single as u64)
+        bytes != 0
+            && self
+                .pairings
+                .get(peer as usize)
+                .is_some_and(|pairing| bytes <= pairing.single as u64)
     }
 
     /// Chooses the rail and tag for the next number of a stream, if the number can be posted at
     /// once. Never chooses a rail in `exclude`.
     #[inline(always)]
-    fn way(&mut self, stream: u32, bytes: u64, notice: Notice, data: u8, exclude: u16) -> Option<Way> {
+    fn way(
+        &mut self,
+        stream: u32,
+        bytes: u64,
+        notice: Notice,
+        data: u8,
+        exclude: u16,
+    ) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;
         let (peer, context, seq, word) = (s.peer, s.context, s.next, s.word(self.mask));
         if !s.clear(self.config.window, data | kept(RAILS)) {

@@ -71,8 +71,9 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
     fn find_indexed(&mut self, number: usize, salt: Key, mask: Key, key: Key) -> Found {
         self.clock += 1;
         self.indexes[number].used = self.clock;
-        let (leader, mut passed) =
-            self.buckets.find(self.slots, key.hash(salt), number, |slot| key.agrees(slot.key, mask));
+        let (leader, mut passed) = self
+            .buckets
+            .find(self.slots, key.hash(salt), number, |slot| key.agrees(slot.key, mask));
         if leader != NONE {
             return Found { index: leader, probes: 1, passed };
         }
@@ -85,8 +86,9 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
             }
             let (next, masked) = (slot.order.next, slot.key.under(mask));
             slot.linked |= 1 << number;
-            self.buckets
-                .insert(self.slots, masked.hash(salt), at, number, |slot| masked.agrees(slot.key, mask));
+            self.buckets.insert(self.slots, masked.hash(salt), at, number, |slot| {
+                masked.agrees(slot.key, mask)
+            });
             at = next;
             passed += 1;
         }

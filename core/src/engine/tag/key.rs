@@ -92,8 +92,12 @@ mod tests {
                 }
                 // Random keys leave 1/e of the buckets empty. With probability 0.999 no bucket has
                 // more than 8.
-                let (empty, most) = (buckets.iter().filter(|n| **n == 0).count(), buckets.iter().max());
-                assert!(empty < 480 && *most.unwrap() <= 16, "field {field} seed {seed}: {empty} {most:?}");
+                let (empty, most) =
+                    (buckets.iter().filter(|n| **n == 0).count(), buckets.iter().max());
+                assert!(
+                    empty < 480 && *most.unwrap() <= 16,
+                    "field {field} seed {seed}: {empty} {most:?}"
+                );
             }
         }
     }

@@ -255,7 +255,8 @@ impl<'m> Posted<'m> {
             }
             let masked = key.under(shape.mask);
             let same = |slot: &PostedSlot| slot.shape == number && slot.key == masked;
-            let (leader, neighbours) = self.buckets.find(self.slots, masked.hash(shape.salt), 0, same);
+            let (leader, neighbours) =
+                self.buckets.find(self.slots, masked.hash(shape.salt), 0, same);
             probes += 1;
             passed += neighbours;
             if leader != NONE && self.slots[leader as usize].seq < best {
@@ -314,7 +315,8 @@ impl<'m> Posted<'m> {
         slot.state = State::Fresh;
         if shape == OVERFLOW {
             let [next, prev, hi] = mask.tag().words();
-            (slot.group.ring, slot.mask_hi, slot.exact) = (Links { next, prev }, hi, mask.source() != 0);
+            (slot.group.ring, slot.mask_hi, slot.exact) =
+                (Links { next, prev }, hi, mask.source() != 0);
         }
         self.order.push(self.slots, index);
         if self.cursor == NONE {
@@ -345,8 +347,9 @@ impl<'m> Posted<'m> {
                 shape.indexed += 1;
                 let hash = key.hash(shape.salt);
                 shapes.active |= 1 << number;
-                self.buckets
-                    .insert(self.slots, hash, index, 0, |slot| slot.shape == number && slot.key == key);
+                self.buckets.insert(self.slots, hash, index, 0, |slot| {
+                    slot.shape == number && slot.key == key
+                });
             }
             None => self.overflow.push(self.slots, index),
         }
@@ -365,7 +368,12 @@ impl<'m> Posted<'m> {
     }
 
     #[inline(never)]
-    pub(super) fn remove<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32, state: State) {
+    pub(super) fn remove<const S: usize>(
+        &mut self,
+        shapes: &mut Shapes<S>,
+        index: u32,
+        state: State,
+    ) {
         let slot = &mut self.slots[index as usize];
         let was = core::mem::replace(&mut slot.state, state);
         let (next, number) = (slot.order.next, slot.shape);

@@ -47,8 +47,14 @@ pub struct MatcherConfig {
 
 impl MatcherConfig {
     /// The defaults: 96 bits, seed 0.
-    pub const DEFAULT: MatcherConfig =
-        MatcherConfig { tag_bits: 96, seed: 0, first_sequence: None, unhashed: 4, lazily: 0, walked: 8 };
+    pub const DEFAULT: MatcherConfig = MatcherConfig {
+        tag_bits: 96,
+        seed: 0,
+        first_sequence: None,
+        unhashed: 4,
+        lazily: 0,
+        walked: 8,
+    };
 }
 
 impl Default for MatcherConfig {

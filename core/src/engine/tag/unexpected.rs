@@ -83,7 +83,12 @@ impl UnexpectedSlot {
 
     #[inline(always)]
     pub(super) fn arrived(&self) -> Arrived {
-        Arrived { source: self.key.source(), tag: self.key.tag(), len: self.len, cookie: self.cookie }
+        Arrived {
+            source: self.key.source(),
+            tag: self.key.tag(),
+            len: self.len,
+            cookie: self.cookie,
+        }
     }
 }
 
@@ -137,7 +142,10 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
     ) -> Self {
         // Invalidates ids that an earlier matcher left in this memory. Stops at the first slot
         // never used.
-        slots.iter_mut().take_while(|slot| slot.used != 0).for_each(|slot| slot.state = State::Free);
+        slots
+            .iter_mut()
+            .take_while(|slot| slot.used != 0)
+            .for_each(|slot| slot.state = State::Free);
         Unexpected {
             slots,
             buckets: Buckets::new(heads),

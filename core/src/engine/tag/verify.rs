@@ -36,8 +36,10 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
         let mut node = *head;
         while node != NONE {
             let (leader, table) = group::Buckets::<BITS>::entry(node);
-            let links =
-                entries.get(leader as usize).ok_or("a link of a hash chain is out of range")?.group(table);
+            let links = entries
+                .get(leader as usize)
+                .ok_or("a link of a hash chain is out of range")?
+                .group(table);
             if !links.leads() {
                 return Err("a hash chain holds an entry that is not the leader of its group");
             }
@@ -49,7 +51,8 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
                     return Err("a chain or a ring does not end");
                 }
                 let next = entries[at as usize].group(table).ring.next;
-                let after = entries.get(next as usize).ok_or("a link of a group's ring is out of range")?;
+                let after =
+                    entries.get(next as usize).ok_or("a link of a group's ring is out of range")?;
                 if after.group(table).ring.prev != at {
                     return Err("the links of a group's ring disagree");
                 }
@@ -98,7 +101,8 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
                 return Ok(());
             }
             indexed += u32::from(!seen);
-            let of = by_shape.get_mut(slot.shape as usize).ok_or("a receive has an unknown shape")?;
+            let of =
+                by_shape.get_mut(slot.shape as usize).ok_or("a receive has an unknown shape")?;
             *of += u32::from(!seen);
             let shape = self.shapes.get(slot.shape).ok_or("a receive has an unknown shape")?;
             if !seen && shape.min_seq > slot.seq {
@@ -133,8 +137,8 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             |slot| slot.seq,
             |_, leader, at| {
                 let (leader, member) = (&posted.slots[leader as usize], &posted.slots[at as usize]);
-                let right =
-                    (leader.shape, leader.key) == (member.shape, member.key) && member.shape != OVERFLOW;
+                let right = (leader.shape, leader.key) == (member.shape, member.key)
+                    && member.shape != OVERFLOW;
                 if right && member.state == posted::State::Indexed {
                     Ok(())
                 } else {
@@ -158,7 +162,8 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
         // Bit k is set until the walk from the oldest message meets the cursor of index k.
         let mut unmet = messages.active & !messages.caught_up;
         let len = check_list(messages.order, messages.slots, |at, slot| {
-            if last.is_some_and(|last| slot.seq <= last) || slot.state != unexpected::State::Stored {
+            if last.is_some_and(|last| slot.seq <= last) || slot.state != unexpected::State::Stored
+            {
                 return Err("messages are out of order");
             }
             last = Some(slot.seq);
@@ -175,7 +180,9 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
                 if (slot.linked & bit != 0) != before {
                     return Err("a message is in an index beyond its cursor, or missing before it");
                 }
-                if (slot.cursor_of & bit != 0) != (index.cursor == at && messages.caught_up & bit == 0) {
+                if (slot.cursor_of & bit != 0)
+                    != (index.cursor == at && messages.caught_up & bit == 0)
+                {
                     return Err("the cursor of an index and its message disagree");
                 }
             }
@@ -190,7 +197,8 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
         }
         for (number, index) in messages.indexes.iter().enumerate() {
             let shape = self.shapes.get(index.shape);
-            if messages.active >> number & 1 == 1 && shape.is_none_or(|shape| shape.index as usize != number)
+            if messages.active >> number & 1 == 1
+                && shape.is_none_or(|shape| shape.index as usize != number)
             {
                 return Err("an index and its shape disagree");
             }
@@ -200,15 +208,20 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             messages.slots,
             |slot| slot.seq,
             |table, leader, at| {
-                let (leader, member) = (&messages.slots[leader as usize], &messages.slots[at as usize]);
-                let index = messages.indexes.get(table).ok_or("a hash chain belongs to an unknown index")?;
+                let (leader, member) =
+                    (&messages.slots[leader as usize], &messages.slots[at as usize]);
+                let index = messages
+                    .indexes
+                    .get(table)
+                    .ok_or("a hash chain belongs to an unknown index")?;
                 let mask = self.shapes.get(index.shape).ok_or("an index has no shape")?.mask;
                 let right = leader.key.agrees(member.key, mask) && member.linked >> table & 1 == 1;
                 if right { Ok(()) } else { Err("a message is in the wrong group") }
             },
         )?;
-        let free =
-            self.count_free(messages.slots, messages.free, |slot| slot.state == unexpected::State::Free)?;
+        let free = self.count_free(messages.slots, messages.free, |slot| {
+            slot.state == unexpected::State::Free
+        })?;
         let here = (free + len + messages.claimed) as usize;
         if grouped != linked || here != messages.used as usize {
             return Err("message slots have leaked");

@@ -186,7 +186,9 @@ pub enum TagError {
 impl fmt::Display for TagError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            TagError::Full => "the matcher is full; receive messages or give it more slots at setup",
+            TagError::Full => {
+                "the matcher is full; receive messages or give it more slots at setup"
+            }
             TagError::TooWide => "the tag or the mask has bits beyond the width chosen at setup",
             TagError::Stale => "stale id: it names no receive or message of this matcher",
             TagError::NotClaimed => "the message is not claimed; claim it with mprobe first",

@@ -69,7 +69,14 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
     /// Creates a waiter that spins according to `policy`, then sleeps on `event`. The rail must
     /// notify `event`, as the contract of [`Rail`] requires.
     pub fn new(host: &'w H, event: &'w P, policy: Policy) -> Self {
-        Waiter { host, event, wakes: true, naps: false, idle: Idle::new(policy), pulse: Pulse::default() }
+        Waiter {
+            host,
+            event,
+            wakes: true,
+            naps: false,
+            idle: Idle::new(policy),
+            pulse: Pulse::default(),
+        }
     }
 
     /// Allows the waiter to sleep while work is left that no event announces, such as a refused

@@ -82,12 +82,13 @@ impl World<'_> {
         // Drops all packets of the node that would land at this endpoint.
         let is_done = |packet: &Packet| matches!(packet.kind, PacketKind::Done(_));
         let here = own / self.rails;
-        let theirs =
-            self.take(own, |packet| packet.from == there && packet.to_node == here && !is_done(packet));
+        let theirs = self
+            .take(own, |packet| packet.from == there && packet.to_node == here && !is_done(packet));
         self.end_each(theirs, 0);
         // Fails reads by this endpoint. Packets that it has sent no longer read local memory.
         let is_read = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
-        let reads = self.take(own, |packet| packet.from == own && packet.to_node == node && is_read(packet));
+        let reads = self
+            .take(own, |packet| packet.from == own && packet.to_node == node && is_read(packet));
         self.end_each(reads, 0);
         let late = self.cuts.late[at].max(late);
         let sent = self.take(there, |packet| {
@@ -100,7 +101,8 @@ impl World<'_> {
     /// unreported. Returns `false` while posts to the node are in flight.
     pub(super) fn part(&mut self, own: u16, node: u16) -> bool {
         let reads = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
-        let late_read = |packet: &Packet| reads(packet) && packet.from == own && packet.to_node == node;
+        let late_read =
+            |packet: &Packet| reads(packet) && packet.from == own && packet.to_node == node;
         if self.has_posts(own, node) || self.packets.iter().any(late_read) {
             return false;
         }
@@ -118,8 +120,9 @@ impl World<'_> {
         }
         let is_message = |packet: &Packet| matches!(packet.kind, PacketKind::Message { .. });
         let here = own / self.rails;
-        let messages =
-            self.take(own, |packet| packet.from == there && packet.to_node == here && is_message(packet));
+        let messages = self.take(own, |packet| {
+            packet.from == there && packet.to_node == here && is_message(packet)
+        });
         self.end_each(messages, 0);
         true
     }
@@ -202,7 +205,8 @@ impl World<'_> {
     fn repeat(&mut self, index: u16, late: u32) {
         let packet = self.packets[index as usize];
         let (rail, copy) = (packet.from % self.rails, self.free);
-        let repeats = self.dials[rail as usize].repeats && matches!(packet.kind, PacketKind::Message { .. });
+        let repeats =
+            self.dials[rail as usize].repeats && matches!(packet.kind, PacketKind::Message { .. });
         if !repeats || copy == NONE || self.random.below(2) == 0 {
             return;
         }

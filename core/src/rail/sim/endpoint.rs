@@ -153,7 +153,8 @@ impl SimRail<'_, '_> {
                     NONE => world.heads[endpoint] = packet.next,
                     last => world.packets[last as usize].next = packet.next,
                 }
-                world.trace = (world.trace ^ packet.cx ^ ((link as u64) << 48)).wrapping_mul(0x100_0000_01b3)
+                world.trace = (world.trace ^ packet.cx ^ ((link as u64) << 48))
+                    .wrapping_mul(0x100_0000_01b3)
                     ^ world.now;
                 return Some((link, packet));
             }
@@ -254,7 +255,8 @@ impl SimRail<'_, '_> {
                     if late || dead & (1 << origin) != 0 {
                         world.release(link);
                     } else {
-                        world.packets[link as usize].kind = PacketKind::Done(Err(CompleteError::PeerDown));
+                        world.packets[link as usize].kind =
+                            PacketKind::Done(Err(CompleteError::PeerDown));
                         world.schedule(link, origin, from % rails, 0);
                     }
                     link = next;
@@ -293,7 +295,9 @@ impl SimSetup<'_, '_, '_> {
     pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
         match self.0.node_of(peer) {
             Err(PostError::PeerDown) => self.0.attach(peer, node),
-            _ => Err(AttachError::Full("sim: 16 peers, or this one is attached already; use a free number")),
+            _ => Err(AttachError::Full(
+                "sim: 16 peers, or this one is attached already; use a free number",
+            )),
         }
     }
 }
@@ -357,7 +361,12 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         })
     }
 
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+    fn import(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
         let node = self.node_of(peer).map_err(|_| AttachError::UnknownPeer)?;
         let world = self.sim.world.borrow();
         let len = usize::try_from(len).map_err(|_| AttachError::BadHandle)?;
@@ -470,7 +479,9 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         let node = self.node_of(peer).ok()?;
         let world = self.sim.world.borrow();
         let own = self.node * world.rails + self.rail;
-        if world.cuts.is_cut(own, node) || (world.cuts.is_fenced(own, node) && world.has_posts(own, node)) {
+        if world.cuts.is_cut(own, node)
+            || (world.cuts.is_fenced(own, node) && world.has_posts(own, node))
+        {
             return None;
         }
         into[..2].copy_from_slice(&self.node.to_le_bytes());
@@ -515,7 +526,12 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        self.post(peer, PacketKind::Read { into: local.ptr.as_ptr(), len: local.len, remote }, cx, |_| ())
+        self.post(
+            peer,
+            PacketKind::Read { into: local.ptr.as_ptr(), len: local.len, remote },
+            cx,
+            |_| (),
+        )
     }
 
     fn post_message(
@@ -584,9 +600,11 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                     }
                 }
                 PacketKind::Write { from, len, remote, data } => {
-                    let target = self.sim.world.borrow().resolve((self.node, self.rail), remote, len);
+                    let target =
+                        self.sim.world.borrow().resolve((self.node, self.rail), remote, len);
                     if let Some(target) = target {
-                        let from = from.map_or(packet.bytes.as_ptr(), |from| from.as_ptr().cast_const());
+                        let from =
+                            from.map_or(packet.bytes.as_ptr(), |from| from.as_ptr().cast_const());
                         // SAFETY: `resolve` found the target inside a registration. The poster
                         // keeps the source readable until the completion, or the source is the
                         // packet itself.

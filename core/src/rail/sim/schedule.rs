@@ -118,7 +118,8 @@ impl FromStr for Event {
             },
             _ => {
                 let arrow = who.find(['-', '>', '<']).ok_or(FORM)?;
-                let (a, b) = (whole(&who[..arrow]).ok_or(FORM)?, whole(&who[arrow + 1..]).ok_or(FORM)?);
+                let (a, b) =
+                    (whole(&who[..arrow]).ok_or(FORM)?, whole(&who[arrow + 1..]).ok_or(FORM)?);
                 let link = match (word()?, whole(word()?)) {
                     ("rail", Some(rail)) if a <= b => Link { a, b, rail },
                     ("rail", Some(_)) => return Err("name the lower node first, such as 0<1"),
@@ -133,7 +134,9 @@ impl FromStr for Event {
                         };
                         Change::Cut { link, there: arrow != "<", back: arrow != ">", late }
                     }
-                    ("disable", arrow) if arrow != "-" => Change::Disable { link, back: arrow == "<" },
+                    ("disable", arrow) if arrow != "-" => {
+                        Change::Disable { link, back: arrow == "<" }
+                    }
                     ("heal", "-") => Change::Heal(link),
                     _ => return Err(FORM),
                 }
@@ -347,7 +350,8 @@ impl<'s, 'm> Schedule<'s, 'm> {
     fn links(&self) -> impl Iterator<Item = Link> + use<> {
         let (Scope { nodes, rails, own, .. }, dead) = (self.scope, self.dead);
         let pairs = (0..nodes).flat_map(move |a| (a..nodes).map(move |b| (a, b)));
-        let pairs = pairs.filter(move |&(a, b)| (own || a != b) && dead != Some(a) && dead != Some(b));
+        let pairs =
+            pairs.filter(move |&(a, b)| (own || a != b) && dead != Some(a) && dead != Some(b));
         pairs.flat_map(move |(a, b)| (0..rails).map(move |rail| Link { a, b, rail }))
     }
 
@@ -373,8 +377,9 @@ impl<'s, 'm> Schedule<'s, 'm> {
     /// Returns whether an end of a link is closed because of these and all failed links.
     fn closes_end_of(&self, link: Link, links: &[Link]) -> bool {
         let ends = [link.a, link.b];
-        self.all_down(links)
-            .any(|down| down.rail == link.rail && (ends.contains(&down.a) || ends.contains(&down.b)))
+        self.all_down(links).any(|down| {
+            down.rail == link.rail && (ends.contains(&down.a) || ends.contains(&down.b))
+        })
     }
 
     /// Returns whether fences of these and all failed links leave a rail between every two nodes.
@@ -493,7 +498,9 @@ impl<'s, 'm> Schedule<'s, 'm> {
         match self.below(5) {
             0 if which > 1 => {
                 let back = self.below(2) != 0;
-                links.iter().for_each(|&link| self.apply(turn, nodes, Change::Disable { link, back }));
+                links
+                    .iter()
+                    .for_each(|&link| self.apply(turn, nodes, Change::Disable { link, back }));
             }
             1 => links.iter().for_each(|&link| self.apply(turn, nodes, cut(link, true, false))),
             2 => links.iter().for_each(|&link| self.apply(turn, nodes, cut(link, false, true))),
@@ -522,7 +529,9 @@ impl<'s, 'm> Schedule<'s, 'm> {
                 self.down_of(link).disabled = Some((by, of));
             }
             Change::Heal(link) => {
-                let Some(down) = self.down.iter_mut().find(|down| down.link == link && !down.healed) else {
+                let Some(down) =
+                    self.down.iter_mut().find(|down| down.link == link && !down.healed)
+                else {
                     return;
                 };
                 down.healed = true;
@@ -645,11 +654,15 @@ mod tests {
             for needed in [&[][..], &[0], &[3, 30], &[7, 8, 20]] {
                 let mut events = [Event::EMPTY; 40];
                 (0..40).for_each(|at| events[at as usize] = event(at));
-                let fails =
-                    |some: &[Event]| needed.iter().all(|&at| at >= count || some.contains(&event(at)));
+                let fails = |some: &[Event]| {
+                    needed.iter().all(|&at| at >= count || some.contains(&event(at)))
+                };
                 let left = shrink(&mut events[..count as usize], fails);
                 let kept = events[..left].iter().map(|event| event.at);
-                assert!(kept.eq(needed.iter().copied().filter(|&at| at < count)), "{count} {needed:?}");
+                assert!(
+                    kept.eq(needed.iter().copied().filter(|&at| at < count)),
+                    "{count} {needed:?}"
+                );
             }
         }
     }

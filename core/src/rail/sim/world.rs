@@ -163,7 +163,9 @@ impl World<'_> {
         }
         let packet = &mut self.packets[index as usize];
         match kind {
-            PacketKind::Message { .. } | PacketKind::Write { from: None, .. } | PacketKind::Read { .. } => {}
+            PacketKind::Message { .. }
+            | PacketKind::Write { from: None, .. }
+            | PacketKind::Read { .. } => {}
             PacketKind::Write { from: Some(bytes), len, remote, data } if len <= MESSAGE => {
                 // SAFETY: the post has not completed, and until then the poster keeps the source
                 // readable.
@@ -234,13 +236,19 @@ impl World<'_> {
     pub(super) fn registered(&self, endpoint: (u16, u16), key: RailKey) -> Option<usize> {
         let index = (key.key as usize & 0xff).checked_sub(1)?;
         let place = self.regions.get(index)?;
-        (place.key(index) == key.key && matches!(place.memory, Some((owner, ..)) if owner == endpoint))
-            .then_some(index)
+        (place.key(index) == key.key
+            && matches!(place.memory, Some((owner, ..)) if owner == endpoint))
+        .then_some(index)
     }
 
     /// Returns the memory that a key of an endpoint names, if `len` bytes from the offset are
     /// inside the registration.
-    pub(super) fn resolve(&self, endpoint: (u16, u16), remote: Remote, len: usize) -> Option<*mut u8> {
+    pub(super) fn resolve(
+        &self,
+        endpoint: (u16, u16),
+        remote: Remote,
+        len: usize,
+    ) -> Option<*mut u8> {
         let (_, base, size) = self.regions[self.registered(endpoint, remote.key)?].memory?;
         let end = remote.offset.checked_add(len as u64)?;
         // SAFETY: offset + len <= size, so the pointer stays inside the registered region.

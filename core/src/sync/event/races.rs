@@ -282,7 +282,8 @@ fn a_program_takes_the_bell_from_its_worker_and_neither_misses_it() {
                         break;
                     }
                     let _taken = bell.lock().unwrap();
-                    [&scene.event[0], &scene.event[1]].park(&scene.host, FOREVER, || scene.done(0) != 0);
+                    [&scene.event[0], &scene.event[1]]
+                        .park(&scene.host, FOREVER, || scene.done(0) != 0);
                 }
             }
         });

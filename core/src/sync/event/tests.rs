@@ -103,8 +103,10 @@ fn a_thread_is_awake_after_its_deadline() {
 fn a_deadline_at_which_a_notifier_had_come_is_not_called_one() {
     let (event, other) = (EventCount::new(), EventCount::new());
     for notified in [&event, &other] {
-        let host =
-            Counting { meanwhile: Some(&|host| assert!(notified.notify(host))), ..Counting::default() };
+        let host = Counting {
+            meanwhile: Some(&|host| assert!(notified.notify(host))),
+            ..Counting::default()
+        };
         assert_eq!([&event, &other].park(&host, 1, || false), Some(Woken::Called));
         assert!(!event.notify(&host) && !other.notify(&host));
     }
@@ -172,7 +174,10 @@ fn a_thread_that_sleeps_elsewhere_is_told_there_once_and_without_a_call() {
         },
     );
     assert_eq!((woken, told.get()), (Some(Woken::Called), 1));
-    assert_eq!(EventCount::park_elsewhere(both, &host, || false, || Woken::Deadline), Some(Woken::Deadline));
+    assert_eq!(
+        EventCount::park_elsewhere(both, &host, || false, || Woken::Deadline),
+        Some(Woken::Deadline)
+    );
     assert_eq!(EventCount::park_elsewhere(both, &host, || true, || panic!("there is work")), None);
     assert!(!tell(0) && !tell(1));
     assert_eq!((host.wakes.get(), host.waits.get(), host.barriers.get()), (0, 0, (3, 4)));

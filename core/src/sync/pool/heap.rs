@@ -36,8 +36,10 @@ impl<T: 'static> Pool<'static, T> {
     pub fn on_heap(capacity: usize) -> Result<Self, AttachError> {
         let count = Self::checked(capacity)?;
         let slots: Vec<_> = (0..capacity).map(|_| Slot::<T>::new()).collect();
-        let slab =
-            Box::into_raw(Box::new(HeapSlab { header: Header::new(), slots: slots.into_boxed_slice() }));
+        let slab = Box::into_raw(Box::new(HeapSlab {
+            header: Header::new(),
+            slots: slots.into_boxed_slice(),
+        }));
         let reclaim = Reclaim { call: HeapSlab::<T>::free, data: slab.cast() };
         // SAFETY: the slab was just created, so nothing else uses it until this function returns
         // the pool. Only `reclaim` frees the slab, on any thread, after all slots are released. A

@@ -7,8 +7,8 @@ use crossbeam_utils::CachePadded;
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::{
-    AttachError, CLOSED, EMPTY, FreeList, GENERATION, Header, ID_OUT, Id, Lease, MAX_CAPACITY, NotSync,
-    OWNER, Reclaim, Shared, Slot, StaleId,
+    AttachError, CLOSED, EMPTY, FreeList, GENERATION, Header, ID_OUT, Id, Lease, MAX_CAPACITY,
+    NotSync, OWNER, Reclaim, Shared, Slot, StaleId,
 };
 use crate::sync::primitive::{Ordering, edge};
 
@@ -97,7 +97,9 @@ impl<'m, T> Pool<'m, T> {
         // SAFETY: header and slots are borrowed mutably for `'m`, so nothing else uses them. Values
         // of an earlier pool in this memory can only have been leaked; otherwise the earlier borrow
         // would not have ended.
-        Ok(unsafe { Self::from_raw(NonNull::from(header), NonNull::from(slots).cast(), capacity, reclaim) })
+        Ok(unsafe {
+            Self::from_raw(NonNull::from(header), NonNull::from(slots).cast(), capacity, reclaim)
+        })
     }
 
     /// Checks the number of slots.

@@ -29,8 +29,11 @@ fn pool_of<const N: usize>(ended: &Arc<AtomicUsize>) -> Pool<'static, u64> {
         memory.ended.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
     }
     let slots = core::array::from_fn(|_| Slot::starting_at(u64::MAX));
-    let memory =
-        Box::into_raw(Box::new(PoolMemory::<N> { header: Header::new(), slots, ended: ended.clone() }));
+    let memory = Box::into_raw(Box::new(PoolMemory::<N> {
+        header: Header::new(),
+        slots,
+        ended: ended.clone(),
+    }));
     // SAFETY: the box was just leaked. Only `free` frees it, after the last use.
     let (header, slots) = unsafe { (&mut (*memory).header, &mut (*memory).slots) };
     Pool::new(header, slots, Some(Reclaim::new(free::<N>, memory.cast()))).unwrap()

@@ -55,8 +55,10 @@ fn the_live_set_is_unique_and_generations_never_go_back() {
         let mut issued: HashMap<u16, u64> = HashMap::new();
         let (mut in_batch, mut next) = (0, 0);
         for _ in 0..3_000 {
-            let live: HashSet<_> =
-                leases.iter().map(|(lease, _): &(Lease<'_, u64>, u64)| &raw const **lease).collect();
+            let live: HashSet<_> = leases
+                .iter()
+                .map(|(lease, _): &(Lease<'_, u64>, u64)| &raw const **lease)
+                .collect();
             assert_eq!(live.len(), leases.len(), "two leases of one slot");
             let held: HashSet<_> = shared.iter().map(|(shared, _)| &raw const **shared).collect();
             assert!(live.is_disjoint(&held));
@@ -69,7 +71,8 @@ fn the_live_set_is_unique_and_generations_never_go_back() {
                     Err(Full(value)) => {
                         assert_eq!(value, next);
                         let distinct: HashSet<_> = shared.iter().map(|(_, value)| *value).collect();
-                        let held = distinct.union(&ids.iter().map(|(_, value)| *value).collect()).count();
+                        let held =
+                            distinct.union(&ids.iter().map(|(_, value)| *value).collect()).count();
                         assert_eq!(leases.len() + held + in_batch, capacity, "full too early");
                     }
                 },
@@ -81,7 +84,8 @@ fn the_live_set_is_unique_and_generations_never_go_back() {
                 4 if !leases.is_empty() => drop(leases.swap_remove(random.within(0..leases.len()))),
                 5 if !leases.is_empty() => {
                     let (lease, _) = leases.swap_remove(random.within(0..leases.len()));
-                    in_batch = if in_batch == Batch::<u64>::LIMIT as usize { 1 } else { in_batch + 1 };
+                    in_batch =
+                        if in_batch == Batch::<u64>::LIMIT as usize { 1 } else { in_batch + 1 };
                     batch.release(lease);
                 }
                 6 if !leases.is_empty() => {
@@ -127,7 +131,10 @@ fn the_live_set_is_unique_and_generations_never_go_back() {
                         assert_eq!(pool.get(id).err(), Some(StaleId));
                         assert_eq!(pool.redeem(id).err(), Some(StaleId));
                     }
-                    assert_eq!(pool.get(Id::from_bits(random.next() | 1 << 15)).err(), Some(StaleId));
+                    assert_eq!(
+                        pool.get(Id::from_bits(random.next() | 1 << 15)).err(),
+                        Some(StaleId)
+                    );
                 }
             }
         }
@@ -364,7 +371,8 @@ fn links_that_somebody_overwrote_lead_nowhere() {
             slot.next.store(planted, Ordering::Relaxed);
         }
         pool.header().line.head.store(2, Ordering::Relaxed);
-        let taken = (0..10).map_while(|value| pool.create(value).ok()).map(core::mem::forget).count();
+        let taken =
+            (0..10).map_while(|value| pool.create(value).ok()).map(core::mem::forget).count();
         assert!((1..=10).contains(&taken), "{planted}");
         core::mem::forget(pool);
     }
@@ -415,10 +423,12 @@ mod heap {
         let mut random = Random::new("pools destroyed under load");
         let mut created = 0;
         // Uses our own rings, because race checkers do not see into std's channels.
-        let mut memory: [_; 3] = core::array::from_fn(|_| (ring::Header::new(), [MaybeUninit::uninit(); 64]));
+        let mut memory: [_; 3] =
+            core::array::from_fn(|_| (ring::Header::new(), [MaybeUninit::uninit(); 64]));
         thread::scope(|scope| {
             let lanes = memory.each_mut().map(|(header, slots)| {
-                let (tx, mut rx) = ring::split::<Option<RawShared<'static, Body>>>(header, slots).unwrap();
+                let (tx, mut rx) =
+                    ring::split::<Option<RawShared<'static, Body>>>(header, slots).unwrap();
                 (tx, move || {
                     loop {
                         match rx.pop() {

@@ -222,7 +222,9 @@ impl<T: Copy> Filled<'_, '_, T, Private> {
         let [(a, a_len), (b, b_len)] = self.parts();
         // SAFETY: both runs are inside the slots and filled (edge `filled`). The producer belongs
         // to this process, and does not write the slots until `release`, which consumes `self`.
-        unsafe { (slice::from_raw_parts(a.as_ptr(), a_len), slice::from_raw_parts(b.as_ptr(), b_len)) }
+        unsafe {
+            (slice::from_raw_parts(a.as_ptr(), a_len), slice::from_raw_parts(b.as_ptr(), b_len))
+        }
     }
 }
 

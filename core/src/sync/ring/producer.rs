@@ -224,7 +224,10 @@ impl<T: Copy> Reserved<'_, '_, T, Private> {
 
 impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
     /// Returns the number of reserved slots.
-    #[expect(clippy::len_without_is_empty, reason = "an empty reservation is of no use to ask about")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "an empty reservation is of no use to ask about"
+    )]
     pub fn len(&self) -> usize {
         self.len
     }

@@ -77,7 +77,9 @@ fn every_batch_arrives_once_and_in_order() {
                     match rx.filled(2) {
                         Some(filled) => {
                             let (a, b) = filled.slices();
-                            assert!(a.iter().chain(b).copied().eq(want..want + filled.len() as u64));
+                            assert!(
+                                a.iter().chain(b).copied().eq(want..want + filled.len() as u64)
+                            );
                             want += filled.len() as u64;
                             filled.release(usize::MAX);
                         }

@@ -125,7 +125,10 @@ fn agrees_with_a_queue<M: RingMemory>(
                 None => assert!(len == 0 || queue.is_empty()),
             },
             _ => {
-                assert_eq!((tx.free(), rx.len(), rx.is_empty()), (fits, queue.len(), queue.is_empty()));
+                assert_eq!(
+                    (tx.free(), rx.len(), rx.is_empty()),
+                    (fits, queue.len(), queue.is_empty())
+                );
             }
         }
         next += capacity as u64 + 2;
@@ -216,7 +219,10 @@ fn a_capacity_that_is_no_power_of_two_is_refused() {
     let mut header = Header::new();
     for len in [0usize, 3, 6, 12] {
         let mut slots = vec![MaybeUninit::<u8>::uninit(); len];
-        assert_eq!(split(&mut header, &mut slots).err(), Some(AttachError::Capacity { slots: len }));
+        assert_eq!(
+            split(&mut header, &mut slots).err(),
+            Some(AttachError::Capacity { slots: len })
+        );
     }
 }
 
@@ -238,7 +244,8 @@ fn memory_that_is_not_aligned_is_refused() {
 #[test]
 fn a_head_that_no_consumer_wrote_leaves_the_ring_full_for_ever() {
     for start in STARTS {
-        for lie in [start.wrapping_add(4), start.wrapping_sub(2), start ^ 1 << 63, start ^ 1 << 40] {
+        for lie in [start.wrapping_add(4), start.wrapping_sub(2), start ^ 1 << 63, start ^ 1 << 40]
+        {
             let mut mapping = Mapping::starting_at(start, 4);
             let header = NonNull::from(&*mapping.header);
             let (mut tx, _) = mapping.sides();
@@ -254,7 +261,10 @@ fn a_head_that_no_consumer_wrote_leaves_the_ring_full_for_ever() {
             for head_now in [start, start.wrapping_add(3), lie, 0, u64::MAX] {
                 head.store(head_now, Ordering::Relaxed);
                 assert_eq!(tx.push(9), Err(Full(9)));
-                assert_eq!((tx.free(), tx.push_slice(&[9; 9]), tx.reserve(1).is_none()), (0, 0, true));
+                assert_eq!(
+                    (tx.free(), tx.push_slice(&[9; 9]), tx.reserve(1).is_none()),
+                    (0, 0, true)
+                );
                 assert!(tx.is_corrupt());
             }
         }
@@ -264,7 +274,8 @@ fn a_head_that_no_consumer_wrote_leaves_the_ring_full_for_ever() {
 #[test]
 fn a_tail_that_no_producer_wrote_leaves_the_ring_empty_for_ever() {
     for start in STARTS {
-        for lie in [start.wrapping_add(5), start.wrapping_sub(1), start ^ 1 << 63, start ^ 1 << 40] {
+        for lie in [start.wrapping_add(5), start.wrapping_sub(1), start ^ 1 << 63, start ^ 1 << 40]
+        {
             let mut mapping = Mapping::starting_at(start, 4);
             let header = NonNull::from(&*mapping.header);
             let (_, mut rx) = mapping.sides();

@@ -17,7 +17,9 @@ fn a_reader_sees_all_words_of_one_change() {
             let words = words.clone();
             move || {
                 for n in 1..=ROUNDS {
-                    change(&words[0], || words[1..].iter().for_each(|word| word.store(n, Ordering::Relaxed)));
+                    change(&words[0], || {
+                        words[1..].iter().for_each(|word| word.store(n, Ordering::Relaxed))
+                    });
                 }
             }
         });

@@ -101,7 +101,11 @@ fn the_budget_follows_the_usual_wait_within_its_bounds() {
             idle.step(&host);
             idle.found();
         }
-        assert!(idle.budget_ns().abs_diff(budget_ns) <= budget_ns / 50, "{wait_ns}: {}", idle.budget_ns());
+        assert!(
+            idle.budget_ns().abs_diff(budget_ns) <= budget_ns / 50,
+            "{wait_ns}: {}",
+            idle.budget_ns()
+        );
     }
 }
 
@@ -181,7 +185,11 @@ fn a_wait_that_may_not_sleep_yields_after_a_bounded_time_and_then_once_a_batch()
     // A batch takes 1 µs, and the time starts at the first clock reading.
     let first = probes + batch * (yield_after_ns / 1_000);
     for policy in [Policy::LOW_LATENCY, Policy::BALANCED] {
-        assert_eq!(pauses_before_yields(policy, 1_000), [first, batch - 1, batch - 1], "{policy:?}");
+        assert_eq!(
+            pauses_before_yields(policy, 1_000),
+            [first, batch - 1, batch - 1],
+            "{policy:?}"
+        );
     }
 }
 
@@ -230,7 +238,10 @@ fn a_wait_sleeps_to_its_deadline_and_not_beyond() {
 fn a_turn_that_is_always_busy_still_meets_the_deadline() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::BALANCED));
     host.tick_ns.set(1);
-    assert_eq!(wait_until(&host, &mut idle, &EventCount::new(), 10, || Turn::Busy), Waited::Expired);
+    assert_eq!(
+        wait_until(&host, &mut idle, &EventCount::new(), 10, || Turn::Busy),
+        Waited::Expired
+    );
     let mut turns = 0;
     let now_and_then = || {
         turns += 1;
@@ -241,7 +252,8 @@ fn a_turn_that_is_always_busy_still_meets_the_deadline() {
 
 #[test]
 fn work_found_by_the_look_before_sleeping_is_not_lost() {
-    let (host, mut idle, event) = (Scripted::default(), Idle::new(Policy::EFFICIENT), EventCount::new());
+    let (host, mut idle, event) =
+        (Scripted::default(), Idle::new(Policy::EFFICIENT), EventCount::new());
     // The second turn runs between the announcement and the sleep.
     let mut turns = 0;
     let second = || {
@@ -266,12 +278,23 @@ fn every_kind_of_waking_is_counted() {
             Turn::ready(turns == turn)
         }
     };
-    assert_eq!(wait_until(&host, &mut idle, &EventCount::new(), u64::MAX, ready_at(5)), Waited::Ready);
+    assert_eq!(
+        wait_until(&host, &mut idle, &EventCount::new(), u64::MAX, ready_at(5)),
+        Waited::Ready
+    );
     assert_eq!(idle.counts(), Counts { parks: 2, spurious: 1, ..Counts::default() });
     host.ends.set(Some(Woken::Deadline));
-    assert_eq!(wait_until(&host, &mut idle, &EventCount::new(), u64::MAX, ready_at(5)), Waited::Ready);
-    let lost =
-        Counts { parks: 4, spurious: 1, deadline_wakes: 2, deadline_with_work: 1, ..Counts::default() };
+    assert_eq!(
+        wait_until(&host, &mut idle, &EventCount::new(), u64::MAX, ready_at(5)),
+        Waited::Ready
+    );
+    let lost = Counts {
+        parks: 4,
+        spurious: 1,
+        deadline_wakes: 2,
+        deadline_with_work: 1,
+        ..Counts::default()
+    };
     assert_eq!(idle.counts(), lost);
 }
 

@@ -15,9 +15,14 @@ pub struct Random(u64);
 
 impl Random {
     pub fn new(test: &str) -> Self {
-        let seed = env::var("FISHPLATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
-        });
+        let seed = env::var("FISHPLATE_SEED")
+            .ok()
+            .and_then(|seed| seed.parse().ok())
+            .unwrap_or_else(|| {
+                SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(0, |since| since.as_nanos() as u64)
+            });
         eprintln!("{test}: FISHPLATE_SEED={seed}");
         Self(seed)
     }

@@ -16,7 +16,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Fills free slots with the pieces of waiting jobs.
     pub(in super::super) fn pump(&mut self, peer: Peer) {
         loop {
-            let Some(known) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut) else {
+            let Some(known) =
+                self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut)
+            else {
                 return;
             };
             let life = known.life;
@@ -38,7 +40,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let (piece, op) = match job.kind {
                 JobKind::Write { op, key, data } => {
                     let data = data.filter(|_| last);
-                    (Piece { what: What::Write { key, last, data }, offset: at, len, failed }, Some(op))
+                    (
+                        Piece { what: What::Write { key, last, data }, offset: at, len, failed },
+                        Some(op),
+                    )
                 }
                 JobKind::Ask { op, key, id } => {
                     let what = What::Read { key, want: job.len, id };
@@ -53,7 +58,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let (source, local) = match job.kind {
                 // Looks up the region for every piece, because it may be deregistered at any time.
                 JobKind::Reply { key, from, .. } if len > 0 => {
-                    let Named::At(source, local) = self.named(peer, key, from + job.done, len.into()) else {
+                    let Named::At(source, local) =
+                        self.named(peer, key, from + job.done, len.into())
+                    else {
                         self.break_off(peer, job, libc::EFAULT);
                         continue;
                     };
@@ -75,8 +82,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     // SAFETY: the source is valid until the operation completes, or `named` has
                     // just checked it. The slot is free, because `sent` has no entry for it, and
                     // its segment is pinned.
-                    let queued =
-                        unsafe { self.sharing.driver().copy(stream, to, from, u64::from(piece.len)) };
+                    let queued = unsafe {
+                        self.sharing.driver().copy(stream, to, from, u64::from(piece.len))
+                    };
                     if let Err(error) = queued {
                         self.break_off(peer, job, code(error));
                         continue;
@@ -162,10 +170,16 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     /// Handles the completion of a device copy into a slot. `error` is set if its outcome is
     /// unknown.
-    pub(in super::super) fn filled(&mut self, peer: Peer, number: u64, error: Option<CompleteError>) {
+    pub(in super::super) fn filled(
+        &mut self,
+        peer: Peer,
+        number: u64,
+        error: Option<CompleteError>,
+    ) {
         let Some(relay) = self.relay_of(peer) else { return };
         let slot = (number & (relay.sent.len() as u64 - 1)) as u32;
-        let Some(sent) = relay.sent[slot as usize].as_mut().filter(|sent| sent.number == number) else {
+        let Some(sent) = relay.sent[slot as usize].as_mut().filter(|sent| sent.number == number)
+        else {
             return;
         };
         if error.is_some() {

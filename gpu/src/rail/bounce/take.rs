@@ -66,7 +66,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     Named::At(source, _) => {
                         let kind = JobKind::Reply { id, key, from: piece.offset };
                         let Some(relay) = self.relay_of(peer) else { return false };
-                        relay.replies.push_back(Job { kind, source, offset: 0, done: 0, len: want });
+                        relay.replies.push_back(Job {
+                            kind,
+                            source,
+                            offset: 0,
+                            done: 0,
+                            len: want,
+                        });
                         self.answer(peer, number, 0);
                         self.pump(peer);
                     }
@@ -88,7 +94,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     self.answer(peer, number, 0);
                     return true;
                 };
-                let Some(op) = self.ops.get_mut(index).filter(|op| op.peer == peer && op.life == life) else {
+                let Some(op) =
+                    self.ops.get_mut(index).filter(|op| op.peer == peer && op.life == life)
+                else {
                     return self.blame(peer, Violation::Reply);
                 };
                 let OpKind::Read { left, len, into } = &mut op.kind else {
@@ -122,8 +130,17 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// Copies the bytes of a peer's slot to their target. `local` is the target's registration.
-    fn take_out(&mut self, peer: Peer, slot: u32, len: u32, to: Place, taken: Taken, local: Option<u32>) {
-        let Some(known) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut) else {
+    fn take_out(
+        &mut self,
+        peer: Peer,
+        slot: u32,
+        len: u32,
+        to: Place,
+        taken: Taken,
+        local: Option<u32>,
+    ) {
+        let Some(known) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut)
+        else {
             return;
         };
         let life = known.life;
@@ -167,7 +184,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     /// Handles the completion of a device copy out of a slot. `error` is set if its outcome is
     /// unknown.
-    pub(in super::super) fn emptied(&mut self, peer: Peer, number: u64, error: Option<CompleteError>) {
+    pub(in super::super) fn emptied(
+        &mut self,
+        peer: Peer,
+        number: u64,
+        error: Option<CompleteError>,
+    ) {
         let Some(relay) = self.relay_of(peer) else { return };
         let slot = (number & (relay.taken.len() as u64 - 1)) as usize;
         let Some(taken) = relay.taken[slot].filter(|taken| taken.number == number) else { return };
@@ -239,7 +261,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         match self.inner.registered(key.key, peer) {
             Some((_, size)) if !within(offset, len, size) => Named::Outside,
-            Some((ptr, _)) => Named::At(Place::Host(ptr.as_ptr().wrapping_add(offset as usize)), None),
+            Some((ptr, _)) => {
+                Named::At(Place::Host(ptr.as_ptr().wrapping_add(offset as usize)), None)
+            }
             None => Named::Nothing,
         }
     }

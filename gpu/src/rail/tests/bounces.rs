@@ -20,12 +20,18 @@ fn row_15_without_peer_access_transfers_are_relayed_intact() {
                 poke(&pair.rails[1], &pair.memory[1], to, &sent);
                 assert_eq!(pair.read(from, to, len, round), Posted::Pending);
                 pair.until("a read", |pair| pair.ended(round).is_some());
-                assert!(peek(&pair.rails[0], &pair.memory[0], from, len) == sent, "seed {seed} {round}");
+                assert!(
+                    peek(&pair.rails[0], &pair.memory[0], from, len) == sent,
+                    "seed {seed} {round}"
+                );
             } else {
                 poke(&pair.rails[0], &pair.memory[0], from, &sent);
                 assert_eq!(pair.write(from, to, len, Some(round as u32), round), Posted::Pending);
                 pair.until("a write", |pair| pair.seen[1].landed.contains(&(round as u32)));
-                assert!(peek(&pair.rails[1], &pair.memory[1], to, len) == sent, "seed {seed} {round}");
+                assert!(
+                    peek(&pair.rails[1], &pair.memory[1], to, len) == sent,
+                    "seed {seed} {round}"
+                );
                 pair.until("its end", |pair| pair.ended(round).is_some());
             }
             assert_eq!(pair.ended(round), Some(Ok(())));
@@ -53,7 +59,9 @@ fn b15_both_ends_read_long_ranges_of_the_other_at_once() {
             }
             pair.write(0, 0, 4096, Some(cx as u32), 100 + cx);
         }
-        pair.until("all", |pair| pair.seen.iter().map(|seen| seen.done.len()).sum::<usize>() == 3 * 12);
+        pair.until("all", |pair| {
+            pair.seen.iter().map(|seen| seen.done.len()).sum::<usize>() == 3 * 12
+        });
         assert!(pair.seen.iter().all(|seen| seen.done.iter().all(|(_, result)| *result == Ok(()))));
         for end in [0, 1] {
             let got = peek(&pair.rails[end], &pair.memory[end], half + 4096, half - 4096);
@@ -116,13 +124,18 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
         let local = pair.memory[0].local(3, 20_000);
         // SAFETY: the memory outlives the pair.
         unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32), n) }.unwrap();
-        pair.until("a write", |pair| pair.seen[1].landed.contains(&(n as u32)) && pair.ended(n).is_some());
+        pair.until("a write", |pair| {
+            pair.seen[1].landed.contains(&(n as u32)) && pair.ended(n).is_some()
+        });
         assert!(get() == bytes(n, 20_000), "device to host");
         set(&bytes(n + 1, 20_000));
         // SAFETY: the memory outlives the pair.
         unsafe { pair.rails[0].post_read(PEER, local, remote, n + 1) }.unwrap();
         pair.until("a read", |pair| pair.ended(n + 1).is_some());
-        assert!(peek(&pair.rails[0], &pair.memory[0], 3, 20_000) == bytes(n + 1, 20_000), "host to device");
+        assert!(
+            peek(&pair.rails[0], &pair.memory[0], 3, 20_000) == bytes(n + 1, 20_000),
+            "host to device"
+        );
         pair.rails[0].release(PEER, key);
         pair.rails[1].deregister(key).unwrap();
         // Transfers from local host memory to remote device memory, and back.
@@ -131,9 +144,13 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
         set(&bytes(n + 2, 20_000));
         let remote = pair.memory[1].remote(7);
         // SAFETY: the memory outlives the pair.
-        unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32 + 2), n + 2) }.unwrap();
+        unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32 + 2), n + 2) }
+            .unwrap();
         pair.until("a write", |pair| pair.ended(n + 2).is_some());
-        assert!(peek(&pair.rails[1], &pair.memory[1], 7, 20_000) == bytes(n + 2, 20_000), "host to device");
+        assert!(
+            peek(&pair.rails[1], &pair.memory[1], 7, 20_000) == bytes(n + 2, 20_000),
+            "host to device"
+        );
         set(&bytes(n + 3, 20_000));
         // SAFETY: the memory outlives the pair.
         unsafe { pair.rails[0].post_read(PEER, local, remote, n + 3) }.unwrap();
@@ -192,7 +209,11 @@ fn a_relayed_write_that_is_broken_off_does_not_fail_the_next() {
         pair.write(0, 0, 5 * 4096, Some(1), 1);
         pair.write(0, 0, 3 * 4096, Some(2), 2);
         pair.until("ends", |pair| pair.seen[0].done.len() == 2);
-        assert!(matches!(pair.ended(1), Some(Err(CompleteError::Failed(_)))), "{skip}: {:?}", pair.seen);
+        assert!(
+            matches!(pair.ended(1), Some(Err(CompleteError::Failed(_)))),
+            "{skip}: {:?}",
+            pair.seen
+        );
         assert_eq!((pair.ended(2), &pair.seen[1].landed[..]), (Some(Ok(())), &[2][..]), "{skip}");
         assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
         pair.check();
@@ -204,7 +225,8 @@ fn b15_three_ranks_sending_in_a_circle_all_finish() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, timeout: Duration::from_secs(20), ..small() };
         let driver = FakeDriver::new(Behaviour::LATE, 6);
-        let mut rails: Vec<FakeRail> = (0..3).map(|_| rail(&driver.process(), config.clone())).collect();
+        let mut rails: Vec<FakeRail> =
+            (0..3).map(|_| rail(&driver.process(), config.clone())).collect();
         // Each rank attaches the next rank as peer 1 and the previous rank as peer 2.
         for i in 0..3 {
             let [mut a, mut b] = [i, (i + 1) % 3]
@@ -229,7 +251,13 @@ fn b15_three_ranks_sending_in_a_circle_all_finish() {
                         loop {
                             // SAFETY: the memory outlives the rail.
                             let posted = unsafe {
-                                rail.post_write(Peer(1), from.local(0, 50_000), remote, Some(n), n.into())
+                                rail.post_write(
+                                    Peer(1),
+                                    from.local(0, 50_000),
+                                    remote,
+                                    Some(n),
+                                    n.into(),
+                                )
                             };
                             match posted {
                                 Ok(_) => break,
@@ -279,8 +307,10 @@ fn a_peer_that_empties_no_slots_blocks_no_other() {
     for n in [0u16, 1] {
         let remote = targets[usize::from(n)].1.remote(0);
         // SAFETY: the memory outlives the rails.
-        unsafe { origin.post_write(Peer(n), from.local(0, 60_000), remote, Some(n.into()), n.into()) }
-            .unwrap();
+        unsafe {
+            origin.post_write(Peer(n), from.local(0, 60_000), remote, Some(n.into()), n.into())
+        }
+        .unwrap();
     }
     for _ in 0..PATIENCE {
         origin.poll(8, &mut seen);
@@ -303,8 +333,9 @@ fn memory_deregistered_during_a_relayed_read_is_not_read_again() {
         let mut pair = Pair::apart(Behaviour::LATE, config, seed);
         let mut private = vec![1u8; 60_000];
         // SAFETY: `private` outlives the pair, and is accessed only between polls.
-        let region =
-            unsafe { Region::new(NonNull::from(&mut private[..]).cast(), 60_000, RegionKind::Private) };
+        let region = unsafe {
+            Region::new(NonNull::from(&mut private[..]).cast(), 60_000, RegionKind::Private)
+        };
         let device = pair.memory[1];
         poke(&pair.rails[1], &device, 0, &[1; 60_000]);
         let key = match seed % 2 {
@@ -334,12 +365,21 @@ fn memory_deregistered_during_a_relayed_read_is_not_read_again() {
         pair.until("its end", |pair| pair.ended(1).is_some());
         assert_eq!(pair.ended(1), Some(Err(CompleteError::Failed(libc::EFAULT))), "seed {seed}");
         (0..1000).for_each(|_| pair.poll());
-        assert!(!peek(&pair.rails[0], &pair.memory[0], 0, 60_000).contains(&2), "seed {seed}: what is over");
+        assert!(
+            !peek(&pair.rails[0], &pair.memory[0], 0, 60_000).contains(&2),
+            "seed {seed}: what is over"
+        );
         let other = memory(&mut pair.rails[1], 4096);
         pair.rails[0].import(PEER, other.key, 4096).unwrap();
         // SAFETY: the memory outlives the pair.
         let post = unsafe {
-            pair.rails[0].post_write(PEER, pair.memory[0].local(0, 100), other.remote(0), Some(9), 9)
+            pair.rails[0].post_write(
+                PEER,
+                pair.memory[0].local(0, 100),
+                other.remote(0),
+                Some(9),
+                9,
+            )
         };
         assert_eq!(post, Ok(Posted::Pending), "seed {seed}: {:?}", pair.seen);
         pair.until("a write", |pair| pair.seen[1].landed == [9] && pair.ended(9) == Some(Ok(())));
@@ -360,21 +400,28 @@ fn a_piece_whose_copy_has_an_unknown_outcome_fails_its_transfer_at_both_ends() {
         start(&mut pair, 1);
         process.fail(Call::Reached, skip, DeviceError::Driver(999));
         pair.until("its end", |pair| pair.ended(1).is_some());
-        let expected = if end == 0 { CompleteError::Unknown(999) } else { CompleteError::Failed(libc::EIO) };
+        let expected =
+            if end == 0 { CompleteError::Unknown(999) } else { CompleteError::Failed(libc::EIO) };
         assert_eq!(pair.ended(1), Some(Err(expected)), "{end} {len}");
         // The copy may still change its bounce slot, so other transfers through that slot fail too.
         for cx in 2..6 {
             start(&mut pair, cx);
             pair.until("an end", |pair| pair.ended(cx).is_some());
         }
-        let failed =
-            (2..6).filter(|cx| pair.ended(*cx) == Some(Err(CompleteError::Failed(libc::EIO)))).count();
+        let failed = (2..6)
+            .filter(|cx| pair.ended(*cx) == Some(Err(CompleteError::Failed(libc::EIO))))
+            .count();
         assert_eq!(failed, if len == 4096 { 1 } else { 4 }, "{end} {len}: {:?}", pair.seen);
         for _ in 0..1000 {
             pair.poll();
         }
         let good = (2..6).filter(|cx| pair.ended(*cx) == Some(Ok(())));
-        assert_eq!(pair.seen[1].landed.len(), if end == 0 { good.count() } else { 0 }, "{:?}", pair.seen);
+        assert_eq!(
+            pair.seen[1].landed.len(),
+            if end == 0 { good.count() } else { 0 },
+            "{:?}",
+            pair.seen
+        );
         assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
     }
 }

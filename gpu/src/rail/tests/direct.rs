@@ -8,7 +8,8 @@ fn random_transfers_arrive_intact_on_a_slow_device() {
         // For every other seed, allocations have eight adjacent physical segments.
         let kind = if seed % 2 == 0 { MemoryKind::Segments } else { MemoryKind::Legacy };
         let (granule, segment) = (4096, LEN as u64 / 8);
-        let behaviour = Behaviour { write_word: seed % 3 != 0, kind, granule, segment, ..Behaviour::LATE };
+        let behaviour =
+            Behaviour { write_word: seed % 3 != 0, kind, granule, segment, ..Behaviour::LATE };
         let mut pair = Pair::new(behaviour, small(), seed);
         let mut random = Random(seed + 77);
         for round in 0..60u64 {
@@ -21,14 +22,20 @@ fn random_transfers_arrive_intact_on_a_slow_device() {
                     pair.until("a read", |pair| pair.ended(round).is_some());
                     assert_eq!(pair.ended(round), Some(Ok(())));
                 }
-                assert!(peek(&pair.rails[0], &pair.memory[0], from, len) == sent, "seed {seed} {round}");
+                assert!(
+                    peek(&pair.rails[0], &pair.memory[0], from, len) == sent,
+                    "seed {seed} {round}"
+                );
             } else {
                 poke(&pair.rails[0], &pair.memory[0], from, &sent);
                 let posted = pair.write(from, to, len, Some(round as u32), round);
                 let landed = |pair: &Pair| pair.seen[1].landed.contains(&(round as u32));
                 pair.until("a write", landed);
                 // If the completion word has arrived, the bytes must have arrived.
-                assert!(peek(&pair.rails[1], &pair.memory[1], to, len) == sent, "seed {seed} {round}");
+                assert!(
+                    peek(&pair.rails[1], &pair.memory[1], to, len) == sent,
+                    "seed {seed} {round}"
+                );
                 if posted == Posted::Pending {
                     pair.until("its end", |pair| pair.ended(round).is_some());
                     assert_eq!(pair.ended(round), Some(Ok(())));
@@ -72,7 +79,11 @@ fn row_6_steady_state_takes_at_most_three_driver_calls_and_no_packet() {
         let expected = matches!(call, Call::Copy | Call::Mark | Call::WriteWord | Call::Reached);
         assert!(expected || calls[call] == 0, "{call:?}");
     }
-    assert_eq!(process(&pair.rails[1]).counts().calls.since(&before[1]).total(), 0, "of the target");
+    assert_eq!(
+        process(&pair.rails[1]).counts().calls.since(&before[1]).total(),
+        0,
+        "of the target"
+    );
     // Checks that no packet waits in the socket, at either end.
     for rail in &mut pair.rails {
         use std::os::fd::AsRawFd;
@@ -87,7 +98,8 @@ fn row_6_steady_state_takes_at_most_three_driver_calls_and_no_packet() {
 
 #[test]
 fn row_16_a_transfer_is_cut_into_pieces_over_the_streams() {
-    for (len, spread) in [(512usize, 1u64), (513, 2), (4 * 512, 4), (7 * 512 + 13, 4), (40_001, 4)] {
+    for (len, spread) in [(512usize, 1u64), (513, 2), (4 * 512, 4), (7 * 512 + 13, 4), (40_001, 4)]
+    {
         let mut pair = Pair::new(Behaviour { write_word: true, ..Behaviour::LATE }, small(), 3);
         let sent = bytes(len as u64, len);
         poke(&pair.rails[0], &pair.memory[0], 5, &sent);
@@ -141,8 +153,11 @@ fn a_post_refused_for_lack_of_room_changes_nothing() {
         assert_eq!(landed, accepted);
         pair.until("ends", |pair| pair.seen[0].done.len() == accepted.len());
         for n in 0..400usize {
-            let want =
-                if accepted.contains(&(n as u32)) { &bytes(1, 4096)[n * 8..n * 8 + 8] } else { &[0; 8] };
+            let want = if accepted.contains(&(n as u32)) {
+                &bytes(1, 4096)[n * 8..n * 8 + 8]
+            } else {
+                &[0; 8]
+            };
             assert_eq!(peek(&pair.rails[1], &pair.memory[1], n * 8, 8), want, "{n}");
         }
         pair.check();
@@ -180,7 +195,8 @@ fn pinned_host_memory_is_transferred_by_one_device_copy() {
     let (key, desc) = pair.rails[0].register(&region).unwrap();
     let local = Local { ptr, len: 4000, desc };
     // SAFETY: the memory outlives the pair's use of it.
-    let posted = unsafe { pair.rails[0].post_write(PEER, local, pair.memory[1].remote(8), Some(1), 1) };
+    let posted =
+        unsafe { pair.rails[0].post_write(PEER, local, pair.memory[1].remote(8), Some(1), 1) };
     assert_eq!(posted, Ok(Posted::Pending));
     pair.until("the write", |pair| pair.seen[1].landed.len() == 1);
     assert_eq!(peek(&pair.rails[1], &pair.memory[1], 8, 4000), bytes(1, 4000));

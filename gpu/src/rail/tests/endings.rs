@@ -9,7 +9,8 @@ const NEVER: u32 = 1_000_000;
 fn b14_a_write_reported_as_failed_does_not_land_later() {
     for relay in [false, true] {
         for seed in 1..6 {
-            let config = GpuConfig { force_relay: relay, timeout: Duration::from_secs(20), ..small() };
+            let config =
+                GpuConfig { force_relay: relay, timeout: Duration::from_secs(20), ..small() };
             let mut pair = Pair::new(Behaviour { late: 500, ..Behaviour::LATE }, config, seed);
             poke(&pair.rails[0], &pair.memory[0], 0, &[1; 8000]);
             for n in 0..6u64 {
@@ -24,7 +25,9 @@ fn b14_a_write_reported_as_failed_does_not_land_later() {
             pair.seen[0].done.extend(seen.done);
             assert_eq!(pair.seen[0].done.len(), 7, "seed {seed}");
             let over = |n: u64, pair: &Pair| match pair.ended(n) {
-                Some(Err(CompleteError::Unknown(_))) => panic!("seed {seed}: the device had time to finish"),
+                Some(Err(CompleteError::Unknown(_))) => {
+                    panic!("seed {seed}: the device had time to finish")
+                }
                 result => result,
             };
             for n in 0..7 {
@@ -83,7 +86,8 @@ fn relayed_copies_that_end_after_a_detach_release_their_memory() {
         let mut pair = Pair::apart(Behaviour::LATE, config, 3);
         let local = pair.memory[0].local(0, 300);
         let remote = pair.memory[1].remote(0);
-        pair.driver.behave(|behaviour| behaviour.late = if (read, end) == (false, 0) { NEVER } else { 0 });
+        pair.driver
+            .behave(|behaviour| behaviour.late = if (read, end) == (false, 0) { NEVER } else { 0 });
         // SAFETY: the memory outlives the pair.
         let posted = unsafe {
             match read {
@@ -111,7 +115,8 @@ fn relayed_copies_that_end_after_a_detach_release_their_memory() {
         }
         assert_eq!(pair.rails[end].deregister(pair.memory[end].key), Ok(()), "read {read} {end}");
         assert!(pair.rails[end].ops.is_empty(), "read {read} {end}");
-        let done = if end == 0 { &[(1, Err(CompleteError::Unknown(libc::ETIMEDOUT)))][..] } else { &[] };
+        let done =
+            if end == 0 { &[(1, Err(CompleteError::Unknown(libc::ETIMEDOUT)))][..] } else { &[] };
         assert_eq!(pair.seen[end].done, done, "read {read} {end}");
         assert_eq!(pair.driver.violations(), []);
     }
@@ -127,7 +132,8 @@ fn a_lost_device_completes_all_operations_as_unknown() {
         }
         pair.driver.lose(0);
         pair.until("ends", |pair| pair.seen[0].done.len() == 8);
-        let unknown = pair.seen[0].done.iter().filter(|(_, r)| matches!(r, Err(CompleteError::Unknown(46))));
+        let unknown =
+            pair.seen[0].done.iter().filter(|(_, r)| matches!(r, Err(CompleteError::Unknown(46))));
         assert!(unknown.count() >= 1);
         assert!(pair.seen[0].done.iter().all(|(_, result)| result.is_err()), "{:?}", pair.seen[0]);
         let (local, remote) = (pair.memory[0].local(0, 10), pair.memory[1].remote(0));
@@ -149,7 +155,8 @@ fn memory_of_an_unknown_outcome_stays_in_use_at_both_ends() {
         let mut pair = Pair::new(Behaviour { late: NEVER, ..Behaviour::LATE }, config, 5);
         let local = pair.memory[0].local(0, LEN);
         // SAFETY: `host` is freed after the rails, and after the device has finished.
-        let host = unsafe { Region::new(NonNull::from(&mut *host).cast(), 4096, RegionKind::Private) };
+        let host =
+            unsafe { Region::new(NonNull::from(&mut *host).cast(), 4096, RegionKind::Private) };
         let (pinned, _) = pair.rails[0].register(&host).unwrap();
         let counts = process(&pair.rails[0]).counts();
         assert!(!pair.rails[0].touches(local));
@@ -175,7 +182,10 @@ fn memory_of_an_unknown_outcome_stays_in_use_at_both_ends() {
         let kept = process(&rails[0]).clone();
         drop(rails);
         // Both staging buffers are unpinned, and the region is not.
-        assert_eq!((kept.counts().closes, kept.counts().unpins), (counts.closes, counts.unpins + 2));
+        assert_eq!(
+            (kept.counts().closes, kept.counts().unpins),
+            (counts.closes, counts.unpins + 2)
+        );
         driver.behave(|behaviour| behaviour.late = 0);
         driver.drain();
         assert_eq!(driver.violations(), [], "relay {relay}");
@@ -210,11 +220,17 @@ fn a_copy_that_nobody_waits_for_is_given_up_in_time() {
             let done = unsafe {
                 match fetches {
                     true => pair.rails[0].fetch_device(local, &mut bytes, &mut copy),
-                    false => pair.rails[0].place_device(local, Untrusted::from_slice(&[1; 64]), &mut copy),
+                    false => pair.rails[0].place_device(
+                        local,
+                        Untrusted::from_slice(&[1; 64]),
+                        &mut copy,
+                    ),
                 }
             };
             match done {
-                Err(PostError::Again) => assert!(begun.elapsed() < Duration::from_secs(20), "{fetches}"),
+                Err(PostError::Again) => {
+                    assert!(begun.elapsed() < Duration::from_secs(20), "{fetches}")
+                }
                 done => break done,
             }
         };
@@ -309,7 +325,11 @@ fn b16_an_end_that_leaves_during_traffic_blocks_no_other_and_frees_nothing_in_us
         driver.drain();
         assert_eq!(driver.violations(), [], "round {round}");
         for counts in [leaver.counts(), stayer.counts()] {
-            assert_eq!((counts.opens, counts.pins), (counts.closes, counts.unpins), "round {round}");
+            assert_eq!(
+                (counts.opens, counts.pins),
+                (counts.closes, counts.unpins),
+                "round {round}"
+            );
         }
     }
 }

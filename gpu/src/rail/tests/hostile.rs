@@ -46,8 +46,16 @@ fn b13_sizes_out_of_bounds_are_refused_and_write_nothing_outside() {
         let before = process(&pair.rails[0]).counts().calls;
         say(&mut pair, what, offset, bytes);
         pair.until("it is seen", |pair| !pair.seen[0].down.is_empty());
-        assert_eq!(pair.seen[0].down, [(PEER, PeerError::Protocol(violation))], "{what:?} {offset} {bytes}");
-        assert_eq!(process(&pair.rails[0]).counts().calls.since(&before)[Call::Copy], 0, "{what:?}");
+        assert_eq!(
+            pair.seen[0].down,
+            [(PEER, PeerError::Protocol(violation))],
+            "{what:?} {offset} {bytes}"
+        );
+        assert_eq!(
+            process(&pair.rails[0]).counts().calls.since(&before)[Call::Copy],
+            0,
+            "{what:?}"
+        );
         assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, LEN), [0x5a; LEN]);
         assert!(pair.seen[0].landed.is_empty());
         assert_eq!(pair.driver.violations(), []);
@@ -57,7 +65,9 @@ fn b13_sizes_out_of_bounds_are_refused_and_write_nothing_outside() {
 #[test]
 fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
     // All of these claim not to be the last piece, so even the right range is invalid.
-    for (offset, len) in [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096), (0, 100)] {
+    for (offset, len) in
+        [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096), (0, 100)]
+    {
         let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
         poke(&pair.rails[0], &pair.memory[0], 0, &[0x5a; LEN]);
         assert_eq!(pair.read(500, 0, 100, 1), Posted::Pending);
@@ -92,7 +102,10 @@ fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
     // SAFETY: both segments stay mapped while the pair lives, and the rail itself has sent no
     // piece.
     let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
-    out.fill(1, &Piece { what: What::Reply { id, last: false }, offset: 0, len: 60, failed: false });
+    out.fill(
+        1,
+        &Piece { what: What::Reply { id, last: false }, offset: 0, len: 60, failed: false },
+    );
     for _ in 0..100 {
         let Pair { rails, seen, .. } = &mut pair;
         rails[0].poll(8, &mut seen[0]);
@@ -112,7 +125,9 @@ fn b13_bounds_are_those_of_the_region_and_not_of_its_allocation() {
             assert_eq!(pair.rails[0].import(PEER, key, 2001), Err(AttachError::BadRange));
         }
         pair.rails[0].import(PEER, key, 2000).unwrap();
-        for (offset, len) in [(0u64, 2001usize), (1999, 2), (2001, 0), (u64::MAX, 1), (u64::MAX - 3, 8)] {
+        for (offset, len) in
+            [(0u64, 2001usize), (1999, 2), (2001, 0), (u64::MAX, 1), (u64::MAX - 3, 8)]
+        {
             let (local, remote) = (pair.memory[0].local(0, len), Remote { key, offset });
             // SAFETY: the post is refused here or at the target, so it accesses only registered
             // memory.
@@ -145,9 +160,14 @@ fn b18_flipped_bits_in_shared_segments_fail_at_most_the_link() {
             // SAFETY: the word lies inside the segment and is aligned. Both ends access it as an
             // atomic.
             let word = unsafe {
-                fishplate_core::sync::primitive::AtomicU64::from_ptr(record.ptr().as_ptr().add(at).cast())
+                fishplate_core::sync::primitive::AtomicU64::from_ptr(
+                    record.ptr().as_ptr().add(at).cast(),
+                )
             };
-            word.fetch_xor(1 << random.below(64), fishplate_core::sync::primitive::Ordering::Relaxed);
+            word.fetch_xor(
+                1 << random.below(64),
+                fishplate_core::sync::primitive::Ordering::Relaxed,
+            );
             pair.poll();
         }
         assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, 64), before);
@@ -172,7 +192,9 @@ fn bad_input_is_refused_with_its_reason() {
     assert_eq!(rail.why(), Some(Refused::Export(ExportError::Device(DeviceError::NoDevice(1)))));
     // Tries unexportable memory, with its remedy, an unmapped address, and a range that is too
     // long.
-    for (kind, why) in [(MemoryKind::Pool, Unshared::Pool), (MemoryKind::Managed, Unshared::Managed)] {
+    for (kind, why) in
+        [(MemoryKind::Pool, Unshared::Pool), (MemoryKind::Managed, Unshared::Managed)]
+    {
         let at = rail.sharing.driver().alloc_as(kind, 4096).unwrap();
         assert_eq!(rail.register(&device_region(at, 4096)), Err(AttachError::Unsupported));
         let told = rail.why().unwrap();
@@ -195,7 +217,9 @@ fn bad_input_is_refused_with_its_reason() {
         assert_eq!(refused, Err(want), "{key:#x} {base:#x} {len}");
     }
     match rail.why() {
-        Some(Refused::Import(error)) => assert_eq!((error.peer, error.why), (PEER, Fault::Deadline)),
+        Some(Refused::Import(error)) => {
+            assert_eq!((error.peer, error.why), (PEER, Fault::Deadline))
+        }
         other => panic!("{other:?}"),
     }
     assert_eq!(rail.import(Peer(9), pair.memory[1].key, 8), Err(AttachError::UnknownPeer));
@@ -222,7 +246,10 @@ fn imports_from_oneself_and_from_a_plain_peer_are_checked() {
     rail.attach_self(own).unwrap();
     let Memory { key, .. } = memory(&mut rail, 64);
     assert_eq!(rail.import(own, key, 65), Err(AttachError::BadRange));
-    assert_eq!(rail.import(own, RailKey { key: key.key + 1, ..key }, 64), Err(AttachError::UnknownRegion));
+    assert_eq!(
+        rail.import(own, RailKey { key: key.key + 1, ..key }, 64),
+        Err(AttachError::UnknownRegion)
+    );
     rail.import(own, key, 64).unwrap();
 
     // Attaches a peer whose rail has no device.
@@ -261,7 +288,10 @@ fn a_read_that_is_refused_after_its_reply_is_a_violation() {
     pair.read(500, 0, 100, 1);
     let id = pair.rails[0].ops.id(0);
     let (out, acks) = slots(&mut pair);
-    out.fill(0, &Piece { what: What::Reply { id, last: true }, offset: 0, len: 100, failed: false });
+    out.fill(
+        0,
+        &Piece { what: What::Reply { id, last: true }, offset: 0, len: 100, failed: false },
+    );
     poll_first(&mut pair);
     acks.answer(0, 5);
     poll_first(&mut pair);
@@ -275,8 +305,14 @@ fn a_failed_piece_does_not_hide_that_the_copy_of_another_is_unknown() {
     let id = pair.rails[0].ops.id(0);
     let (out, acks) = slots(&mut pair);
     acks.answer(0, 0);
-    out.fill(0, &Piece { what: What::Reply { id, last: false }, offset: 0, len: 4096, failed: false });
-    out.fill(1, &Piece { what: What::Reply { id, last: true }, offset: 4096, len: 4096, failed: true });
+    out.fill(
+        0,
+        &Piece { what: What::Reply { id, last: false }, offset: 0, len: 4096, failed: false },
+    );
+    out.fill(
+        1,
+        &Piece { what: What::Reply { id, last: true }, offset: 4096, len: 4096, failed: true },
+    );
     poll_first(&mut pair);
     pair.driver.lose(0);
     poll_first(&mut pair);

@@ -8,7 +8,8 @@ const NEVER: u32 = 1_000_000;
 
 /// Creates a pair whose first end is still copying into memory of the second end.
 fn copying() -> Pair {
-    let mut pair = Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::from_secs(20), ..small() }, 8);
+    let mut pair =
+        Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::from_secs(20), ..small() }, 8);
     pair.driver.behave(|behaviour| behaviour.late = NEVER);
     pair.write(0, 0, 4000, None, 0);
     pair
@@ -77,7 +78,10 @@ fn revoke_all_counts_each_late_peer_once() {
     memory(&mut pair.rails[1], 64);
     let soon = || Instant::now() + Duration::from_millis(5);
     let revoked = pair.rails[1].revoke_all(soon());
-    assert!(matches!(revoked, Err(RevokeError::Deadline { peer: PEER, peers: 1, .. })), "{revoked:?}");
+    assert!(
+        matches!(revoked, Err(RevokeError::Deadline { peer: PEER, peers: 1, .. })),
+        "{revoked:?}"
+    );
     polls(&mut pair);
     // Now the peer has only one allocation open, into which it is copying.
     let (copied, _) = pair.rails[1].sharing.exports().find(pair.memory[1].at, 1).unwrap();
@@ -134,7 +138,8 @@ fn polls_with_device_less_peers_take_no_turns() {
         } else {
             let (x, y) = socket_pair().unwrap();
             let (ours, theirs) = (one.profile(), other.profile());
-            let first = std::thread::spawn(move || Link::over(y, Role::First, theirs.profile(), soon()));
+            let first =
+                std::thread::spawn(move || Link::over(y, Role::First, theirs.profile(), soon()));
             let link = Link::over(x, Role::Second, ours.profile(), soon()).unwrap();
             first.join().unwrap().unwrap();
             one.attach(PEER, GpuLink::plain(link)).unwrap();

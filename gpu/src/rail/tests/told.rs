@@ -129,7 +129,11 @@ fn b17_a_missing_word_delays_no_other_write() {
         origins[0].poll(8, &mut seen[0]);
         origins[1].poll(8, &mut seen[1]);
     }
-    assert_eq!(seen[2].landed.len(), 101, "the word after three missing ones, and all of another peer");
+    assert_eq!(
+        seen[2].landed.len(),
+        101,
+        "the word after three missing ones, and all of another peer"
+    );
     drop(origins.remove(0));
     target.check_peers(&mut seen[2]);
     assert_eq!(seen[2].down, [(Peer(0), PeerError::Closed)]);

@@ -80,12 +80,17 @@ mod tests {
 
     #[test]
     fn an_address_has_the_bytes_of_its_description_and_none_less() {
-        let address = Address { notify: Notify::Source, number: 0x0403_0201, format: 7, provider: b"there" };
+        let address =
+            Address { notify: Notify::Source, number: 0x0403_0201, format: 7, provider: b"there" };
         let golden = *b"fpfa\x01\x00\x02\x00\x01\x02\x03\x04\x07\x00\x00\x00there";
         assert_eq!(address.encode(), golden);
         assert_eq!(Address::decode(&golden), Ok(address));
         for cut in 0..=HEAD {
-            assert_eq!(Address::decode(&golden[..cut]), Err(AttachError::BadHandle), "cut to {cut}");
+            assert_eq!(
+                Address::decode(&golden[..cut]),
+                Err(AttachError::BadHandle),
+                "cut to {cut}"
+            );
         }
         let with = |at: usize, value: u8| {
             let mut bytes = golden;
@@ -96,6 +101,9 @@ mod tests {
         assert_eq!(with(4, 9), Some(AttachError::Version { theirs: 9, ours: VERSION }));
         assert_eq!(with(6, 4), Some(AttachError::BadHandle));
         assert_eq!(with(7, 1), Some(AttachError::BadHandle));
-        assert_eq!(Address::decode(&[&golden[..], &[0; LONGEST]].concat()), Err(AttachError::BadHandle));
+        assert_eq!(
+            Address::decode(&[&golden[..], &[0; LONGEST]].concat()),
+            Err(AttachError::BadHandle)
+        );
     }
 }

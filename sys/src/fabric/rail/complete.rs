@@ -24,7 +24,8 @@ const LOOK: u32 = 4096;
 #[inline(always)]
 pub(super) fn is_arrival(entry: &Entry) -> bool {
     const BOTH: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
-    entry.flags & BOTH == BOTH || (entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.op_context.is_null())
+    entry.flags & BOTH == BOTH
+        || (entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.op_context.is_null())
 }
 
 /// Returns the context of a completed write that needs no further work.
@@ -303,7 +304,9 @@ impl FabricRail {
         if let Some(peer) = peer {
             match bytes.split_at(HEAD) {
                 Some((_, body)) if kind == USER => sink.message(Peer(peer), body),
-                Some((_, body)) if kind == WORD && body.len() == 4 && self.notify == Notify::Message => {
+                Some((_, body))
+                    if kind == WORD && body.len() == 4 && self.notify == Notify::Message =>
+                {
                     let mut word = [0; 4];
                     body.copy_out(&mut word);
                     sink.landed(Peer(peer), u32::from_le_bytes(word));
@@ -471,7 +474,8 @@ impl FabricRail {
             }
         }
         let closed = self.close_batch();
-        let idle = closed && self.events.is_empty() && self.owed.is_empty() && self.unposted.is_empty();
+        let idle =
+            closed && self.events.is_empty() && self.owed.is_empty() && self.unposted.is_empty();
         self.busy = !(idle && self.endpoint.is_open());
         self.plan();
         count

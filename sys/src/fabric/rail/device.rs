@@ -102,7 +102,11 @@ pub unsafe trait DeviceMemory: Send {
     ///
     /// # Safety
     /// The `from.len()` bytes at `to` are memory of this device.
-    unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError>;
+    unsafe fn write_device(
+        &mut self,
+        to: NonNull<u8>,
+        from: Untrusted<'_>,
+    ) -> Result<(), PostError>;
 
     /// Copies bytes out of device memory and waits for the copy. Slow path.
     ///
@@ -200,19 +204,20 @@ impl FabricRail {
             let by = Some((buffer.fd, buffer.offset));
             // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
             // registered. `DeviceMemory` guarantees that the descriptor refers to that memory.
-            let region = unsafe { MemoryRegion::register_device(domain, (ptr, len), whose, by, access, key) };
+            let region = unsafe {
+                MemoryRegion::register_device(domain, (ptr, len), whose, by, access, key)
+            };
             if let Ok(region) = region {
                 return Ok(region);
             }
         }
         // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
         // registered.
-        unsafe { MemoryRegion::register_device(domain, (ptr, len), whose, None, access, key) }.map_err(
-            |error| {
+        unsafe { MemoryRegion::register_device(domain, (ptr, len), whose, None, access, key) }
+            .map_err(|error| {
                 self.note_error(error.code);
                 AttachError::System(error.code.0)
-            },
-        )
+            })
     }
 
     /// Returns whether these bytes are registered device memory, which the provider must not copy
@@ -251,7 +256,11 @@ impl FabricRail {
     /// # Safety
     /// The conditions of [`Rail::read_device`](fishplate_core::rail::Rail::read_device).
     #[cold]
-    pub(super) unsafe fn read_device_bytes(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+    pub(super) unsafe fn read_device_bytes(
+        &mut self,
+        from: Local,
+        into: &mut [u8],
+    ) -> Result<(), PostError> {
         let (ptr, len) = (from.ptr.as_ptr(), from.len.min(into.len()));
         let of_device = self.is_of_device(ptr, len);
         match &mut self.device {

@@ -139,7 +139,9 @@ impl FabricRail {
         self.unposted.clear();
         let opened = match self.damaged {
             true => self.replace_domain(),
-            false => self.endpoint.reopen(&self.domain, &self.offer.info).map_err(|error| error.code),
+            false => {
+                self.endpoint.reopen(&self.domain, &self.offer.info).map_err(|error| error.code)
+            }
         };
         if let Err(code) = opened {
             self.note_error(code);
@@ -160,7 +162,8 @@ impl FabricRail {
     #[cold]
     fn replace_domain(&mut self) -> Result<(), Code> {
         let of_call = |error: CallError| error.code;
-        let domain = Domain::open(Arc::clone(self.domain.fabric()), &self.offer.info).map_err(of_call)?;
+        let domain =
+            Domain::open(Arc::clone(self.domain.fabric()), &self.offer.info).map_err(of_call)?;
         let mut endpoint = open_endpoint(&domain, &self.offer, &self.config).map_err(of_call)?;
         let mut regions = Vec::with_capacity(self.config.max_regions as usize);
         for at in 0..self.regions.len() {
@@ -304,7 +307,8 @@ impl FabricRail {
     fn give_up(&mut self, slot: *mut Slot, result: Result<(), CompleteError>) {
         // SAFETY: the context is from our pool and never moves. The provider no longer uses it,
         // because its endpoint is closed.
-        let (cx, extra, (kind, orphan)) = unsafe { ((*slot).cx, (*slot).extra, (*slot).used_for()) };
+        let (cx, extra, (kind, orphan)) =
+            unsafe { ((*slot).cx, (*slot).extra, (*slot).used_for()) };
         match kind {
             ContextKind::Free | ContextKind::Receive | ContextKind::Orphan => return,
             ContextKind::Send => self.bounces.push(extra),

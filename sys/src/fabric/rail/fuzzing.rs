@@ -47,7 +47,10 @@ fn read(input: &[u8], again: &mut [u8]) -> Option<usize> {
             FI_ADDR_STR => address.provider.iter().position(|&byte| byte == 0).map(|at| at + 1),
             _ => Some(len),
         };
-        assert!(!allowed || reads.is_some_and(|reads| reads <= address.provider.len()), "format {format}");
+        assert!(
+            !allowed || reads.is_some_and(|reads| reads <= address.provider.len()),
+            "format {format}"
+        );
     }
     Some(put(again, &address.encode()))
 }

@@ -168,7 +168,8 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            let (peer, key, len) = ((random >> 8) as u16 % 3, (random >> 24) % 12, (random >> 40) % 100);
+            let (peer, key, len) =
+                ((random >> 8) as u16 % 3, (random >> 24) % 12, (random >> 40) % 100);
             match random % 8 {
                 0..4 => {
                     let fits = model.contains_key(&(peer, key)) || model.len() < 16;
@@ -201,7 +202,10 @@ mod tests {
                         len.is_some(),
                         "step {step}: {peer} {key}"
                     );
-                    assert!(!table.allows(peer, key, 1, len.unwrap_or(0)), "step {step}: {peer} {key}");
+                    assert!(
+                        !table.allows(peer, key, 1, len.unwrap_or(0)),
+                        "step {step}: {peer} {key}"
+                    );
                 }
             }
         }

@@ -136,7 +136,11 @@ impl Names {
     /// Creates a table with room for this many peers.
     fn new(peers: usize) -> Names {
         let size = (peers * 2).next_power_of_two().max(2);
-        Names { last: NOT_FOUND, places: vec![NO_NAME; size].into(), shift: 64 - size.trailing_zeros() }
+        Names {
+            last: NOT_FOUND,
+            places: vec![NO_NAME; size].into(),
+            shift: 64 - size.trailing_zeros(),
+        }
     }
 
     /// Removes all peers. Makes room for `peers` of them.
@@ -324,7 +328,8 @@ impl Peers {
         self.addresses.clear(attached);
         for (peer, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.attached) {
             let peer = if slot.up { peer as u32 } else { DOWN };
-            for (names, number) in [(&mut self.numbers, slot.number as u64), (&mut self.addresses, slot.addr)]
+            for (names, number) in
+                [(&mut self.numbers, slot.number as u64), (&mut self.addresses, slot.addr)]
             {
                 let at = names.place(number);
                 names.places[at] = Name { number, peer };
@@ -348,7 +353,10 @@ mod tests {
             let peer = addr as u16 % 4;
             peers.attach(peer, addr, number, None);
             for heard in [2, 4] {
-                assert_eq!((peers.hear_from(addr), peers.hear_signed(number)), (Some(peer), Some(peer)));
+                assert_eq!(
+                    (peers.hear_from(addr), peers.hear_signed(number)),
+                    (Some(peer), Some(peer))
+                );
                 assert_eq!(peers.slots[peer as usize].arrived, heard);
             }
         }
@@ -373,7 +381,11 @@ mod tests {
         // Lookups must miss while the peer is down, whatever changes for other peers.
         for step in 0..3 {
             assert_eq!((peers.hear_from(5), peers.hear_signed(9)), (None, None), "step {step}");
-            assert_eq!((peers.hear_from(6), peers.hear_signed(8)), (Some(2), Some(2)), "step {step}");
+            assert_eq!(
+                (peers.hear_from(6), peers.hear_signed(8)),
+                (Some(2), Some(2)),
+                "step {step}"
+            );
             assert_eq!((peers.hear_from(5), peers.hear_signed(9)), (None, None), "step {step}");
             assert!(peers.knows(9), "step {step}");
             match step {

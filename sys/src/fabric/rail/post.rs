@@ -21,7 +21,9 @@ impl FabricRail {
     /// Checks a post's peer and remote range, and returns its target.
     #[inline(always)]
     fn target(&self, peer: Peer, remote: Remote, len: usize) -> Result<Target, PostError> {
-        let Some(slot) = self.peers.slots.get(peer.0 as usize) else { return Err(PostError::PeerDown) };
+        let Some(slot) = self.peers.slots.get(peer.0 as usize) else {
+            return Err(PostError::PeerDown);
+        };
         if !slot.up {
             return Err(PostError::PeerDown);
         }
@@ -66,7 +68,12 @@ impl FabricRail {
 
     /// Records the result of a post with a context.
     #[inline(always)]
-    fn end(&mut self, peer: Peer, slot: *mut Slot, result: Result<(), Code>) -> Result<Posted, PostError> {
+    fn end(
+        &mut self,
+        peer: Peer,
+        slot: *mut Slot,
+        result: Result<(), Code>,
+    ) -> Result<Posted, PostError> {
         match result {
             Ok(()) => {
                 let place = &mut self.peers.slots[peer.0 as usize];
@@ -300,8 +307,9 @@ impl FabricRail {
         let flags = FI_COMPLETION | self.offer.level.flag() | remote | more;
         // SAFETY: the poster guarantees that the memory is readable until the completion is
         // reported. The write owns its context.
-        let result =
-            unsafe { self.endpoint.write_with(from, to, data.unwrap_or(0), flags, Pool::context(slot)) };
+        let result = unsafe {
+            self.endpoint.write_with(from, to, data.unwrap_or(0), flags, Pool::context(slot))
+        };
         match result {
             Ok(()) => true,
             Err(Code::EAGAIN) => {
@@ -311,7 +319,8 @@ impl FabricRail {
             Err(code) => {
                 // SAFETY: the context is from our pool, and the write owns it until the completion
                 // is reported below.
-                let (cx, peer, (_, orphan)) = unsafe { ((*slot).cx, (*slot).peer, (*slot).used_for()) };
+                let (cx, peer, (_, orphan)) =
+                    unsafe { ((*slot).cx, (*slot).peer, (*slot).used_for()) };
                 // SAFETY: the provider has rejected the write, so it does not hold the context.
                 unsafe { self.pool.give(slot) };
                 if !orphan {
@@ -401,7 +410,8 @@ impl FabricRail {
         if self.held.is_some() && !self.close_batch() {
             return Err(PostError::Again);
         }
-        let into = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
+        let into =
+            Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
         let slot = self.begin_at(peer, ContextKind::Read, cx, into.ptr)?;
         // SAFETY: our caller guarantees that nothing reads or writes the local memory until the
         // completion. This post owns the context until then.
@@ -417,7 +427,9 @@ impl FabricRail {
         body: Untrusted<'_>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        let Some(place) = self.peers.slots.get(peer.0 as usize) else { return Err(PostError::PeerDown) };
+        let Some(place) = self.peers.slots.get(peer.0 as usize) else {
+            return Err(PostError::PeerDown);
+        };
         let (addr, first) = (place.addr, place.first);
         let len = head.len().saturating_add(body.len());
         if len > self.caps.max_message {
@@ -488,7 +500,8 @@ impl FabricRail {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        let Some(datatype) = datatype(amo.width).filter(|_| self.caps.native_atomics.has(amo.op, amo.width))
+        let Some(datatype) =
+            datatype(amo.width).filter(|_| self.caps.native_atomics.has(amo.op, amo.width))
         else {
             return Err(PostError::Unsupported);
         };

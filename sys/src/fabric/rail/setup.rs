@@ -32,13 +32,15 @@ impl FabricRail {
     /// # Errors
     /// A setting is out of range, or a provider call failed.
     pub fn open(offer: &Offer, config: FabricConfig) -> Result<FabricRail, SetupError> {
-        let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
+        let words =
+            |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
         config.check()?;
         let fabric = Arc::new(Fabric::open(&offer.info).map_err(words)?);
         let domain = Domain::open(fabric, &offer.info).map_err(words)?;
         let info = &offer.info;
         // Some providers report 0 for "unlimited".
-        let limit = |ours: u32, theirs: usize| if theirs == 0 { ours } else { ours.min(theirs as u32) };
+        let limit =
+            |ours: u32, theirs: usize| if theirs == 0 { ours } else { ours.min(theirs as u32) };
         let depth = limit(config.depth, info.tx().size).max(1);
         // One receive fewer than announced: some providers use one themselves (shm 1.17 rejects the
         // last).
@@ -55,12 +57,20 @@ impl FabricRail {
         let caps = Caps {
             max_message,
             max_rma: room.min(offer.persona.max_rma),
-            inject: if config.inject && offer.notify != Notify::Message { inject.min(room) } else { 0 },
+            inject: if config.inject && offer.notify != Notify::Message {
+                inject.min(room)
+            } else {
+                0
+            },
             data_bytes: 4,
             // Providers order the messages of one connection. They do not order the completions
             // when receive buffers run out.
             order: Order::None,
-            native_atomics: if config.native_atomics { post::atomics(&endpoint, info) } else { AmoSet::NONE },
+            native_atomics: if config.native_atomics {
+                post::atomics(&endpoint, info)
+            } else {
+                AmoSet::NONE
+            },
             depth,
             // An arrival waits in the completion queue until a poll, so it may be reported in a
             // later attachment.
@@ -130,7 +140,8 @@ impl FabricRail {
             // SAFETY: `buffers` is declared before `slab`, so the registration is dropped first.
             // The slab is accessed only through raw pointers.
             let mut buffers =
-                unsafe { MemoryRegion::register(&rail.domain, bytes, len, access, key) }.map_err(words)?;
+                unsafe { MemoryRegion::register(&rail.domain, bytes, len, access, key) }
+                    .map_err(words)?;
             if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {
                 // SAFETY: `FabricRail::drop` drops the buffers' registration before the endpoint.
                 unsafe { buffers.bind(&rail.endpoint) }.map_err(words)?;
@@ -179,6 +190,7 @@ fn mix(seed: u64) -> u64 {
 fn random() -> u64 {
     let mut bytes = [0u8; 8];
     // SAFETY: `bytes` has room for the eight requested bytes.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    let got =
+        unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
     if got == 8 { u64::from_ne_bytes(bytes) } else { mix(crate::clock::monotonic_ns()) }
 }

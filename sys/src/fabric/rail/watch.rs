@@ -98,7 +98,9 @@ impl FabricRail {
             // SAFETY: the index is in range. The provider does not access the fields that are read
             // and written here.
             let cx = unsafe {
-                if matches!((*slot).kind, ContextKind::Free | ContextKind::Orphan) || (*slot).peer != peer.0 {
+                if matches!((*slot).kind, ContextKind::Free | ContextKind::Orphan)
+                    || (*slot).peer != peer.0
+                {
                     continue;
                 }
                 ((*slot).was, (*slot).kind) = ((*slot).kind, ContextKind::Orphan);
@@ -130,8 +132,9 @@ impl FabricRail {
         }
         self.take_down(peer, PeerError::Closed);
         self.abandon(peer, Code::ECANCELED);
-        self.events
-            .retain(|event| !matches!(event, Event::Down(other, _) | Event::Up(other) if *other == peer));
+        self.events.retain(
+            |event| !matches!(event, Event::Down(other, _) | Event::Up(other) if *other == peer),
+        );
         self.owed.retain(|(other, _)| *other != peer.0);
         self.imports.forget(peer.0);
         let addr = self.peers.slots[peer.0 as usize].addr;

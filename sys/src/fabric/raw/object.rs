@@ -2,7 +2,9 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
-use super::{Unused, fi_av_attr, fi_cq_attr, fi_cq_err_entry, fi_info, fi_mr_attr, fi_msg, fi_msg_rma};
+use super::{
+    Unused, fi_av_attr, fi_cq_attr, fi_cq_err_entry, fi_info, fi_mr_attr, fi_msg, fi_msg_rma,
+};
 
 /// The header of every object.
 #[repr(C)]
@@ -38,7 +40,12 @@ pub struct fid_fabric {
 pub struct fi_ops_fabric {
     pub size: usize,
     pub domain: Option<
-        unsafe extern "C" fn(*mut fid_fabric, *mut fi_info, *mut *mut fid_domain, *mut c_void) -> c_int,
+        unsafe extern "C" fn(
+            *mut fid_fabric,
+            *mut fi_info,
+            *mut *mut fid_domain,
+            *mut c_void,
+        ) -> c_int,
     >,
     pub passive_ep: Unused,
     pub eq_open: Unused,
@@ -60,13 +67,24 @@ pub struct fid_domain {
 pub struct fi_ops_domain {
     pub size: usize,
     pub av_open: Option<
-        unsafe extern "C" fn(*mut fid_domain, *mut fi_av_attr, *mut *mut fid_av, *mut c_void) -> c_int,
+        unsafe extern "C" fn(
+            *mut fid_domain,
+            *mut fi_av_attr,
+            *mut *mut fid_av,
+            *mut c_void,
+        ) -> c_int,
     >,
     pub cq_open: Option<
-        unsafe extern "C" fn(*mut fid_domain, *mut fi_cq_attr, *mut *mut fid_cq, *mut c_void) -> c_int,
+        unsafe extern "C" fn(
+            *mut fid_domain,
+            *mut fi_cq_attr,
+            *mut *mut fid_cq,
+            *mut c_void,
+        ) -> c_int,
     >,
-    pub endpoint:
-        Option<unsafe extern "C" fn(*mut fid_domain, *mut fi_info, *mut *mut fid_ep, *mut c_void) -> c_int>,
+    pub endpoint: Option<
+        unsafe extern "C" fn(*mut fid_domain, *mut fi_info, *mut *mut fid_ep, *mut c_void) -> c_int,
+    >,
     pub scalable_ep: Unused,
     pub cntr_open: Unused,
     pub poll_open: Unused,
@@ -125,14 +143,22 @@ pub struct fid_av {
 pub struct fi_ops_av {
     pub size: usize,
     pub insert: Option<
-        unsafe extern "C" fn(*mut fid_av, *const c_void, usize, *mut u64, flags: u64, *mut c_void) -> c_int,
+        unsafe extern "C" fn(
+            *mut fid_av,
+            *const c_void,
+            usize,
+            *mut u64,
+            flags: u64,
+            *mut c_void,
+        ) -> c_int,
     >,
     pub insertsvc: Unused,
     pub insertsym: Unused,
     pub remove: Option<unsafe extern "C" fn(*mut fid_av, *mut u64, usize, flags: u64) -> c_int>,
     pub lookup: Unused,
-    pub straddr:
-        Option<unsafe extern "C" fn(*mut fid_av, *const c_void, *mut c_char, *mut usize) -> *const c_char>,
+    pub straddr: Option<
+        unsafe extern "C" fn(*mut fid_av, *const c_void, *mut c_char, *mut usize) -> *const c_char,
+    >,
     pub av_set: Unused,
 }
 
@@ -149,12 +175,20 @@ pub struct fi_ops_cq {
     pub size: usize,
     pub read: Option<unsafe extern "C" fn(*mut fid_cq, *mut c_void, usize) -> isize>,
     pub readfrom: Option<unsafe extern "C" fn(*mut fid_cq, *mut c_void, usize, *mut u64) -> isize>,
-    pub readerr: Option<unsafe extern "C" fn(*mut fid_cq, *mut fi_cq_err_entry, flags: u64) -> isize>,
+    pub readerr:
+        Option<unsafe extern "C" fn(*mut fid_cq, *mut fi_cq_err_entry, flags: u64) -> isize>,
     pub sread: Unused,
     pub sreadfrom: Unused,
     pub signal: Unused,
-    pub strerror:
-        Option<unsafe extern "C" fn(*mut fid_cq, c_int, *const c_void, *mut c_char, usize) -> *const c_char>,
+    pub strerror: Option<
+        unsafe extern "C" fn(
+            *mut fid_cq,
+            c_int,
+            *const c_void,
+            *mut c_char,
+            usize,
+        ) -> *const c_char,
+    >,
 }
 
 #[repr(C)]
@@ -226,7 +260,8 @@ pub struct fi_ops_msg {
     >,
     pub sendv: Unused,
     pub sendmsg: Option<unsafe extern "C" fn(*mut fid_ep, *const fi_msg, flags: u64) -> isize>,
-    pub inject: Option<unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, dest_addr: u64) -> isize>,
+    pub inject:
+        Option<unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, dest_addr: u64) -> isize>,
     pub senddata: Unused,
     pub injectdata: Unused,
 }
@@ -264,7 +299,14 @@ pub struct fi_ops_rma {
     pub writev: Unused,
     pub writemsg: Option<unsafe extern "C" fn(*mut fid_ep, *const fi_msg_rma, flags: u64) -> isize>,
     pub inject: Option<
-        unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, dest_addr: u64, addr: u64, key: u64) -> isize,
+        unsafe extern "C" fn(
+            *mut fid_ep,
+            *const c_void,
+            usize,
+            dest_addr: u64,
+            addr: u64,
+            key: u64,
+        ) -> isize,
     >,
     pub writedata: Option<
         unsafe extern "C" fn(

@@ -181,9 +181,11 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
         (ep.tx_ctx_cnt, ep.rx_ctx_cnt) = (1, 1);
         let domain = &mut *info.domain_attr;
         domain.name = string(interface);
-        (domain.threading, domain.control_progress, domain.data_progress) = (threading, progress, progress);
+        (domain.threading, domain.control_progress, domain.data_progress) =
+            (threading, progress, progress);
         domain.resource_mgmt = if persona.protects_queue { FI_RM_ENABLED } else { FI_RM_DISABLED };
-        (domain.av_type, domain.mr_mode, domain.mr_key_size) = (FI_AV_TABLE, mr_mode, persona.key_bytes);
+        (domain.av_type, domain.mr_mode, domain.mr_key_size) =
+            (FI_AV_TABLE, mr_mode, persona.key_bytes);
         (domain.cq_data_size, domain.cq_cnt, domain.ep_cnt) = (persona.data_bytes, 256, 256);
         (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (256, 256);
         (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx, domain.mr_iov_limit) = (1, 1, 1);

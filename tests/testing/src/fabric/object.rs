@@ -137,7 +137,11 @@ unsafe extern "C" fn open_domain(
     // SAFETY: `fabric` is an open fabric of this fake; the caller's result is writable.
     unsafe {
         let world = Arc::clone(&(*fabric.cast::<FakeFabric>()).world);
-        let raw = fid_domain { fid: head(FI_CLASS_DOMAIN, &DOMAIN), ops: table(&IN_DOMAIN), mr: table(&MR) };
+        let raw = fid_domain {
+            fid: head(FI_CLASS_DOMAIN, &DOMAIN),
+            ops: table(&IN_DOMAIN),
+            mr: table(&MR),
+        };
         let mut state = world.state();
         let id = begin(&mut state);
         if (*info).caps & FI_HMEM != 0 {

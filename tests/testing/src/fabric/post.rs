@@ -179,7 +179,8 @@ unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
         verb,
         context: if inject { ptr::null_mut() } else { context },
         completes: !inject && (!selective || flags & FI_COMPLETION != 0),
-        delivery: (flags | op_flags) & FI_DELIVERY_COMPLETE != 0 || !matches!(verb, Verb::Send | Verb::Write),
+        delivery: (flags | op_flags) & FI_DELIVERY_COMPLETE != 0
+            || !matches!(verb, Verb::Send | Verb::Write),
         local,
         len,
         of_device,
@@ -242,7 +243,8 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
             return -(libc::EINVAL as isize);
         }
         let (part, desc) = (&*msg.msg_iov, first(msg.desc));
-        let message = Post::new(Verb::Send, part.iov_base, part.iov_len, desc, msg.addr, msg.context);
+        let message =
+            Post::new(Verb::Send, part.iov_base, part.iov_len, desc, msg.addr, msg.context);
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
         post(ep, Post { flags, data, ..message })
     }
@@ -250,7 +252,9 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
 
 unsafe extern "C" fn inject(ep: *mut fid_ep, buf: *const c_void, len: usize, to: u64) -> isize {
     // SAFETY: libfabric's manual requires the caller to pass valid arguments.
-    unsafe { post(ep, Post::new(Verb::Send, buf, len, ptr::null_mut(), to, ptr::null_mut()).injected()) }
+    unsafe {
+        post(ep, Post::new(Verb::Send, buf, len, ptr::null_mut(), to, ptr::null_mut()).injected())
+    }
 }
 
 unsafe extern "C" fn read(
@@ -294,7 +298,9 @@ unsafe extern "C" fn writedata(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: libfabric's manual requires the caller to pass valid arguments.
-    unsafe { post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).with(data)) }
+    unsafe {
+        post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).with(data))
+    }
 }
 
 unsafe extern "C" fn inject_write(
@@ -307,7 +313,9 @@ unsafe extern "C" fn inject_write(
 ) -> isize {
     let (desc, context) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: libfabric's manual requires the caller to pass valid arguments.
-    unsafe { post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).injected()) }
+    unsafe {
+        post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).injected())
+    }
 }
 
 unsafe extern "C" fn inject_writedata(
@@ -322,7 +330,10 @@ unsafe extern "C" fn inject_writedata(
     let (desc, context) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe {
-        post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).with(data).injected())
+        post(
+            ep,
+            Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).with(data).injected(),
+        )
     }
 }
 
@@ -337,8 +348,14 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
         if part.iov_len != remote.len {
             return -(libc::EINVAL as isize);
         }
-        let write =
-            Post::new(Verb::Write, part.iov_base, part.iov_len, first(msg.desc), msg.addr, msg.context);
+        let write = Post::new(
+            Verb::Write,
+            part.iov_base,
+            part.iov_len,
+            first(msg.desc),
+            msg.addr,
+            msg.context,
+        );
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
         post(ep, Post { flags, data, ..write }.at(remote.addr, remote.key))
     }
@@ -379,7 +396,13 @@ unsafe fn operand(from: *const c_void, width: u8) -> u64 {
 ///
 /// # Safety
 /// `at` is valid for `width` bytes, which are accessed only atomically or by raw copies.
-pub(super) unsafe fn apply(at: *mut u8, width: u8, op: i32, operand: u64, compare: u64) -> Option<u64> {
+pub(super) unsafe fn apply(
+    at: *mut u8,
+    width: u8,
+    op: i32,
+    operand: u64,
+    compare: u64,
+) -> Option<u64> {
     if !(at as usize).is_multiple_of(width.into()) {
         return None;
     }
@@ -429,7 +452,8 @@ unsafe fn post_atomic(
 ) -> isize {
     // SAFETY: our caller guarantees that `ep` is open.
     let few = unsafe { has_few(ep) };
-    let Some(width) = width(datatype).filter(|_| count == 1 && (!few || is_of_few(datatype, op))) else {
+    let Some(width) = width(datatype).filter(|_| count == 1 && (!few || is_of_few(datatype, op)))
+    else {
         return -(libc::EOPNOTSUPP as isize);
     };
     // SAFETY: our caller guarantees that the operands are readable during the call, and that the
@@ -457,7 +481,9 @@ unsafe extern "C" fn atomic(
 ) -> isize {
     let none = (ptr::null_mut(), desc);
     // SAFETY: libfabric's manual requires the caller to pass valid arguments.
-    unsafe { post_atomic(ep, buf, ptr::null(), none, count, to, (addr, key), datatype, op, context) }
+    unsafe {
+        post_atomic(ep, buf, ptr::null(), none, count, to, (addr, key), datatype, op, context)
+    }
 }
 
 #[allow(clippy::too_many_arguments, reason = "libfabric's signature")]
@@ -477,7 +503,9 @@ unsafe extern "C" fn fetch_atomic(
 ) -> isize {
     let into = (result, result_desc);
     // SAFETY: libfabric's manual requires the caller to pass valid arguments.
-    unsafe { post_atomic(ep, buf, ptr::null(), into, count, to, (addr, key), datatype, op, context) }
+    unsafe {
+        post_atomic(ep, buf, ptr::null(), into, count, to, (addr, key), datatype, op, context)
+    }
 }
 
 #[allow(clippy::too_many_arguments, reason = "libfabric's signature")]
@@ -518,7 +546,13 @@ fn is_of_few(datatype: c_int, op: c_int) -> bool {
 
 /// # Safety
 /// `ep` is an open endpoint of this fake; `count` is null or writable.
-unsafe fn valid(ep: *mut fid_ep, datatype: c_int, ops: &[c_int], op: c_int, count: *mut usize) -> c_int {
+unsafe fn valid(
+    ep: *mut fid_ep,
+    datatype: c_int,
+    ops: &[c_int],
+    op: c_int,
+    count: *mut usize,
+) -> c_int {
     // SAFETY: our caller guarantees that `ep` is open.
     let few = unsafe { has_few(ep) };
     if width(datatype).is_none() || !ops.contains(&op) || (few && !is_of_few(datatype, op)) {
@@ -531,18 +565,33 @@ unsafe fn valid(ep: *mut fid_ep, datatype: c_int, ops: &[c_int], op: c_int, coun
     0
 }
 
-unsafe extern "C" fn atomic_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
+unsafe extern "C" fn atomic_valid(
+    ep: *mut fid_ep,
+    datatype: c_int,
+    op: c_int,
+    count: *mut usize,
+) -> c_int {
     // SAFETY: libfabric's manual requires an open endpoint, and `count` to be null or writable.
     unsafe { valid(ep, datatype, &[FI_SUM, FI_BOR, FI_BAND, FI_BXOR, FI_ATOMIC_WRITE], op, count) }
 }
 
-unsafe extern "C" fn fetch_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
+unsafe extern "C" fn fetch_valid(
+    ep: *mut fid_ep,
+    datatype: c_int,
+    op: c_int,
+    count: *mut usize,
+) -> c_int {
     let ops = [FI_SUM, FI_BOR, FI_BAND, FI_BXOR, FI_ATOMIC_READ, FI_ATOMIC_WRITE];
     // SAFETY: libfabric's manual requires an open endpoint, and `count` to be null or writable.
     unsafe { valid(ep, datatype, &ops, op, count) }
 }
 
-unsafe extern "C" fn compare_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
+unsafe extern "C" fn compare_valid(
+    ep: *mut fid_ep,
+    datatype: c_int,
+    op: c_int,
+    count: *mut usize,
+) -> c_int {
     // SAFETY: libfabric's manual requires an open endpoint, and `count` to be null or writable.
     unsafe { valid(ep, datatype, &[FI_CSWAP], op, count) }
 }

@@ -69,12 +69,18 @@ unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, count: usize) -> is
     unsafe { readfrom(cq, buf, count, ptr::null_mut()) }
 }
 
-unsafe extern "C" fn readfrom(cq: *mut fid_cq, buf: *mut c_void, count: usize, sources: *mut u64) -> isize {
+unsafe extern "C" fn readfrom(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    sources: *mut u64,
+) -> isize {
     // SAFETY: `cq` is an open queue of this fake.
     let cq = unsafe { &*cq.cast::<FakeCq>() };
     let mut state = cq.world.state();
     let left_open = |op: &super::world::Op| {
-        op.stage == super::world::Stage::Held && state.eps.get(&op.src).is_some_and(|ep| ep.tx == Some(cq.id))
+        op.stage == super::world::Stage::Held
+            && state.eps.get(&op.src).is_some_and(|ep| ep.tx == Some(cq.id))
     };
     let held = state.ops.iter().filter(|op| left_open(op)).count();
     state.counts.left_open += held as u64;

@@ -33,7 +33,9 @@ struct Side {
 fn offers(fake: &Fake, change: impl FnOnce(&mut Hints)) -> Vec<Info> {
     let mut hints = Hints::new(fake.library()).unwrap();
     hints.set_mode(FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA);
-    hints.set_mr_mode(FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT);
+    hints.set_mr_mode(
+        FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT,
+    );
     change(&mut hints);
     fake.library().getinfo(None, None, 0, &hints).unwrap_or_default()
 }
@@ -62,7 +64,8 @@ impl Side {
 
     fn buffer(&mut self, at: usize, len: usize) -> Buffer {
         // SAFETY: the tests use only offsets inside the memory.
-        Buffer { ptr: unsafe { self.memory.as_mut_ptr().cast::<u8>().add(at) }, len, desc: self.mr.desc() }
+        let ptr = unsafe { self.memory.as_mut_ptr().cast::<u8>().add(at) };
+        Buffer { ptr, len, desc: self.mr.desc() }
     }
 
     fn context(&mut self) -> *mut c_void {
@@ -135,7 +138,8 @@ fn every_persona_moves_bytes_without_leaks() {
             // operations complete.
             unsafe {
                 insist(|| b.ep.recv(room, context));
-                let (to, source, cx) = (b.target(0), b.target(512), [a.context(), a.context(), a.context()]);
+                let (to, source, cx) =
+                    (b.target(0), b.target(512), [a.context(), a.context(), a.context()]);
                 insist(|| a.ep.write(from, to, Some(0x99), cx[0]));
                 insist(|| a.ep.read(into, source, cx[1]));
                 insist(|| a.ep.send(from, 0, FI_COMPLETION, cx[2]));
@@ -154,7 +158,11 @@ fn every_persona_moves_bytes_without_leaks() {
                         );
                     } else {
                         received += 1;
-                        assert_eq!((entry.len, b.bytes(2048, 256)), (256, a.bytes(0, 256)), "{name}");
+                        assert_eq!(
+                            (entry.len, b.bytes(2048, 256)),
+                            (256, a.bytes(0, 256)),
+                            "{name}"
+                        );
                     }
                 }
             }
@@ -260,8 +268,11 @@ fn unregistered_memory_cannot_be_accessed() {
         let fake = Fake::new(persona.calm(), 1);
         let (mut a, mut b) = pair(&fake, 64);
         let (good, from) = (b.target(LEN - 8), a.buffer(0, 16));
-        let wrong =
-            [good, Target { key: good.key ^ 1, ..b.target(0) }, Target { addr: u64::MAX - 4, ..good }];
+        let wrong = [
+            good,
+            Target { key: good.key ^ 1, ..b.target(0) },
+            Target { addr: u64::MAX - 4, ..good },
+        ];
         for to in wrong {
             let context = a.context();
             // SAFETY: memory and contexts belong to the sides, and are not accessed until the
@@ -329,7 +340,9 @@ fn violations_are_detected() {
     }
     (0..10).for_each(|_| drop(a.read()));
     let told = fake.violations().join("\n");
-    for what in ["descriptor", "without a context", "not in the vector", "two operations", "written while"] {
+    for what in
+        ["descriptor", "without a context", "not in the vector", "two operations", "written while"]
+    {
         assert!(told.contains(what), "{what}: {told}");
     }
 }

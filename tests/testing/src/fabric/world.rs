@@ -280,7 +280,14 @@ impl State {
     }
 
     /// True if local memory may be used with this descriptor.
-    pub fn may_use(&mut self, ep: u32, ptr: *const u8, len: usize, desc: *mut c_void, what: &str) -> bool {
+    pub fn may_use(
+        &mut self,
+        ep: u32,
+        ptr: *const u8,
+        len: usize,
+        desc: *mut c_void,
+        what: &str,
+    ) -> bool {
         let of_device = self.device_of(ptr as usize, len).is_some();
         if self.persona.mr_mode & FI_MR_LOCAL == 0 && !of_device {
             return true;
@@ -359,7 +366,8 @@ impl State {
         }
         if op.stage == Stage::Leaving {
             let src = op.src;
-            let held = self.ops.iter_mut().filter(|held| held.src == src && held.stage == Stage::Held);
+            let held =
+                self.ops.iter_mut().filter(|held| held.src == src && held.stage == Stage::Held);
             held.for_each(|held| held.stage = Stage::Leaving);
         }
         self.ops.push(op);

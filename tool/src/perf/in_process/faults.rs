@@ -31,7 +31,9 @@ impl<'a> Source<'a> {
         match faults {
             Faults::None => Source::None,
             Faults::Random => Source::Random,
-            Faults::Given(events) | Faults::Replay(_, Trace { events, .. }) => Source::Given(events, false),
+            Faults::Given(events) | Faults::Replay(_, Trace { events, .. }) => {
+                Source::Given(events, false)
+            }
         }
     }
 
@@ -53,7 +55,8 @@ impl<'a> Source<'a> {
         seed: u64,
         log: &'a mut [Event],
     ) -> Option<Schedule<'a, 'm>> {
-        let scope = Scope { nodes: 2, rails: rails as u16, own: false, closes: false, stalls: false };
+        let scope =
+            Scope { nodes: 2, rails: rails as u16, own: false, closes: false, stalls: false };
         match self {
             Source::None => None,
             Source::Random => Some(Schedule::drawn(sim, scope, seed, log)),
@@ -89,7 +92,9 @@ pub struct Counters([u64; 6]);
 
 impl Counters {
     fn of(stats: &Stats) -> Self {
-        let Stats { rails_failed, rails_returned, reposted, replied_again, duplicates, stale, .. } = *stats;
+        let Stats {
+            rails_failed, rails_returned, reposted, replied_again, duplicates, stale, ..
+        } = *stats;
         Counters([rails_failed, rails_returned, reposted, replied_again, duplicates, stale])
     }
 
@@ -101,7 +106,10 @@ impl Counters {
 impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [failed, returned, reposted, replied, duplicates, stale] = self.0;
-        write!(f, "rails failed {failed}, returned {returned}; posted again: {reposted} operations, ")?;
+        write!(
+            f,
+            "rails failed {failed}, returned {returned}; posted again: {reposted} operations, "
+        )?;
         write!(f, "{replied} replies; dropped: {duplicates} duplicates, {stale} stale")
     }
 }
@@ -137,7 +145,9 @@ impl Record {
         let end = match outcome {
             Err(failure) => failure.to_string().replace('\n', " "),
             Ok(Tally { errors: 0, misordered: 0, .. }) => "done".into(),
-            Ok(tally) => format!("{} errors, {} signals misordered", tally.errors, tally.misordered),
+            Ok(tally) => {
+                format!("{} errors, {} signals misordered", tally.errors, tally.misordered)
+            }
         };
         let Record { events, counters, polls, hash } = self;
         Trace {

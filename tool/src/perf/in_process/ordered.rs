@@ -45,7 +45,14 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
                 if posted < base + round {
                     before(sent + posted - base, &mut self.engines);
                     posted += 1;
-                    self.put_signal(side, slot(posted), len, SLOTS_AT + slot(posted), WORD, posted)?;
+                    self.put_signal(
+                        side,
+                        slot(posted),
+                        len,
+                        SLOTS_AT + slot(posted),
+                        WORD,
+                        posted,
+                    )?;
                 }
                 self.pass()?;
                 let word = self.word(to, WORD)?;
@@ -57,7 +64,8 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
                     self.passes = 0;
                 }
                 for seq in seen[from] + 1..=word {
-                    let there = self.is_whole(to, Area::Landing, SLOTS_AT + slot(seq), pattern(seq), len)?;
+                    let there =
+                        self.is_whole(to, Area::Landing, SLOTS_AT + slot(seq), pattern(seq), len)?;
                     self.tally.checked += u64::from(there);
                     self.tally.misordered += u64::from(!there);
                 }

@@ -151,7 +151,9 @@ impl Engine for List {
     #[inline(always)]
     fn arrive(&mut self, source: u32, tag: u64, cookie: u32) {
         let found = self.posted.find(|receive| {
-            (receive.tag ^ tag) & receive.mask | ((receive.source ^ source) & receive.source_mask) as u64 == 0
+            (receive.tag ^ tag) & receive.mask
+                | ((receive.source ^ source) & receive.source_mask) as u64
+                == 0
         });
         match found {
             Some(at) => {

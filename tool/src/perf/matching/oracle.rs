@@ -60,12 +60,22 @@ fn random_operations_pair_as_in_ucx() {
             0..8 if number > 0 => {
                 let context = number.saturating_sub(1 + random.below(400) as u32);
                 let there = ucx.cancel(context);
-                assert_eq!((ours.cancel(context), list.cancel(context)), (there, there), "cancel; {}", at());
+                assert_eq!(
+                    (ours.cancel(context), list.cancel(context)),
+                    (there, there),
+                    "cancel; {}",
+                    at()
+                );
             }
             8..12 => {
                 let wanted = random.wanted();
                 let there = ucx.probe(wanted);
-                assert_eq!((ours.probe(wanted), list.probe(wanted)), (there, there), "{wanted:?}; {}", at());
+                assert_eq!(
+                    (ours.probe(wanted), list.probe(wanted)),
+                    (there, there),
+                    "{wanted:?}; {}",
+                    at()
+                );
             }
             12..16 => {
                 let wanted = random.wanted();

@@ -57,7 +57,11 @@ impl Ours {
         let buckets = Lent::new(0, MatcherMemory::buckets(room, room));
         // SAFETY: each slice is lent once, to the matcher, which is dropped before the slices.
         let memory = unsafe {
-            MatcherMemory { posted: posted.lend(), unexpected: unexpected.lend(), buckets: buckets.lend() }
+            MatcherMemory {
+                posted: posted.lend(),
+                unexpected: unexpected.lend(),
+                buckets: buckets.lend(),
+            }
         };
         let matcher = Matcher::new(memory, 0x0066_6973_6870_6c61).expect("room for at least one");
         let _memory = (posted, unexpected, buckets);
@@ -68,7 +72,12 @@ impl Ours {
 impl Engine for Ours {
     #[inline(always)]
     fn post(&mut self, wanted: Wanted, context: u32) {
-        match self.matcher.post(wanted.source, wanted.tag.into(), Tag::from(wanted.ignore), context as u64) {
+        match self.matcher.post(
+            wanted.source,
+            wanted.tag.into(),
+            Tag::from(wanted.ignore),
+            context as u64,
+        ) {
             Ok(Post::Waiting(id)) => self.ids[context as usize] = Some(id),
             Ok(Post::Matched(message)) => self.pairs.add(context, message.cookie as u32),
             Err(error) => panic!("a workload beyond its room: {error:?}"),

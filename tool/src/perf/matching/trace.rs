@@ -118,7 +118,9 @@ impl Trace {
                     *n += 1;
                 }
                 steps.extend(
-                    (0..depth).flat_map(|s| (0..8).map(move |n| (s, n))).map(|(s, n)| post(exact(s, n))),
+                    (0..depth)
+                        .flat_map(|s| (0..8).map(move |n| (s, n)))
+                        .map(|(s, n)| post(exact(s, n))),
                 );
             }
             T5 => {
@@ -127,13 +129,19 @@ impl Trace {
                 random.shuffle(&mut all);
                 steps.extend(all.iter().map(|(s, t)| post(exact(*s, *t))));
                 random.shuffle(&mut all);
-                steps.extend(all.iter().map(|(s, t)| Step::Arrive(*s, WORLD | *t, *t as u32 * 26 + *s)));
+                steps.extend(
+                    all.iter().map(|(s, t)| Step::Arrive(*s, WORLD | *t, *t as u32 * 26 + *s)),
+                );
             }
             T6 => {
                 let anything = Wanted { source: None, tag: WORLD, ignore: ANY_TAG };
                 steps.extend((0..depth).map(|_| post(anything)));
                 for n in 0..16 * depth {
-                    steps.push(Step::Arrive(random.below(64), WORLD | random.below(1000) as u64, n));
+                    steps.push(Step::Arrive(
+                        random.below(64),
+                        WORLD | random.below(1000) as u64,
+                        n,
+                    ));
                     if n < 15 * depth {
                         steps.push(post(anything));
                     }

@@ -160,7 +160,10 @@ impl Ucx {
             set(config, c"TLS", c"self")?;
             // The field mask and the features are both 1, for tag matching.
             let params = [1, 1, 0, 0, 0, 0, 0, 0, 0, 0];
-            done("ucp_init", (library.ucp_init_version)(VERSION.0, VERSION.1, &params, config, &mut ucp))?;
+            done(
+                "ucp_init",
+                (library.ucp_init_version)(VERSION.0, VERSION.1, &params, config, &mut ucp),
+            )?;
             (library.ucp_config_release)(config);
             // The field mask names the thread mode, which is 0: one thread.
             let mut params = [0; 25];
@@ -235,7 +238,13 @@ impl Engine for Ucx {
         // SAFETY: `self` owns the endpoint. The 8 bytes are sent before the call returns; otherwise
         // the code below panics.
         let request = unsafe {
-            (self.library.ucp_tag_send_nbx)(self.endpoint, (&raw const bytes).cast(), 8, tag, &PLAIN)
+            (self.library.ucp_tag_send_nbx)(
+                self.endpoint,
+                (&raw const bytes).cast(),
+                8,
+                tag,
+                &PLAIN,
+            )
         };
         assert_eq!(request, 0, "8 bytes to oneself are sent at once");
     }
@@ -262,7 +271,8 @@ impl Engine for Ucx {
         let (tag, mask) = Self::key(wanted);
         let mut info = [0; 2];
         // SAFETY: `self` owns the worker. The message that the probe takes is received below.
-        let message = unsafe { (self.library.ucp_tag_probe_nb)(self.worker, tag, mask, 1, &mut info) };
+        let message =
+            unsafe { (self.library.ucp_tag_probe_nb)(self.worker, tag, mask, 1, &mut info) };
         if message.is_null() {
             return false;
         }

@@ -245,7 +245,10 @@ impl Bench {
                 }
                 for n in (0..depth).rev() {
                     assert!(!engine.probe(Wanted::exact(LIVE, LIVE_TAG)), "a probe that must miss");
-                    assert!(engine.claim(Wanted::exact(LIVE, n as u64), n), "a message that must be there");
+                    assert!(
+                        engine.claim(Wanted::exact(LIVE, n as u64), n),
+                        "a message that must be there"
+                    );
                     tick();
                 }
             }

@@ -19,7 +19,8 @@ impl Pools for Fishplate {
     type Held = Lease<'static, Body>;
 
     fn streams(streams: usize, capacity: usize) -> Vec<Self::Own> {
-        let pool = || Pool::on_heap(capacity.next_power_of_two()).expect("a power of two below the limit");
+        let pool =
+            || Pool::on_heap(capacity.next_power_of_two()).expect("a power of two below the limit");
         (0..streams).map(|_| pool()).collect()
     }
 

@@ -61,7 +61,9 @@ pub fn run<E>(
                 figures.extend(contend(scenario, streams, ops));
             }
         }
-        for (((pool, _), figures), one_stream) in contenders.iter().zip(figures).zip(&mut one_stream) {
+        for (((pool, _), figures), one_stream) in
+            contenders.iter().zip(figures).zip(&mut one_stream)
+        {
             let median = |of: fn(&Figures) -> f64| {
                 let mut values: Vec<_> = figures.iter().map(of).collect();
                 values.sort_by(f64::total_cmp);
@@ -85,7 +87,14 @@ pub fn run<E>(
                 }
                 _ => None,
             };
-            row(PoolRow { pool, scenario: scenario.name(), streams, figures, min_ns, to_one_stream })?;
+            row(PoolRow {
+                pool,
+                scenario: scenario.name(),
+                streams,
+                figures,
+                min_ns,
+                to_one_stream,
+            })?;
         }
     }
     Ok(())

@@ -114,7 +114,8 @@ impl Scenario {
         all.extend(streams.iter().map(|&streams| (Scenario::Streams, streams)));
         all.extend([1, 2, 4].map(|releasers| (Scenario::HandOff(releasers), 1)));
         all.extend(
-            [Scenario::Burst, Scenario::Exhausted, Scenario::TwoHolders, Scenario::Lifecycle].map(|s| (s, 1)),
+            [Scenario::Burst, Scenario::Exhausted, Scenario::TwoHolders, Scenario::Lifecycle]
+                .map(|s| (s, 1)),
         );
         all
     }

@@ -28,10 +28,12 @@ pub struct Started {
 
 /// Starts the other ranks with the same options, and waits until all have joined.
 pub fn start(options: &[OsString], ranks: usize, timeout: Duration) -> Outcome<(Job, Started)> {
-    let leader = Leader::open().map_err(|error| Failure::run(format!("cannot listen for ranks: {error}")))?;
+    let leader = Leader::open()
+        .map_err(|error| Failure::run(format!("cannot listen for ranks: {error}")))?;
     let id = leader.id();
-    let exe = std::env::current_exe()
-        .map_err(|error| Failure::run(format!("cannot find the program to start ranks: {error}")))?;
+    let exe = std::env::current_exe().map_err(|error| {
+        Failure::run(format!("cannot find the program to start ranks: {error}"))
+    })?;
     let mut started = Started { children: vec![] };
     for rank in 1..ranks {
         let mut command = Command::new(&exe);
@@ -42,7 +44,9 @@ pub fn start(options: &[OsString], ranks: usize, timeout: Duration) -> Outcome<(
         })?;
         let told = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(id.as_bytes()));
         started.children.push(child);
-        told.map_err(|error| Failure::run(format!("cannot send the job's id to rank {rank}: {error}")))?;
+        told.map_err(|error| {
+            Failure::run(format!("cannot send the job's id to rank {rank}: {error}"))
+        })?;
     }
     match leader.lead_while(ranks, timeout, || started.check()) {
         Ok(job) => Ok((job, started)),
@@ -55,7 +59,9 @@ pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
     interrupt::leave_to_parent();
     let mut id = [0; ID_LEN];
     std::io::stdin().read_exact(&mut id).map_err(|error| {
-        Failure::usage(format!("--member {rank}: cannot read the job's id from standard input: {error}"))
+        Failure::usage(format!(
+            "--member {rank}: cannot read the job's id from standard input: {error}"
+        ))
     })?;
     let id = UniqueId::from_bytes(&id).map_err(|error| job_failed(&error))?;
     Job::follow(&id, rank, ranks, timeout).map_err(|error| job_failed(&error))
@@ -102,7 +108,9 @@ impl Started {
             loop {
                 match child.try_wait().ok().flatten() {
                     Some(status) if status.success() => break,
-                    Some(status) => return Err(Failure::run(format!("rank {rank} {}", describe(status)))),
+                    Some(status) => {
+                        return Err(Failure::run(format!("rank {rank} {}", describe(status))));
+                    }
                     None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
                     None => return Err(Failure::run(format!("rank {rank} did not exit"))),
                 }

@@ -68,11 +68,16 @@ mod tests {
     fn sources_are_the_inverse_of_targets_and_nobody_sends_to_itself() {
         for size in 2..20 {
             for &pattern in Pattern::value_variants() {
-                let targets: Vec<Vec<usize>> = (0..size).map(|rank| pattern.targets(rank, size)).collect();
+                let targets: Vec<Vec<usize>> =
+                    (0..size).map(|rank| pattern.targets(rank, size)).collect();
                 for rank in 0..size {
                     let senders: Vec<usize> =
                         (0..size).filter(|&other| targets[other].contains(&rank)).collect();
-                    assert_eq!(pattern.sources(rank, size), senders, "{pattern:?} {rank} of {size}");
+                    assert_eq!(
+                        pattern.sources(rank, size),
+                        senders,
+                        "{pattern:?} {rank} of {size}"
+                    );
                     assert!(!senders.contains(&rank), "{pattern:?} {rank} of {size}");
                 }
                 let flows = targets.iter().map(Vec::len).sum::<usize>() as u64;

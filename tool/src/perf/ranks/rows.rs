@@ -69,7 +69,13 @@ impl Rows {
 
     /// Combines the results of all ranks, and writes the row. Returns the number of messages with
     /// wrong data.
-    pub fn row(&mut self, args: &JobArgs, pattern: Pattern, size: usize, all: &[Tally]) -> Outcome<u64> {
+    pub fn row(
+        &mut self,
+        args: &JobArgs,
+        pattern: Pattern,
+        size: usize,
+        all: &[Tally],
+    ) -> Outcome<u64> {
         let flows = pattern.flows(all.len());
         let messages = flows * args.iters;
         let most = |pick: fn(&Tally) -> f64| all.iter().map(pick).fold(0.0, f64::max);
@@ -157,5 +163,8 @@ impl Columns for Row {
 pub fn pss() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap_or_default();
-    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
+    line.split_whitespace()
+        .next()
+        .and_then(|kib| kib.parse::<u64>().ok())
+        .map_or(0, |kib| kib * 1024)
 }

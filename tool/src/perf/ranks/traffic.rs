@@ -65,7 +65,12 @@ fn slots_at(flows: usize) -> usize {
 
 impl Traffic {
     /// Connects to the ranks with which this rank has flows. A collective call.
-    pub fn open(member: &mut Member, pattern: Pattern, most: usize, window: u64) -> Outcome<Traffic> {
+    pub fn open(
+        member: &mut Member,
+        pattern: Pattern,
+        most: usize,
+        window: u64,
+    ) -> Outcome<Traffic> {
         let (me, size) = (member.job.rank(), member.job.size());
         let (targets, sources) = (pattern.targets(me, size), pattern.sources(me, size));
         let stride = most.next_multiple_of(LINE);
@@ -79,7 +84,8 @@ impl Traffic {
                 sizes::show(MEMORY_MAX)
             )));
         }
-        let lacking = |error: Error| Failure::run(format!("rank {me}: no memory for slots: {error}"));
+        let lacking =
+            |error: Error| Failure::run(format!("rank {me}: no memory for slots: {error}"));
         let slots = |flows: usize| bytes(flows).unwrap_or_default().max(LINE);
         let memory = member.node.alloc(slots_at(flows) + slots(sources.len())).map_err(lacking)?;
         let buffer = member.node.alloc(slots(targets.len())).map_err(lacking)?;
@@ -91,8 +97,9 @@ impl Traffic {
         let mut import = |member: &mut Member, rank: usize| {
             let peer = member.peer(rank)?;
             let there = member.node.import(peer, &handles[rank]);
-            let there = there
-                .map_err(|error| Failure::run(format!("cannot import the memory of rank {rank}: {error}")))?;
+            let there = there.map_err(|error| {
+                Failure::run(format!("cannot import the memory of rank {rank}: {error}"))
+            })?;
             remotes.push(there);
             Ok::<_, Failure>(there)
         };
@@ -118,7 +125,13 @@ impl Traffic {
         let mut inward = vec![];
         for rank in sources {
             let at = pattern.sources(rank, size).len() + place(&pattern.targets(rank, size), rank)?;
-            inward.push(Source { rank, there: import(member, rank)?, word: at * LINE, seen: 0, told: 0 });
+            inward.push(Source {
+                rank,
+                there: import(member, rank)?,
+                word: at * LINE,
+                seen: 0,
+                told: 0,
+            });
         }
         Ok(Traffic {
             memory,
@@ -202,8 +215,10 @@ impl Traffic {
                 node.write(from, &payload[..size]).map_err(|error| failed(target.rank, &error))?;
             }
             let signal = Signal::set(target.there.at(target.word as u64), number);
-            let (from, to) =
-                (fishplate::node::Slice::new(from, size), target.there.at((target.slots + slot) as u64));
+            let (from, to) = (
+                fishplate::node::Slice::new(from, size),
+                target.there.at((target.slots + slot) as u64),
+            );
             match node.put_signal(from, to, signal, Notice::Silent) {
                 Ok(_) => target.sent = number,
                 Err(OpError::Again) => break,
@@ -262,7 +277,8 @@ impl Traffic {
 
     /// Frees the memory. A collective call.
     pub fn close(self, member: &mut Member) -> Outcome {
-        let kept = |error: Error| Failure::run(format!("cannot free the memory of a pattern: {error}"));
+        let kept =
+            |error: Error| Failure::run(format!("cannot free the memory of a pattern: {error}"));
         member.node.quiet_all(member.timeout).map_err(kept)?;
         member.barrier()?;
         for there in self.remotes {
@@ -275,11 +291,20 @@ impl Traffic {
     /// Returns the error of an expired time limit, which names the ranks that this rank waits for.
     #[cold]
     fn expired(&self, member: &Member, end: u64) -> Failure {
-        let names = |ranks: Vec<usize>| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-        let late: Vec<usize> =
-            self.sources.iter().filter(|source| source.seen < end).map(|source| source.rank).collect();
-        let slow: Vec<usize> =
-            self.targets.iter().filter(|target| target.taken < end).map(|target| target.rank).collect();
+        let names =
+            |ranks: Vec<usize>| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let late: Vec<usize> = self
+            .sources
+            .iter()
+            .filter(|source| source.seen < end)
+            .map(|source| source.rank)
+            .collect();
+        let slow: Vec<usize> = self
+            .targets
+            .iter()
+            .filter(|target| target.taken < end)
+            .map(|target| target.rank)
+            .collect();
         let time = sizes::show_time(member.timeout);
         let mut message = format!("rank {} was not done after {time}", member.job.rank());
         if !late.is_empty() {

@@ -179,7 +179,8 @@ fn an_order_that_can_be_is_followed() {
 
 #[test]
 fn words_that_are_no_orders_end_a_follower_with_an_error() {
-    let seed: u64 = std::env::var("FISHPLATE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let seed: u64 =
+        std::env::var("FISHPLATE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     println!("FISHPLATE_SEED={seed}");
     let mut session = follower();
     let mut state = seed | 1;

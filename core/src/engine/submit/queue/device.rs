@@ -34,7 +34,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 if word.peer != target.peer {
                     return Err(OpError::TwoPeers);
                 }
-                Some(Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None })
+                Some(Body::Signal {
+                    at: word.place(),
+                    op: signal.op,
+                    value: signal.value,
+                    data: None,
+                })
             }
             None => None,
         };
@@ -60,7 +65,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// # Errors
     /// Those of `put_signal`: a range out of bounds, a misaligned word, memory of two peers.
     #[inline(never)]
-    pub fn check_put_signal(&self, to: RemoteAddr, len: u64, signal: Signal) -> Result<(), OpError> {
+    pub fn check_put_signal(
+        &self,
+        to: RemoteAddr,
+        len: u64,
+        signal: Signal,
+    ) -> Result<(), OpError> {
         match self.word_anywhere(signal.at)?.peer == self.target_anywhere(to, len)?.peer {
             true => Ok(()),
             false => Err(OpError::TwoPeers),
@@ -101,7 +111,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<Issued, OpError> {
         let word = self.word_anywhere(signal.at)?;
         let stream = self.stream(context, word.peer)?;
-        let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
+        let message =
+            Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
         self.enqueue(stream, Ask { message: Some(message), ..Ask::NOTHING }, notice)
     }
 
@@ -113,7 +124,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    fn moves(kind: OpKind, local: NonNull<u8>, addr: LocalAddr, len: usize, target: &Target) -> Ask {
+    fn moves(
+        kind: OpKind,
+        local: NonNull<u8>,
+        addr: LocalAddr,
+        len: usize,
+        target: &Target,
+    ) -> Ask {
         Ask {
             kind,
             local: local.as_ptr(),
@@ -130,7 +147,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot: &RemoteSlot<RAILS> = match resolve_remote(self.state.remotes, addr, len) {
             Err(OpError::DeviceMemory | OpError::NativeAtomics) => {
                 let slot = self.state.remotes.get(addr.region.index());
-                slot.filter(|slot| in_bounds(addr.offset, len, slot.device)).ok_or(OpError::UnknownRegion)?
+                slot.filter(|slot| in_bounds(addr.offset, len, slot.device))
+                    .ok_or(OpError::UnknownRegion)?
             }
             resolved => resolved?,
         };

@@ -48,7 +48,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// completed.
     #[cold]
     #[inline(never)]
-    pub(in crate::engine) fn post_native(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {
+    pub(in crate::engine) fn post_native(
+        &mut self,
+        stream: u32,
+        index: u32,
+    ) -> Result<(), Blocked> {
         let state = &mut self.state;
         let s = &state.streams[stream as usize];
         let slot = &mut state.pending.slots[index as usize];

@@ -68,15 +68,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut pieces = [NOTHING; NOW_MAX];
         let (mut count, mut first) = (0, None);
         for (here, len, there) in ranges.into_iter().take(NOW_MAX) {
-            let (local, target) =
-                match (resolve_local(self.state.locals, here, len as u64), self.target(there, len as u64)) {
-                    (Ok(local), Ok(target)) => (local, target),
-                    // The processor copies neither device memory nor memory with native atomics.
-                    (Err(OpError::DeviceMemory | OpError::NativeAtomics), _)
-                    | (_, Err(OpError::DeviceMemory | OpError::NativeAtomics)) => break,
-                    (Err(_), _) | (_, Err(_)) if count != 0 => break,
-                    (Err(error), _) | (_, Err(error)) => return Err(error),
-                };
+            let (local, target) = match (
+                resolve_local(self.state.locals, here, len as u64),
+                self.target(there, len as u64),
+            ) {
+                (Ok(local), Ok(target)) => (local, target),
+                // The processor copies neither device memory nor memory with native atomics.
+                (Err(OpError::DeviceMemory | OpError::NativeAtomics), _)
+                | (_, Err(OpError::DeviceMemory | OpError::NativeAtomics)) => break,
+                (Err(_), _) | (_, Err(_)) if count != 0 => break,
+                (Err(error), _) | (_, Err(error)) => return Err(error),
+            };
             let Target { peer, rail, .. } = target;
             if count == 0 {
                 self.usable(peer)?;

@@ -10,8 +10,12 @@ use crate::fabric::world::{Mr, State, descriptor};
 
 static REGISTRATION: fi_ops = common(close_mr, Some(bind_mr), Some(control_mr));
 
-pub(super) static MR: fi_ops_mr =
-    fi_ops_mr { size: size_of::<fi_ops_mr>(), reg: Some(register), regv: None, regattr: Some(register_attr) };
+pub(super) static MR: fi_ops_mr = fi_ops_mr {
+    size: size_of::<fi_ops_mr>(),
+    reg: Some(register),
+    regv: None,
+    regattr: Some(register_attr),
+};
 
 #[allow(clippy::too_many_arguments, reason = "libfabric's signature")]
 unsafe extern "C" fn register(
@@ -27,9 +31,13 @@ unsafe extern "C" fn register(
 ) -> c_int {
     // SAFETY: `domain` is an open domain of this fake; the caller's result is writable.
     unsafe {
-        let of_device = (*domain.cast::<FakeDomain>()).world.state().device_of(buf as usize, len).is_some();
+        let of_device =
+            (*domain.cast::<FakeDomain>()).world.state().device_of(buf as usize, len).is_some();
         if of_device {
-            (*domain.cast::<FakeDomain>()).world.state().violation("device memory registered as host memory");
+            (*domain.cast::<FakeDomain>())
+                .world
+                .state()
+                .violation("device memory registered as host memory");
             return -libc::EFAULT;
         }
         add(domain, (buf, len), access, requested, None, out)
@@ -101,8 +109,9 @@ unsafe fn add(
             return -libc::ENOMEM;
         }
         let mask = u64::MAX >> (64 - 8 * state.persona.key_bytes as u32);
-        let taken =
-            |state: &State, key: u64| state.mrs.iter().any(|mr| mr.domain == domain.id && mr.key == key);
+        let taken = |state: &State, key: u64| {
+            state.mrs.iter().any(|mr| mr.domain == domain.id && mr.key == key)
+        };
         let key = if state.persona.mr_mode & FI_MR_PROV_KEY == 0 {
             if requested > mask || taken(&state, requested) {
                 return -FI_ENOKEY;

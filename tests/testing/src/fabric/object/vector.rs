@@ -63,7 +63,8 @@ unsafe extern "C" fn insert(
         };
         let mut inserted = 0;
         for at in 0..count {
-            let bytes = std::slice::from_raw_parts(addresses.cast::<u8>().add(at * NAME_LEN), NAME_LEN);
+            let bytes =
+                std::slice::from_raw_parts(addresses.cast::<u8>().add(at * NAME_LEN), NAME_LEN);
             let number = match ep_of(bytes) {
                 Some(ep) => {
                     inserted += 1;
@@ -84,7 +85,12 @@ unsafe extern "C" fn insert(
     }
 }
 
-unsafe extern "C" fn remove(av: *mut fid_av, numbers: *mut u64, count: usize, _flags: u64) -> c_int {
+unsafe extern "C" fn remove(
+    av: *mut fid_av,
+    numbers: *mut u64,
+    count: usize,
+    _flags: u64,
+) -> c_int {
     // SAFETY: `av` is an open vector of this fake, and the caller provides `count` numbers.
     unsafe {
         let this = &*av.cast::<FakeAv>();

@@ -21,8 +21,8 @@ impl State {
             let lane = self.lane(&ops[at]);
             let in_way = lane.is_some_and(|lane| blocked.contains(&lane));
             let from_here = auto || self.eps.get(&src).is_some_and(|ep| ep.tx == Some(reader));
-            let to_here =
-                auto || dst.and_then(|dst| self.eps.get(&dst)).is_none_or(|ep| ep.rx == Some(reader));
+            let to_here = auto
+                || dst.and_then(|dst| self.eps.get(&dst)).is_none_or(|ep| ep.rx == Some(reader));
             let moves = match stage {
                 Stage::Held | Stage::Over => false,
                 Stage::Leaving | Stage::Returning => from_here,
@@ -34,7 +34,9 @@ impl State {
             } else if moves && !(stage == Stage::Flying && in_way) {
                 self.advance(&mut ops, at);
             }
-            if let (Some(lane), Stage::Held | Stage::Leaving | Stage::Flying) = (lane, ops[at].stage) {
+            if let (Some(lane), Stage::Held | Stage::Leaving | Stage::Flying) =
+                (lane, ops[at].stage)
+            {
                 blocked.insert(lane);
             }
         }
@@ -46,8 +48,8 @@ impl State {
 
     /// Returns an ordering key. Operations with the same key are executed in the order posted.
     fn lane(&self, op: &Op) -> Option<(u32, Option<u32>)> {
-        let in_order =
-            self.persona.is_ordered() || self.persona.order & FI_ORDER_SAS != 0 && op.verb == Verb::Send;
+        let in_order = self.persona.is_ordered()
+            || self.persona.order & FI_ORDER_SAS != 0 && op.verb == Verb::Send;
         (in_order && !op.torn).then_some((op.src, op.dst))
     }
 
@@ -96,7 +98,11 @@ impl State {
             Stage::Flying => {
                 let outcome = match &ops[at].fault {
                     Some(fault) => Outcome::Failed(fault.code),
-                    None if self.ended.get(&(src, dst)).is_some_and(|&last| ops[at].number <= last) => {
+                    None if self
+                        .ended
+                        .get(&(src, dst))
+                        .is_some_and(|&last| ops[at].number <= last) =>
+                    {
                         Outcome::Failed(libc::ECONNABORTED)
                     }
                     None if self.is_alive(dst) => self.carry_out(&ops[at]),
@@ -151,8 +157,13 @@ impl State {
             Verb::Atomic { result, .. } if result.is_null() => FI_ATOMIC | FI_WRITE,
             Verb::Atomic { .. } => FI_ATOMIC | FI_READ,
         };
-        let entry =
-            fi_cq_data_entry { op_context: op.context, flags, len: 0, buf: std::ptr::null_mut(), data: 0 };
+        let entry = fi_cq_data_entry {
+            op_context: op.context,
+            flags,
+            len: 0,
+            buf: std::ptr::null_mut(),
+            data: 0,
+        };
         let Some(queue) = self.eps.get(&op.src).and_then(|ep| ep.tx) else {
             return true;
         };
@@ -160,7 +171,8 @@ impl State {
         if !self.push(queue, Item::good(entry, FI_ADDR_NOTAVAIL)) {
             return false;
         }
-        let early = ops.iter().any(|other| other.src == src && other.number < number && other.completes);
+        let early =
+            ops.iter().any(|other| other.src == src && other.number < number && other.completes);
         self.counts.early += u64::from(early);
         ops[at].completes = false;
         self.disown(context);
@@ -169,7 +181,8 @@ impl State {
 
     /// Completes an operation with an error, whether or not it requested a completion.
     fn fail(&mut self, op: &mut Op, code: i32) {
-        let (provider, data) = op.fault.take().map_or((0, vec![]), |fault| (fault.provider, fault.data));
+        let (provider, data) =
+            op.fault.take().map_or((0, vec![]), |fault| (fault.provider, fault.data));
         let Some(queue) = self.eps.get(&op.src).and_then(|ep| ep.tx) else {
             op.stage = Stage::Over;
             return;

@@ -21,8 +21,10 @@ impl State {
             return Outcome::Failed(libc::ECONNRESET);
         };
         let target = &self.eps[&dst];
-        let (rx, takes) =
-            (target.rx, op.verb == Verb::Send || (op.data.is_some() && self.persona.data_takes_receive));
+        let (rx, takes) = (
+            target.rx,
+            op.verb == Verb::Send || (op.data.is_some() && self.persona.data_takes_receive),
+        );
         if !target.enabled || (takes && target.recvs.is_empty()) {
             return Outcome::Later;
         }
@@ -60,15 +62,24 @@ impl State {
             }
         }
         if let Some(data) = op.data {
-            let receive =
-                if takes { self.eps.get_mut(&dst).and_then(|ep| ep.recvs.pop_front()) } else { None };
+            let receive = if takes {
+                self.eps.get_mut(&dst).and_then(|ep| ep.recvs.pop_front())
+            } else {
+                None
+            };
             // An event without an operation has no context, or an arbitrary one.
             let none = if self.persona.stray_context { 0x5a5a_5a5a } else { 0 };
-            let context = receive.map_or(std::ptr::without_provenance_mut(none), |receive| receive.context);
+            let context =
+                receive.map_or(std::ptr::without_provenance_mut(none), |receive| receive.context);
             let says = if self.persona.data_flag_alone { 0 } else { FI_RMA | FI_REMOTE_WRITE };
             let flags = says | FI_REMOTE_CQ_DATA;
-            let entry =
-                fi_cq_data_entry { op_context: context, flags, len: op.len, buf: std::ptr::null_mut(), data };
+            let entry = fi_cq_data_entry {
+                op_context: context,
+                flags,
+                len: op.len,
+                buf: std::ptr::null_mut(),
+                data,
+            };
             self.disown(context);
             if let Some(rx) = rx {
                 self.push(rx, Item::good(entry, source));
@@ -98,7 +109,10 @@ impl State {
         let (op_context, buf) = (receive.context, receive.buf.cast());
         self.push(
             rx,
-            Item::good(fi_cq_data_entry { op_context, flags: flags | with, len, buf, data }, source),
+            Item::good(
+                fi_cq_data_entry { op_context, flags: flags | with, len, buf, data },
+                source,
+            ),
         );
         Outcome::Done
     }
@@ -111,7 +125,14 @@ impl State {
     }
 
     /// Returns registered memory of a target, and whether it is device memory.
-    fn remote(&self, dst: u32, addr: u64, key: u64, len: usize, access: u64) -> Option<(*mut u8, bool)> {
+    fn remote(
+        &self,
+        dst: u32,
+        addr: u64,
+        key: u64,
+        len: usize,
+        access: u64,
+    ) -> Option<(*mut u8, bool)> {
         let domain = self.eps[&dst].domain;
         let per_endpoint = self.persona.mr_mode & FI_MR_ENDPOINT != 0;
         let mr = self.mrs.iter().find(|mr| {
