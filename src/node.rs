@@ -291,8 +291,8 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Unfinished`] names what was missing when the deadline expired. If that is
-    /// [`Missing::Answer`](fishplate_core::error::Missing::Answer), no peer needs this node any
-    /// more. Call `shutdown` again to continue.
+    /// [`Missing::Answer`](fishplate_core::error::Missing::Answer), peers need this node only for
+    /// operations that they posted to its memory. Call `shutdown` again to continue.
     pub fn shutdown(&mut self, timeout: Duration) -> Result<(), Error> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.shutdown(timeout))?;

@@ -337,7 +337,8 @@ pub enum Missing {
     /// or has never answered. Or one of its messages has matched here, and the payload is in
     /// flight.
     Operations,
-    /// All operations are complete, but our Bye message is not sent.
+    /// All operations are complete, but our Bye message is not sent, or the peer has not
+    /// acknowledged our answer to one of its messages.
     Bye,
     /// Our Bye message is sent, but the peer has not sent its own.
     Answer,

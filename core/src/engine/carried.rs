@@ -692,7 +692,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Ok(_) | Err(Violation::Region) => {}
             Err(violation) => return Err(violation),
         }
-        if into.checked_add(len).is_none_or(|end| end >> (64 - PIECE_BITS) != 0) {
+        let named = into.checked_add(len).is_some_and(|end| end >> (64 - PIECE_BITS) == 0);
+        if !named || at.offset.checked_add(len).is_none() {
             return Err(Violation::Bounds);
         }
         let piece = u16::try_from(piece).unwrap_or(u16::MAX);

@@ -340,13 +340,22 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.contexts_of(peer).any(|stream| self.streams[stream].silent_posts != 0)
     }
 
+    /// Returns whether answers to a peer with failover are in flight. They do not delay the Bye,
+    /// but if a rail has lost one, it must be sent again.
+    fn has_answers(&self, peer: u16) -> bool {
+        self.contexts_of(peer).any(|stream| {
+            let s = &self.streams[stream];
+            s.live && self.is_kept(stream as u32) && s.in_flight() != 0
+        })
+    }
+
     /// Returns why the connection to a peer is not closed yet.
     #[cold]
     fn missing_of(&self, peer: u16) -> Missing {
         let told = self.pairings[peer as usize].parting.sent == self.config.contexts;
         match () {
             () if self.is_meeting(peer) || self.is_busy(peer) => Missing::Operations,
-            () if !told || self.has_posts(peer) => Missing::Bye,
+            () if !told || self.has_posts(peer) || self.has_answers(peer) => Missing::Bye,
             () => Missing::Answer,
         }
     }

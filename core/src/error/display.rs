@@ -241,7 +241,7 @@ impl Display for Unfinished {
         let Unfinished { peer, peers, missing } = self;
         let missing = match missing {
             Missing::Operations => "operations are incomplete",
-            Missing::Bye => "the close was not sent",
+            Missing::Bye => "the close was not sent, or an answer is not acknowledged",
             Missing::Answer => "it has not confirmed the close",
         };
         let (some, one) = if *peers == 1 { ("peer", "it") } else { ("peers", "one") };

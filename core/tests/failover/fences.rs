@@ -2,14 +2,14 @@
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Engine, Notice};
-use fishplate_core::error::PeerError;
+use fishplate_core::error::{Missing, PeerError};
 use fishplate_core::mem::Span;
 use fishplate_core::op::Outcome;
 use fishplate_core::rail::sim::{Dials, Sim};
 
 use super::rig::{EXACT, SMALL, match_memory, tag};
 use super::support::fleet::{self, End, Node};
-use super::support::{CX, seeds};
+use super::support::{CX, seeds, waiter};
 
 const LEN: usize = 512;
 const MATCHING: MatchConfig = MatchConfig { headers: 16, ..SMALL };
@@ -109,6 +109,35 @@ fn a_long_message_is_done_at_both_ends_or_at_neither_if_one_closes() {
         let done = sent.map(|end| end.outcome) == Some(Outcome::Done);
         let arrived = received.map(|status| status.outcome) == Some(Received::Ok);
         assert_eq!(done, arrived, "seed {seed}: {sent:?} {received:?}");
+    }
+}
+
+/// A side that may leave makes no more passes, so nothing is sent again.
+#[test]
+fn a_close_waits_for_the_answer_to_a_long_message_if_a_rail_has_lost_it() {
+    for seed in seeds(200) {
+        let (sim, mut fleet) = nodes(16, Dials::WILD, seed);
+        let (one, two) = (fleet[0].peers[1], fleet[1].peers[0]);
+        let (from, into) = (fleet[0].source.at(0), fleet[1].target.at(0));
+        fleet[1].engine.recv(Some(two), tag(0), EXACT, Some((into, LEN)), 0).unwrap();
+        let sent = Payload::Region(from, LEN);
+        fleet[0].engine.send(CX, one, tag(0), sent, Notice::Report(1)).unwrap();
+        fleet::turn_until(&mut fleet, "the message has arrived", |fleet| {
+            fleet[1].engine.next_recv().is_some()
+        });
+        let rail = (seed % 2) as u16;
+        sim.cut(0, 1, rail, 0).unwrap();
+        sim.cut(1, 0, rail, 0).unwrap();
+        let mut waiter = waiter();
+        fleet::turn_until(&mut fleet, "the receiver may leave", |fleet| {
+            let left = fleet[1].engine.shutdown(&mut waiter, 0);
+            left.map_or_else(|late| late.missing == Missing::Answer, |()| true)
+        });
+        let done = (0..1000).find_map(|_| {
+            fleet[0].engine.progress();
+            fleet[0].engine.next_completion()
+        });
+        assert_eq!(done.map(|end| end.outcome), Some(Outcome::Done), "seed {seed}");
     }
 }
 

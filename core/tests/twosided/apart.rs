@@ -542,13 +542,13 @@ fn every_lie_about_pieces_is_named_and_writes_nothing() {
         let [region, generation] = place;
         // A get of four pieces, in the last case of one, is in flight: its request has arrived, and
         // nothing answers it yet.
-        let asked = if case == 14 { 100 } else { 500 };
+        let asked = if case == 15 { 100 } else { 500 };
         let issued =
             own.engine.get(CX, into_id.at(0), asked, theirs.at(0), Notice::Report(1)).unwrap();
         let Issued::Pending(token) = issued else { panic!("{issued:?}") };
         passes(&mut own.engine, 3);
         let token = token.to_raw();
-        let cases: [(&str, Vec<Vec<u8>>, Violation); 15] = [
+        let cases: [(&str, Vec<Vec<u8>>, Violation); 16] = [
             ("data of an unknown region", vec![data(1, [7, generation], 0, 8)], Violation::Region),
             (
                 "data of an old region",
@@ -568,6 +568,11 @@ fn every_lie_about_pieces_is_named_and_writes_nothing() {
             (
                 "a get whose end wraps",
                 vec![get(1, place, 8, 9, u64::MAX - 3, 8)],
+                Violation::Bounds,
+            ),
+            (
+                "a get of unknown memory whose end wraps",
+                vec![get(1, [7, generation], u64::MAX, 9, 1, 8)],
                 Violation::Bounds,
             ),
             ("a get without a token", vec![get(1, place, 0, 0, 8, 8)], Violation::Kind),
