@@ -62,7 +62,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.acknowledge(stream);
         // Answer gets before posting new operations, which may fill the window.
         if self.state.streams[stream as usize].ask && self.state.is_kept(stream) {
-            self.answer_first(stream);
+            self.answer_first();
             self.answer_gets(stream);
         }
         if self.state.streams[stream as usize].unposted != NONE {

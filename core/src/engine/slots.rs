@@ -177,8 +177,7 @@ mod tests {
                             Some(first) if random.within(0..2) == 0 => _ = slots.take_first(first),
                             _ => assert_eq!(slots.take(), first),
                         }
-                        let index = first;
-                        let Some(index) = index else { continue };
+                        let Some(index) = first else { continue };
                         let name = slots[index as usize].word();
                         assert!(name != 0 && !held.values().any(|&other| other == index));
                         assert!(held.insert(name, index).is_none() && !stale.contains(&name));

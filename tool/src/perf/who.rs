@@ -89,7 +89,7 @@ impl Who {
     fn ended(&self, what: &str, outcome: Ended) -> Failure {
         match outcome {
             Ended::Failed(fault) | Ended::Unknown(fault) => self.fault(what, outcome, fault),
-            Ended::Done => Failure::run(format!("{what} with {self} failed: {outcome}")),
+            Ended::Done => Failure::run(format!("{what} with {self} {outcome}")),
         }
     }
 
@@ -100,7 +100,7 @@ impl Who {
             Received::Failed(fault) | Received::Unknown(fault) => {
                 self.fault("a receive", outcome, fault)
             }
-            _ => Failure::run(format!("a receive from {self} failed: {outcome}")),
+            _ => Failure::run(format!("a receive from {self}: {outcome}")),
         }
     }
 
@@ -110,7 +110,7 @@ impl Who {
             Fault::Rail(rail, CompleteError::PeerDown) | Fault::Post(rail, PostError::PeerDown) => {
                 self.lost(PeerError::Rail(rail))
             }
-            _ => Failure::run(format!("{what} with {self} failed: {outcome}")),
+            _ => Failure::run(format!("{what} with {self} {outcome}")),
         }
     }
 

@@ -37,14 +37,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.read_again(stream);
     }
 
-    /// Sends answers of the two-sided protocol that found no room, before operations take it. With
-    /// a window of 1, operations come first every other time.
+    /// Sends answers of the two-sided protocol that found no room, before operations take it.
     #[cold]
     #[inline(never)]
-    pub(in super::super) fn answer_first(&mut self, stream: u32) {
-        let odd = self.state.streams[stream as usize].next.0 & 1 != 0;
-        let waits = !(odd && self.state.config.window == 1);
-        if waits && self.state.failover.as_ref().is_some_and(|failover| failover.refused) {
+    pub(in super::super) fn answer_first(&mut self) {
+        if self.state.failover.as_ref().is_some_and(|failover| failover.refused) {
             self.serve_protocol();
             // Those that still wait are tried once more at the end of the pass.
             if let Some(failover) = &mut self.state.failover {
