@@ -11,7 +11,7 @@
 //! | core, sys, shm, gpu start no thread, read no environment, set no signal handler | their src |
 //! | each ordering is relaxed, or names an edge without which a model fails | most packages' src |
 //! | sibling modules import each other in one direction | all packages' src |
-//! | comment lines end at column 100, unless an address is longer | all sources |
+//! | comments and Markdown end at column 100, except tables and addresses | all files |
 //!
 //! Comments, and code that is compiled only for tests or models, may name anything.
 
@@ -355,22 +355,26 @@ fn every_ordering_is_relaxed_or_an_edge() {
     }
 }
 
-/// Collects sources, scripts and manifests below a folder, except build output and git's own files.
+/// Collects sources, scripts, manifests and Markdown below a folder, except build output and git's
+/// own files.
 fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         if path.is_dir() && !path.is_symlink() && name != "target" && !name.starts_with('.') {
             texts(&path, found);
-        } else if [".rs", ".sh", ".toml"].iter().any(|end| name.ends_with(end)) && path.is_file() {
+        } else if [".rs", ".sh", ".toml", ".md"].iter().any(|end| name.ends_with(end))
+            && path.is_file()
+        {
             found.push(path);
         }
     }
 }
 
-/// Returns the numbers and lengths of comment lines over 100 columns, except lines with a URL.
-fn long_comments(text: &str, comment: &str) -> Vec<(usize, usize)> {
-    let lines = text.lines().zip(1..).filter(|(line, _)| line.trim_start().starts_with(comment));
+/// Returns the numbers and lengths of the lines over 100 columns that `checked` selects, except
+/// lines with a URL.
+fn long_lines(text: &str, checked: impl Fn(&str) -> bool) -> Vec<(usize, usize)> {
+    let lines = text.lines().zip(1..).filter(|(line, _)| checked(line.trim_start()));
     lines
         .map(|(line, number)| (number, line.chars().count(), line))
         .filter(|(_, columns, line)| *columns > 100 && !line.contains("://"))
@@ -379,28 +383,31 @@ fn long_comments(text: &str, comment: &str) -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn comment_lines_end_at_column_100() {
+fn lines_end_at_column_100() {
+    let is_comment = |line: &str| line.starts_with("//");
+    let is_remark = |line: &str| line.starts_with("# ");
+    let is_prose = |line: &str| !line.starts_with('|');
     let mut paths = vec![];
     texts(root(), &mut paths);
     assert!(paths.len() > 300, "only {} files found", paths.len());
     let mut found = vec![];
     for path in paths {
-        let comment = if path.extension().unwrap() == "rs" { "//" } else { "# " };
-        for (line, columns) in long_comments(&fs::read_to_string(&path).unwrap(), comment) {
-            found.push(format!(
-                "{}:{line}: {columns}",
-                path.strip_prefix(root()).unwrap().display()
-            ));
-        }
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = match path.extension().unwrap().to_str().unwrap() {
+            "rs" => long_lines(&text, is_comment),
+            "md" => long_lines(&text, is_prose),
+            _ => long_lines(&text, is_remark),
+        };
+        let path = path.strip_prefix(root()).unwrap().display();
+        found.extend(lines.iter().map(|(line, columns)| format!("{path}:{line}: {columns}")));
     }
-    assert!(
-        found.is_empty(),
-        "shorten or break these comment lines, which end beyond column 100: {found:#?}"
-    );
+    assert!(found.is_empty(), "shorten or break these lines, which end beyond 100: {found:#?}");
     let (long, longest) = ("x".repeat(97), "x".repeat(98));
     let [longest, linked] = [format!("/// {longest}"), format!("// {longest} https://x")];
     let text = format!("let a = 1;\n// {long}\n    // {long}\n{longest}\n{linked}\n");
-    assert_eq!(long_comments(&text, "//"), [(3, 104), (4, 102)]);
+    assert_eq!(long_lines(&text, is_comment), [(3, 104), (4, 102)]);
+    let text = format!("| {long}xx |\n{long}xxxx\n  - {long}\n");
+    assert_eq!(long_lines(&text, is_prose), [(2, 101), (3, 101)]);
 }
 
 #[test]
