@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
     /// Reads the next `len` bytes.
     ///
     /// # Errors
-    /// [`Short`] if fewer bytes are left. All readers below return the same error.
+    /// [`Short`] if fewer bytes are left. The other methods that read return the same error.
     #[inline(always)]
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Short> {
         let (taken, rest) = self.rest.split_at_checked(len).ok_or(Short)?;

@@ -23,7 +23,7 @@ use crate::sync::host::Host;
 use crate::sync::pool::Id;
 use crate::sync::spin::{Counts, Policy};
 
-/// A request whose reply has not been taken. Only the context that made the ticket accepts it.
+/// Identifies a request of a context until its reply is taken. Other contexts reject the ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     id: Id,
@@ -204,7 +204,7 @@ impl<'m, H: Host> Context<'m, H> {
     }
 
     /// Submits [`Engine::cancel`](crate::engine::Engine::cancel) and waits for the reply. The
-    /// receive itself still gets a reply, whatever this returns.
+    /// receive still gets its own reply, whatever this call returns.
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if the receive's reply was already taken. [`WaitError::Deadline`] if
@@ -238,8 +238,8 @@ impl<'m, H: Host> Context<'m, H> {
     /// Waits until all operations submitted to this peer are applied there.
     ///
     /// # Errors
-    /// The errors of [`Engine::quiet`](crate::engine::Engine::quiet). If the deadline expires, the
-    /// worker still has the request.
+    /// The errors of [`Engine::quiet`](crate::engine::Engine::quiet). After the deadline the worker
+    /// still waits for the operations.
     pub fn quiet(&mut self, peer: PeerId, deadline_ns: u64) -> Result<(), WaitError> {
         let ticket = self.ask_until(Command::Quiet(peer), deadline_ns)?;
         self.value(ticket, deadline_ns).map(drop)
@@ -249,8 +249,8 @@ impl<'m, H: Host> Context<'m, H> {
     /// The worker polls the word.
     ///
     /// # Errors
-    /// The errors of that call. If the deadline expires, the worker still watches the word. A
-    /// context has one watch at a time.
+    /// The errors of that call. After the deadline the worker still watches the word. A context has
+    /// one watch at a time.
     pub fn wait_signal(
         &mut self,
         at: LocalAddr,
@@ -276,7 +276,7 @@ impl<'m, H: Host> Context<'m, H> {
     /// Waits for the reply to a request, and takes it.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] if the worker still has the request. [`OpError::StaleToken`] if the
+    /// [`WaitError::Deadline`] if the worker does not reply in time. [`OpError::StaleToken`] if the
     /// reply was already taken, or the ticket belongs to another context.
     pub fn wait(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
         let id = self.own(ticket)?;
@@ -309,8 +309,8 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Waits for the reply to a request whose ticket no other caller has. Drops the request at the
-    /// deadline.
+    /// Waits for the reply to a request, and forgets the request on an error. No other caller has
+    /// the ticket.
     fn answer(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
         let waited = self.wait(ticket, deadline_ns);
         if waited.is_err() {

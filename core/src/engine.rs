@@ -1,4 +1,4 @@
-//! Layer 3: gives rails, which have no order, an order across all of them.
+//! Layer 3: orders operations across rails, which deliver in any order.
 //!
 //! An [`Engine`] owns its rails and one stream of sequence numbers per (context, peer). One thread
 //! drives it: it posts operations, calls [`Engine::progress`], and waits. Nothing here allocates,
@@ -10,10 +10,10 @@
 //! - **Directly**, if the stream has nothing in flight and the peer's memory is mapped, or can be
 //!   copied into at once. The operation is a copy or an atomic, and is done on return. Program
 //!   order is stream order.
-//! - **Numbered**, otherwise: every write and message takes the next number of the stream, whatever
-//!   rail carries it. The target applies signals and atomics in the order of numbers, each only
-//!   when everything before it has landed. It acknowledges by a cumulative cursor. An operation is
-//!   done when the cursor has passed its last number.
+//! - **Numbered**, otherwise: every write and message takes the next number of the stream, on any
+//!   rail. The target applies signals and atomics in the order of numbers, when everything before
+//!   them has landed. It acknowledges with a cumulative cursor. An operation is done when the
+//!   cursor has passed its last number.
 //!
 //! # Files
 //!
@@ -86,7 +86,8 @@ use protocol::Protocol;
 use stream::Due;
 use table::lent;
 
-/// An independent source of operations, with its own order to each peer. OpenSHMEM's `shmem_ctx_t`.
+/// An independent source of operations, with its own order to each peer. Corresponds to OpenSHMEM's
+/// `shmem_ctx_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContextId(pub u8);
 
@@ -137,7 +138,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The defaults, which the fields document. [`Tables`] for them have a `WINDOW` of 128.
+    /// The defaults, which the fields document. [`Tables`] for this configuration need a `WINDOW`
+    /// of 128.
     pub const DEFAULT: Config = Config {
         contexts: 1,
         window: 128,
@@ -164,10 +166,10 @@ impl Default for Config {
     }
 }
 
-/// The memory that an engine borrows. The lengths are its limits.
+/// The memory that an engine borrows. The lengths are the limits of the engine.
 ///
-/// With `P` peers, `C` contexts and a window of `W`: `peers` and `pairings` P, `streams` P·C,
-/// `parked` P·C·W, `bitmap` [`Config::bitmap_words`]`(P·C)`.
+/// For `P` peers, `C` contexts and a window of `W`, lend P `peers`, P `pairings`, P·C `streams`,
+/// P·C·W `parked`, and [`Config::bitmap_words`]`(P·C)` words of `bitmap`.
 pub struct EngineMemory<'m, const RAILS: usize> {
     /// One slot per peer.
     pub peers: &'m mut [PeerSlot],
@@ -225,11 +227,11 @@ pub struct Stats {
 /// The state of an engine, without its rails.
 pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
-    /// The mask of a word's sequence bits.
+    /// Mask of the sequence bits in the 32-bit word of a write or message.
     pub mask: u32,
-    /// The peer slots from this index on are not set up; at least 1. Their tables are untouched, so
-    /// a peer costs nothing before it is reserved. Such a peer is attached to no rail, so nothing
-    /// arrives from it.
+    /// The first peer slot that is not set up; at least 1. The tables of later slots are untouched,
+    /// so a peer costs no memory before it is reserved. No rail has attached such a peer, so
+    /// nothing arrives from it.
     pub reached: usize,
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],
@@ -244,13 +246,13 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub open: u32,
     /// Number of failed peers and of streams with failed operations that no quiet has reported yet.
     pub troubles: u32,
-    /// Whose turn it is to change a device's word.
+    /// Decides which stream changes a word in device memory next.
     pub device: DeviceTurn,
-    /// Whether memory of a peer was written directly since the last quiet.
+    /// Whether a peer's memory was written directly since the last `settle`.
     pub direct: bool,
     /// Number of peers that are being closed.
     pub closing: u32,
-    /// The epoch of the last attachment.
+    /// The epoch of the latest attachment of any peer.
     pub epoch: u32,
     /// Number of Hellos that wait to be sent.
     pub hellos: u32,
@@ -264,18 +266,16 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Longest write, in bytes, that is one post on every rail. It is not striped, and its length
     /// fits the tag of a silent post.
     pub single_max: u64,
-    /// Longest payload, in bytes, that makes a put-signal to any peer one message.
+    /// Longest payload, in bytes, of a put-signal that is sent to any peer as one message.
     pub eager: u32,
     /// Longest message, in bytes, that every rail accepts to every peer.
     pub shortest: u32,
     pub stats: Stats,
     /// Counts the commands that workers pass to this engine.
     pub stamp: u32,
-    /// The state of failover, if it is attached.
     pub failover: Option<Failover<'m>>,
     /// The rail of the last post.
     pub took: u8,
-    /// The state of two-sided messages, if matching is attached.
     pub protocol: Option<Protocol<'m, RAILS>>,
     /// Number of registered regions of device memory.
     pub devices: u32,
@@ -472,7 +472,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         if chores {
             self.serve_protocol();
         }
-        // Otherwise this pass has posted nothing.
+        // Without due work, this pass has posted nothing.
         if due || chores {
             self.flush();
         }
@@ -501,7 +501,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns the index of the stream of a context and a peer.
     #[inline(always)]
     pub(crate) fn stream_of(&self, context: u8, peer: u16) -> u32 {
         context as u32 * self.peers.len() as u32 + peer as u32

@@ -1,26 +1,25 @@
-//! Data that no rail can move, because one end is device memory that the rails do not reach: it
-//! travels in messages through host memory. The device copies each piece between its memory and
-//! staging memory of its rail. Nothing here waits for a device: a pass begins a copy, and a later
-//! pass continues. Slow paths.
+//! Moves data to or from device memory that no rail reaches: in messages, through host memory. The
+//! device copies each piece between its memory and staging memory of its rail. Nothing here waits
+//! for a device: a pass begins a copy, and a later pass continues. Slow paths.
 //!
 //! | operation | what is sent | at the other end |
 //! |---|---|---|
 //! | put | numbered Data messages | into host memory at once, into a device in their turn |
 //! | get | numbered [`Get`] messages | answered in their turn by [`Got`] messages |
 //!
-//! Pieces for a device wait in blocks of the two-sided protocol. The owner of the memory says in
-//! its handle how many pieces of a stream it keeps, and the sender never has more of them
+//! Pieces for a device wait in blocks of the two-sided protocol. The handle of the memory says how
+//! many pieces of one stream its owner stores. The sender has at most that number of pieces
 //! unacknowledged. A get into device memory asks for no more pieces than there are blocks for.
 //!
 //! Answering a get takes no number and no block, so two sides that get from each other do not wait
-//! for each other. An operation whose data no rail can move becomes a carried one if each rail
-//! refuses its post.
+//! for each other. If every rail refuses the post of an operation as unsupported, the operation is
+//! carried instead.
 //!
 //! Between sides with failover, each Got has a number, so that it can be posted again if its rail
-//! fails. So two sides could wait for room in each other's windows. Therefore a get ends its turn
-//! at once and waits in a short list, and a side has no more gets unanswered than the list holds.
-//! Any rail may have to take over, so data travels in messages if only some rails reach the memory,
-//! and a piece is as long as all rails that join the sides accept.
+//! fails. So two sides could wait for room in each other's windows. To avoid this, a get leaves the
+//! stream at once and waits in a short list. A side sends no more gets than this list holds. Any
+//! rail may have to take over. So data travels in messages unless all rails reach the memory, and
+//! every rail accepts the longest piece.
 
 use core::ptr::NonNull;
 
@@ -77,7 +76,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         );
         let unacknowledged = match (&state.protocol, most) {
             (_, 0) => 0,
-            // The numbers of answers must not hide how many pieces are in flight.
+            // Answers take numbers too, so count only the pieces of data in flight.
             (Some(_), _) if s.in_flight() > 64 && state.is_kept(stream) => {
                 state.data_in_flight(stream)
             }
@@ -125,7 +124,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if let Some(protocol) = &mut state.protocol {
                 protocol.accounts[stream as usize].carriage.sent(seq);
             }
-            // The acknowledgement should arrive before the last piece that may be sent.
+            // Ask at half the limit, so that the acknowledgement arrives before the sender must
+            // stop.
             if unacknowledged == most / 2 {
                 state.ask(stream);
             }
@@ -133,8 +133,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Returns bytes of a registered region. Copies them to `into` first if they are device memory:
-    /// [`PostError::Again`] until the copy has ended.
+    /// Returns bytes of a registered region. Copies device memory to `into` first, and returns
+    /// [`PostError::Again`] until that copy has completed.
     pub(super) fn staged<'a>(
         &mut self,
         (ptr, region, len): (*mut u8, u16, usize),
@@ -155,8 +155,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Untrusted::from_slice(&into[..len]))
     }
 
-    /// Continues a get whose data arrives in messages. A get into device memory counts as posted
-    /// only when all its data was copied.
+    /// Continues a get that travels in messages. A get into device memory counts as posted only
+    /// when all its data was copied.
     #[cold]
     #[inline(never)]
     pub(super) fn post_fetch(
@@ -189,7 +189,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             if slot.left == 0 {
                 if device {
-                    // The answers have acknowledged everything, so no acknowledgement will arrive.
+                    // If the answers have acknowledged everything, no acknowledgement follows.
                     let applied = state.streams[stream as usize].in_flight() == 0;
                     let slot = &mut state.pending.slots[index as usize];
                     (slot.fetch, slot.numbered) = (false, slot.numbered && !applied);
@@ -275,7 +275,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Copies a block into registered device memory, `into` bytes after `start`. Returns `None`
-    /// once the copy has ended, otherwise the copy to continue.
+    /// once the copy has completed, or else the rail's id of the copy.
     fn place_block(
         &mut self,
         (start, into): (*mut u8, u64),
@@ -300,12 +300,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Copies a put's piece to the device in its turn. Returns `None` once the copy has ended,
-    /// otherwise the copy to continue.
+    /// Copies a piece of a put to the device, in the order of numbers. Returns `None` once the copy
+    /// has completed, or else the rail's id of the copy.
     ///
     /// # Errors
-    /// The violation if the region is gone. [`PeerError::Rail`] if the device has failed; it may
-    /// still finish the copy.
+    /// A protocol violation if the region is gone. [`PeerError::Rail`] if the device has failed; it
+    /// may still finish the copy.
     #[cold]
     #[inline(never)]
     pub(super) fn place_piece(
@@ -328,11 +328,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(more)
     }
 
-    /// Answers a get whose turn it is. Returns `None` if its turn is over, otherwise what is left.
+    /// Answers the get that is next in the stream. Returns the unanswered rest, or `None` if the
+    /// get is answered or queued.
     ///
     /// # Errors
-    /// The violation if too many gets wait for their answer. [`PeerError::Rail`] if the device or a
-    /// rail has failed.
+    /// A protocol violation if the peer has too many unanswered gets. [`PeerError::Rail`] if the
+    /// device or a rail has failed.
     #[cold]
     #[inline(never)]
     pub(super) fn answer(
@@ -352,7 +353,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub(super) fn answer_gets(&mut self, stream: u32) {
         let s = &self.state.streams[stream as usize];
         if self.state.config.window == 1 && s.next.0 & 1 != 0 && s.unposted != NONE {
-            // Operations come first every other time, because the window has room for one number.
+            // With a window of one number, operations and answers alternate.
             self.advance(stream);
         }
         let Some(answer) = self.state.oldest_get(stream) else { return };
@@ -363,8 +364,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends the next pieces that answer a get, or one without data if the memory is gone. Returns
-    /// `None` once all are sent, otherwise what is left.
+    /// Sends the next pieces of the answer to a get, or one empty piece if the region is gone.
+    /// Returns the unanswered rest, or `None` once everything is sent.
     fn send_pieces(
         &mut self,
         stream: u32,
@@ -385,7 +386,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let most = state.room(peer).min(LONGEST as u64).min(answer.piece.into());
             let (start, len) = match state.place_anywhere(answer.at, answer.left) {
                 Ok((ptr, _)) => (Some(ptr), answer.left.min(most)),
-                // A message without data answers everything.
+                // One empty piece answers the whole get.
                 Err(Violation::Region) => (None, answer.left),
                 Err(violation) => return Err(PeerError::Protocol(violation)),
             };
@@ -410,7 +411,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Err(_) => return Err(PeerError::Rail(COPIER)),
             };
             let last = len == answer.left;
-            // The last piece also acknowledges a get whose turn it is.
+            // Without failover, the last piece also acknowledges the get.
             let cursor = cursor.plus((last && !kept) as u64);
             let (token, into) = (answer.token, answer.into);
             let got = Got { context, last, word, ack: truncate::<32>(cursor.0), token, into };
@@ -459,7 +460,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(RailId(rail as u8))
     }
 
-    /// Adds a get to the list of those that wait for their answer.
+    /// Appends a get to the list of unanswered gets. Fails if the list is full.
     fn answer_later(&mut self, stream: u32, answer: Answer) -> Result<(), Violation> {
         let Some(failover) = &mut self.failover else { return Err(Violation::Kind) };
         let resuming = &mut failover.streams[stream as usize];
@@ -470,13 +471,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Returns the oldest get of a peer that waits for its answer.
+    /// Returns the oldest unanswered get of a stream.
     fn oldest_get(&self, stream: u32) -> Option<Answer> {
         let resuming = self.failover.as_ref()?.streams.get(stream as usize)?;
         resuming.gets[..resuming.asked as usize].first().copied()
     }
 
-    /// Records what is left of the oldest get.
+    /// Stores the unanswered rest of the oldest get, or removes the get.
     fn get_answered(&mut self, stream: u32, rest: Option<Answer>) {
         let Some(failover) = &mut self.failover else { return };
         let resuming = &mut failover.streams[stream as usize];
@@ -498,8 +499,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.streams[stream as usize].in_flight() < window.into() && pieces < (window / 4).max(1)
     }
 
-    /// Returns whether numbers are in flight that do not answer gets or messages of the peer. New
-    /// answers do not delay a fence, so a peer that keeps getting or sending does not hold it up.
+    /// Returns whether operations of this side are in flight. Answers to the peer do not count, so
+    /// a peer that keeps getting or sending does not hold up a fence.
     pub(super) fn has_operations_in_flight(&self, stream: u32) -> bool {
         let in_flight = self.streams[stream as usize].in_flight();
         let answers = |failover: &Failover<'_>| {
@@ -522,13 +523,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.block_size() != 0 && self.piece_max(peer) != 0
     }
 
-    /// Returns the size of the blocks for pieces that arrive here.
+    /// Returns the size of the blocks for arriving pieces, in bytes. 0 if this engine has no
+    /// blocks.
     fn block_size(&self) -> u64 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.blocks.size().min(LONGEST) as u64)
     }
 
-    /// Returns the number of pieces for device memory that each stream may have here. 0 if this
-    /// engine keeps none.
+    /// Returns how many pieces for device memory this engine stores for each stream. 0 if it stores
+    /// none.
     pub(super) fn pieces(&self) -> u8 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.pieces)
     }
@@ -541,8 +543,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (most.min(LONGEST as u32) as u64).min(self.room(peer))
     }
 
-    /// Lets an operation that every rail has refused travel in messages. Returns `false` if it
-    /// cannot.
+    /// Carries an operation in messages after every rail has refused its post. Returns `false` if
+    /// that is impossible.
     #[cold]
     #[inline(never)]
     pub(super) fn carry_instead(&mut self, stream: u32, index: u32, error: PostError) -> bool {
@@ -554,7 +556,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let here = self.locals.get(slot.local_region as usize).is_some_and(LocalSlot::is_device);
         let remote = &self.remotes[slot.remote as usize];
         if remote.native != NO_RAIL {
-            // Only the owner's provider may access it.
+            // Only the owner's provider may access memory with native atomics.
             return false;
         }
         // A host region takes any number of pieces.
@@ -573,7 +575,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// Returns whether a get that travels in messages goes to device memory.
+    /// Returns whether the buffer of a get is device memory.
     fn fetches_to_device(&self, index: u32) -> bool {
         let region = self.pending.slots[index as usize].local_region;
         self.locals.get(region as usize).is_some_and(LocalSlot::is_device)
@@ -599,7 +601,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         carriage.placing = 0;
     }
 
-    /// Resolves memory of any kind that a peer names. Also returns whether it is device memory.
+    /// Resolves host or device memory that a peer names. Also returns whether it is device memory.
     pub(super) fn place_anywhere(
         &self,
         place: Place,
@@ -632,13 +634,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let len = payload.len() as u32;
         let block = protocol.blocks.take(stream, source, len, token).ok_or(Violation::Credit)?;
-        // SAFETY: `take` has just given the block to only this piece, which was checked above to
-        // fit it.
+        // SAFETY: `take` has just reserved the block for this piece alone. The check above ensures
+        // that the piece fits.
         unsafe { copy_bytes(payload.as_ptr(), protocol.blocks.bytes(block), payload.len()) };
         Ok(block)
     }
 
-    /// Parks a put's piece for device memory until its turn.
+    /// Parks a piece of a put into device memory until all earlier numbers are applied.
     #[cold]
     pub(super) fn piece_arrived(
         &mut self,
@@ -666,7 +668,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.park(stream, word, Parked { at, what: Action::Piece { block, copy: 0 } }).map(drop)
     }
 
-    /// Handles a message of a get. Returns `None` if it is another message.
+    /// Handles a `Get` or `Got` message. Returns `None` for any other message.
     #[cold]
     pub(super) fn get_arrived(
         &mut self,
@@ -688,7 +690,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Kind);
         }
         match self.place_anywhere(at, len) {
-            // Its turn tells the peer that the memory is gone.
+            // If the region is gone, the answer says so later.
             Ok(_) | Err(Violation::Region) => {}
             Err(violation) => return Err(violation),
         }
@@ -723,8 +725,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let slot = &mut self.pending.slots[index as usize];
         let ours = slot.kind == OpKind::Fetch && slot.stream == stream;
         if ours && !matches!(slot.outcome, Outcome::Done) {
-            // Its copies have failed here, or a part of its memory is gone, and the peer still
-            // answers.
+            // The get has failed here, and the peer still answers it.
             self.stats.stale += 1;
             return Ok(());
         }
@@ -734,7 +735,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let len = payload.len() as u64;
         if len == 0 {
-            // The memory is gone. Pieces that have arrived are still copied to the device.
+            // An empty answer means that the peer's region is gone. Pieces that have arrived are
+            // still copied to the device.
             slot.fail(Fault::Post(COPIER, PostError::BadKey), true);
             (slot.left, slot.request, slot.fetch) = (0, 0, device);
             self.due.push(self.streams, stream);

@@ -13,10 +13,10 @@
 //!   reads no payload of the peer and answers no send.
 //!
 //! A side that receives a Bye closes too, while it makes progress, and answers with its own Byes.
-//! It waits for all Byes of the peer, and for the rails to complete its own. Some passes later the
-//! peer is [`PeerError::Closed`]. These passes are needed because a rail may complete a Bye before
-//! it is sent. A Bye carries the cursor and the credits of its stream, so no acknowledgement is
-//! lost.
+//! It waits for all Byes of the peer, and for the rails to complete its own Byes. Some passes later
+//! the peer is [`PeerError::Closed`]. These passes are needed because a rail may complete a Bye
+//! before it is sent. A Bye carries the cursor and the credits of its stream, so no acknowledgement
+//! is lost.
 //!
 //! # Operations in flight when a Bye arrives
 //!
@@ -60,7 +60,7 @@ const LEN: usize = 28;
 pub(crate) struct Parting {
     /// Whether our Byes may be sent.
     due: bool,
-    /// Byes were sent for the contexts below this number.
+    /// The Byes of the contexts below this number were sent.
     sent: u16,
     /// Number of passes since all Byes were sent and received.
     lingered: u16,
@@ -86,11 +86,11 @@ impl Parting {
     }
 }
 
-/// The last message of a stream.
+/// A Bye: the last message of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bye {
     pub context: u8,
-    /// The word, with a sequence of 0.
+    /// The stamp of the stream: a word with sequence number 0.
     pub word: u32,
     /// Low 32 bits of the reverse stream's cursor.
     pub ack: u32,
@@ -183,7 +183,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// and the process may exit.
     ///
     /// # Errors
-    /// [`Unfinished`] names the peer that misses the most when the deadline expires. Call
+    /// [`Unfinished`] names the peer that is furthest from closed when the deadline expires. Call
     /// `shutdown` again to continue.
     #[doc(alias = "shmem_finalize")]
     pub fn shutdown<H: Host, P: Park>(
@@ -307,15 +307,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a peer has sent Byes. All its other messages have arrived by then. The peer
-    /// still applies operations that are in flight to it, but sends no new operations.
+    /// Returns whether a Bye of a peer has arrived. The peer sends no new operations, but still
+    /// applies operations that are in flight to it.
     #[cold]
     pub(super) fn has_said_bye(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.count_heard() != 0
     }
 
-    /// Returns whether our Byes to a peer are due or sent. From then on we neither read its memory
-    /// nor answer it.
+    /// Returns whether our Byes to a peer are due or sent. From then on this side does not read the
+    /// peer's memory, and does not answer the peer.
     #[cold]
     pub(super) fn has_parted(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.due
@@ -340,8 +340,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.contexts_of(peer).any(|stream| self.streams[stream].silent_posts != 0)
     }
 
-    /// Returns whether answers to a peer with failover are in flight. They do not delay the Bye,
-    /// but if a rail has lost one, it must be sent again.
+    /// Returns whether answers to a peer with failover are in flight. Answers do not delay the Bye.
+    /// An answer that a failed rail has lost is sent again.
     fn has_answers(&self, peer: u16) -> bool {
         self.contexts_of(peer).any(|stream| {
             let s = &self.streams[stream];
@@ -441,7 +441,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns an error about the peers that have not left, if there are any.
+    /// Returns an error about the peers that have not left, if any.
     #[cold]
     fn unfinished(&self) -> Result<(), Unfinished> {
         let closing = |peer: &u16| self.peers[*peer as usize].state == PeerState::Closing;

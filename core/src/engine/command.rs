@@ -39,7 +39,7 @@ pub enum Command {
         len: usize,
         /// The target.
         to: RemoteAddr,
-        /// The signal that follows.
+        /// The signal, which is applied after the data.
         signal: Signal,
     },
     /// Calls [`Engine::get`](super::Engine::get).
@@ -56,7 +56,7 @@ pub enum Command {
     /// Calls [`Engine::amo`](super::Engine::amo), or [`Engine::fetch`](super::Engine::fetch) if
     /// `fetch` is set.
     Amo {
-        /// The word.
+        /// The word to change.
         at: RemoteAddr,
         /// The operation on the word.
         amo: Amo,
@@ -71,7 +71,7 @@ pub enum Command {
     /// Waits like [`Engine::wait_signal`](super::Engine::wait_signal). The worker polls the word
     /// between its other work.
     Watch {
-        /// The word.
+        /// The word to watch.
         at: LocalAddr,
         /// The comparison.
         cmp: Cmp,
@@ -80,7 +80,7 @@ pub enum Command {
         /// The peer whose failure ends the watch.
         from: Option<PeerId>,
     },
-    /// Fills registered local memory with a pattern. The worker writes a piece per turn.
+    /// Fills registered local memory with a pattern. Each turn of the worker writes one piece.
     Fill {
         /// The target.
         at: LocalAddr,
@@ -91,8 +91,8 @@ pub enum Command {
         /// Width of the pattern, in bytes: 1, 2, 4 or 8.
         width: u8,
     },
-    /// Copies within registered memory of this process. The worker copies a piece per turn, in
-    /// ascending order, so overlapping ranges may only move towards lower addresses.
+    /// Copies within registered memory of this process. Each turn of the worker copies one piece,
+    /// in ascending order. If the ranges overlap, the target must be at the lower address.
     Copy {
         /// The source.
         from: LocalAddr,
@@ -239,7 +239,7 @@ pub(super) struct Work<'m> {
     pub relay: Relay,
 }
 
-/// The state of the first half of a copy between peers.
+/// The progress of the get in a copy between peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Relay {
     #[default]
@@ -373,7 +373,6 @@ impl<'m> Entry<'m> {
     }
 }
 
-/// Whether a command may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,

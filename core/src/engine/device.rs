@@ -27,8 +27,8 @@ use super::{Engine, State};
 /// Size of a signal's word, in bytes.
 const SIGNAL: u8 = 8;
 
-/// The pass and the stream that last changed a device's word, and the stream that has waited
-/// longest since.
+/// Lets streams take turns to change words in device memory. `pass` and `last`: the pass and the
+/// stream of the last change. `next`: the first stream that had to wait since then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceTurn {
     pass: u64,
@@ -46,9 +46,8 @@ impl DeviceTurn {
 struct Copied([u8; 8]);
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Applies a signal to a word that the processor cannot access, for the reason `why`. Returns
-    /// `false`, with nothing done, if the device has no room now, or if this pass has already
-    /// changed a word of a device.
+    /// Applies a signal to a word in device memory. Returns `false` without effect if the device
+    /// has no room now, or if this pass has already changed a word in device memory.
     ///
     /// # Errors
     /// `why`, if the word is not in device memory. [`PeerError::Rail`] if the device has failed; it
@@ -71,9 +70,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(self.amo_on_device(stream, at, amo, false, why)?.is_some())
     }
 
-    /// Executes an atomic on a word that the processor cannot access, under the rules of
+    /// Executes an atomic on a word in device memory, under the rules of
     /// [`signal_on_device`](Self::signal_on_device). Returns the old value, which is valid only if
-    /// `fetch` is set, or `None` if the device has no room now.
+    /// `fetch` is set. Returns `None` if the word cannot be changed now.
     #[cold]
     #[inline(never)]
     pub(super) fn amo_on_device(
@@ -170,8 +169,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns whether a stream may change a device's word now. The copies take microseconds, so a
-    /// pass changes one word only, and streams take turns.
+    /// Returns whether a stream may change a device's word now. The copies take microseconds, so
+    /// each pass changes one word, and streams take turns.
     fn may_change_device(&mut self, stream: u32) -> bool {
         let DeviceTurn { pass, last, next } = self.device;
         if next != NONE && next != stream && self.streams[next as usize].due {
@@ -184,8 +183,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         may
     }
 
-    /// Handles a message that names memory that the processor cannot access. Parks the message if
-    /// it is a signal or an atomic on a word in device memory, or data for device memory.
+    /// Handles a message for memory that the processor cannot access. Parks the message if it is a
+    /// signal or an atomic on a word in device memory, or data for device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn device_word_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
@@ -195,8 +194,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     fn park_for_device(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
-        // Copied out again, because the peer may have changed the message. Nothing from the first
-        // copy is relied on.
+        // Decode the message again, because the peer may have changed it since the first copy.
         let (message, payload) = Message::decode(bytes)?;
         let Some(stream) = self.arrival_stream(peer, message.context, message.word)? else {
             return Ok(());

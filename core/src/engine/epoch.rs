@@ -1,4 +1,4 @@
-//! Epochs: which attachment a message belongs to, and how two sides agree on it.
+//! Epochs identify the attachment of a message. The two sides agree on epochs with Hellos.
 //!
 //! Each attachment of a peer has an *epoch*. The receiver chooses it, and the sender puts it into
 //! every word (see `wire`). A message with another epoch belongs to an earlier attachment. It is
@@ -31,9 +31,10 @@
 //! attaches last always reaches the other. A word with our epoch counts as a Hello from the bound
 //! peer, because only that peer knows the epoch.
 //!
-//! A Hello also says whether its sender keeps what `failover` needs. Unless both sides do, the peer
-//! fails with its first rail. A rail that fails during the exchange may have lost Hellos. The rail
-//! reports this to the sender, which sends its Hello again. The receiver then repeats its answer.
+//! A Hello also says whether its sender keeps what `failover` needs. Unless both sides keep it, the
+//! peer fails when its first rail fails. A rail that fails during the exchange may have lost
+//! Hellos. The rail reports this to the sender, which sends its Hello again. The receiver then
+//! repeats its answer.
 //!
 //! # Epochs of rails
 //!
@@ -56,8 +57,8 @@ use super::{Engine, State};
 /// that is not for the bound peer.
 const ANSWERS: usize = 4;
 
-/// If an epoch is below the bound one by less than this, it belongs to an earlier attachment of the
-/// same engine.
+/// An epoch that is less than this distance below the bound epoch belongs to an earlier attachment
+/// of the same engine.
 const EARLIER: u32 = 1 << 16;
 
 /// The epochs of a connection, ours and the peer's, and the state of their exchange.
@@ -90,7 +91,7 @@ impl Meeting {
         again: false,
     };
 
-    /// Returns whether this epoch, another one, or none is bound here.
+    /// Returns which epoch is bound here: `epoch`, another one, or none.
     fn bond(&self, epoch: u32) -> Bond {
         match self.theirs {
             0 => Bond::None,
@@ -244,8 +245,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a message of a get, or a rare message: a Hello, a Bye, a report on a failed rail, or
-    /// an invalid message.
+    /// Handles a `Get` or `Got` message, or a rare message: a Hello, a Bye, a report on a failed
+    /// rail, or an invalid message.
     #[cold]
     pub(super) fn contextless_arrived(
         &mut self,
@@ -331,7 +332,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Handles a word that arrives for no open stream, or with another epoch than the stream's.
+    /// Handles a word that arrives for no open stream, or with an epoch that is not the stream's.
     /// Drops the message, unless the word shows that the other side is bound to us.
     #[cold]
     pub(super) fn strange_arrival(

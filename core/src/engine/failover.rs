@@ -16,10 +16,10 @@
 //!    The side that suspected the rail waits until it hears from the other side over another rail.
 //!    A dead process does not answer, so its failure costs other peers no rail.
 //! 3. *Tell*: the peer gets a report over another rail. The report has the cursor of each stream,
-//!    and a bitmap of the numbers that arrived beyond the cursor. A number that was sent on the
-//!    failed rail and is not in the bitmap never arrives. The other rail may be dead too,
-//!    unnoticed. So the report is repeated on one rail after the other, at growing intervals, until
-//!    the peer confirms it.
+//!   and a bitmap of the numbers that arrived beyond the cursor. A number that was sent on the
+//!   failed rail and is not in the bitmap never arrives. The other rail may have failed unnoticed.
+//!   So the report is repeated on one rail after the other, at growing intervals, until the peer
+//!   confirms it.
 //! 4. *Resume*: a side that receives a report posts the missing numbers again on the remaining
 //!    rails, unchanged and in order.
 //!
@@ -91,7 +91,7 @@ use super::table::{NO_RAIL, PeerState, lent};
 use super::{Engine, State, mix};
 
 /// The memory of failover, borrowed by the engine, for `P` peers, `C` contexts and a window of `W`.
-/// The engine touches `sent` of a peer when it sends to the peer.
+/// The engine first touches the part of `sent` for a peer when it sends to that peer.
 pub struct FailoverMemory<'m> {
     /// P entries.
     pub peers: &'m mut [MaybeUninit<FailoverPeer>],
@@ -106,9 +106,9 @@ pub struct FailoverMemory<'m> {
 const AGAIN: u32 = 64;
 const RARELY: u16 = 10;
 
-/// The most that one pass adds to the clock of waiting fences, in nanoseconds or passes, so that a
-/// pause of this process counts little. If the rails have no clock, each check of the peers adds
-/// the second value, because a wait sleeps for 10 ms between two checks.
+/// Maximum that one pass adds to the clock of waiting fences, in nanoseconds or passes. So a pause
+/// of this process counts little. If the rails have no clock, each check of the peers adds the
+/// second value: a wait sleeps for 10 ms between two checks.
 const LOOK: [u64; 2] = [10_000_000, 10_486];
 
 /// The state of the rails to one peer. Bitmasks use our rail numbers.
@@ -124,13 +124,14 @@ pub struct FailoverPeer {
     fenced: u16,
     /// Rails that the user has disabled.
     disabled: u16,
-    /// `allowed`: rails that the peer may leave. `left`: the rails among them that it has left.
+    /// `allowed`: rails that the peer may leave (see `leave`). `left`: rails that it has left.
     allowed: u16,
     left: u16,
-    /// Rails that this side may leave. If one of them is fenced, it was drained first.
+    /// Rails that this side may leave (see `leave`). If one of them is fenced, it was drained
+    /// first.
     leaving: u16,
-    /// The answers to the peer's last messages about rails to leave: to a request of the peer, and
-    /// to its answer to our own request.
+    /// The answers that are due to the peer: to its request to leave rails, and to its reply to our
+    /// request.
     answers: [Option<Leave>; 2],
     /// The context and the number at which the next report starts, if one is due.
     telling: Option<(u16, Option<Seq>)>,
@@ -140,8 +141,8 @@ pub struct FailoverPeer {
     told: u16,
     /// Passes until the reports are repeated.
     wait: u32,
-    /// For each rail, when its fence began to wait for other peers, or for this peer to close its
-    /// endpoint, in [`Failover::time`]. 0 if it does not wait.
+    /// For each rail, the [`Failover::time`] at which its fence began to wait for other peers, or
+    /// for this peer to close its endpoint. 0 if the fence does not wait.
     waits: [u64; RAILS_MAX],
     /// The state of failed rails that return to use.
     back: Back,
@@ -245,12 +246,14 @@ pub(crate) struct Failover<'m> {
     window: u32,
     /// Whether an answer of the two-sided protocol has found no room in a window.
     refused: bool,
-    /// The endpoints that are to be closed, by rail.
+    /// For each rail, the endpoint that is to be closed.
     closing: [Closing; RAILS_MAX],
-    /// The clock of waiting fences, which begins at 1, and the time of its last update.
+    /// `time`: the clock of waiting fences, which begins at 1. `counted`: the clock of the rails
+    /// when `time` was last advanced.
     time: u64,
     counted: u64,
-    /// The upper half of the newest ticket known, and the lower half of this side's tickets.
+    /// `clock`: the upper half of the newest ticket that this side knows (see `leave`). `salt`: the
+    /// lower half of this side's tickets.
     clock: u64,
     salt: u64,
 }
@@ -276,10 +279,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// that are later connected by several rails. [`has_failover`](Self::has_failover) says whether
     /// both sides of a connection take part. If a failed rail cannot [fence](Rail::fence) a peer,
     /// the peer still fails. If all rails to a peer keep attachments apart
-    /// ([`Caps::fresh`](crate::rail::Caps)), the sides do not exchange this, so both must attach
-    /// failover, or neither. Engines that connect to each other should have different
-    /// [seeds](super::Config::seed): with equal ones, several rails that fail at once may cost a
-    /// peer. Slow path; allocates nothing.
+    /// ([`Caps::fresh`](crate::rail::Caps)), the sides do not tell each other whether they take
+    /// part. So both must attach failover, or neither. Engines that connect to each other should
+    /// have different [seeds](super::Config::seed). With equal seeds, a peer may fail when several
+    /// rails fail at once. Slow path; allocates nothing.
     ///
     /// Every operation to such a peer takes a slot, even a silent one. A tagged message that is
     /// sent from a slice takes an entry of
@@ -419,8 +422,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a limit, in nanoseconds or passes, has been reached since a time. 0 is no
-    /// time.
+    /// Returns whether `limit`, in nanoseconds or passes, has elapsed since the time `since`.
+    /// Returns `false` if `since` is 0.
     fn is_over(&self, since: u64, limit: [u64; 2]) -> bool {
         let time = self.failover.as_ref().map_or(0, |failover| failover.time);
         since != 0 && time - since >= limit[self.loads.untimed()]
@@ -435,12 +438,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         failover.peers.get(peer as usize).map(|kept| unsafe { kept.assume_init_ref() })
     }
 
-    /// Returns the failover state of a peer for changes, if its streams are kept.
     #[cold]
     fn kept_peer_mut(&mut self, peer: u16) -> Option<&mut FailoverPeer> {
         let failover =
             self.failover.as_mut().filter(|failover| RAILS > 1 && failover.keeps(peer))?;
-        // SAFETY: as in `kept_peer`.
+        // SAFETY: the peer's first stream is kept, so `keep_peer` has initialized the entry.
         failover.peers.get_mut(peer as usize).map(|kept| unsafe { kept.assume_init_mut() })
     }
 
@@ -517,7 +519,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(slot) = self.peers.get(peer as usize) else { return };
         let (rails, bit) = (slot.rails, 1u16 << rail);
         if self.has_failed(peer, bit) {
-            // What was sent on a rail that is left may never arrive, so it cannot be drained.
+            // Posts on a failed rail may never arrive, so the rail cannot be drained.
             if let Some(kept) = self.kept_peer_mut(peer) {
                 kept.leaving &= kept.fenced | !bit;
             }
@@ -539,7 +541,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let pairing = &mut self.pairings[peer as usize];
         pairing.parting.say_again();
         pairing.wait.end(rail);
-        // The rail may have mapped memory of the peer.
+        // The failed rail may have provided the mappings of the peer's memory.
         for remote in self
             .remotes
             .iter_mut()

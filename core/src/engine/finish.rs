@@ -35,7 +35,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Takes the oldest completion, if there is one. Does not make progress.
+    /// Takes the oldest completion, if any. Does not make progress.
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {
         match self.state.pending.ended.head {
@@ -275,7 +275,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.peers[peer as usize].state.is_up()
     }
 
-    /// Completes an operation if nothing of it is outstanding.
+    /// Completes an operation if no part of it is outstanding.
     #[inline]
     pub(super) fn end_if_over(&mut self, index: u32) {
         let slot = &mut self.pending.slots[index as usize];

@@ -17,7 +17,7 @@ use crate::sync::seq::Seq;
 pub struct Target {
     /// The name of the parser.
     pub name: &'static str,
-    /// Writes a valid input and returns its length. Different numbers give different inputs.
+    /// Writes a valid input that depends on the given number. Returns the length of the input.
     pub sample: fn(u64, &mut [u8]) -> usize,
     /// Parses an input. Returns `None` if the parser rejects the input. Otherwise encodes the
     /// result into the second argument, and returns how many bytes of it must equal the input.

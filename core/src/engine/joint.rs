@@ -1,6 +1,6 @@
 //! Joints. A joint names one of our rails, the rail of the peer that it leads to, and the longest
-//! message on it. Joints are set when a peer is connected. Hot paths use copies in the peer's
-//! streams.
+//! message between the two. Joints are set when a peer is connected. Hot paths use copies in the
+//! peer's streams.
 
 use crate::error::AttachError;
 use crate::mem::{RailId, Zeroable};
@@ -22,7 +22,7 @@ const MESSAGE_MIN: usize = 128;
 pub struct Joint {
     /// Our rail.
     pub ours: RailId,
-    /// The number of the rail at the peer.
+    /// The peer's number for its rail, 0 to 15.
     pub theirs: u8,
     /// The longest message that the peer accepts on this rail, in bytes. At least 128. May be less
     /// than [`Caps::max_message`](crate::rail::Caps) of our rail, because the peer's rail may
@@ -38,8 +38,8 @@ pub struct Pairing {
     /// Longest message, in bytes, that both sides accept on each of our rails. 0 if a rail does not
     /// reach this peer.
     pub(crate) messages: [u32; RAILS_MAX],
-    /// The longest message to the peer, in bytes. The largest of `messages`, or with failover, the
-    /// smallest of the rails that reach it.
+    /// The longest message to the peer, in bytes: the maximum of `messages`. With failover, the
+    /// minimum for the rails that reach the peer.
     pub(crate) longest: u32,
     /// Longest write, in bytes, that all rails to the peer accept in one post and that is not
     /// striped.

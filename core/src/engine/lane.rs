@@ -38,13 +38,15 @@ pub struct Posted<'m> {
 }
 
 impl<'m> Posted<'m> {
-    /// Creates a command to submit.
+    /// Wraps a command for a ring.
     pub(crate) fn new(entry: Shared<'m, Entry<'m>>, report: bool) -> Self {
         Posted { raw: entry.into_raw(), report }
     }
 
+    /// Returns the command.
+    ///
     /// # Safety
-    /// Called once for each command that was popped.
+    /// Call this once for each popped command.
     pub(crate) unsafe fn open(self) -> Shared<'m, Entry<'m>> {
         // SAFETY: the caller guarantees that the command was popped and is opened once.
         unsafe { self.raw.open() }
@@ -53,8 +55,8 @@ impl<'m> Posted<'m> {
 
 type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
 
-/// The state that queue and worker share besides the rings. The first side to leave stores its ring
-/// ends here.
+/// The state that queue and worker share in addition to the rings. The first side to leave stores
+/// its ring ends here.
 pub struct Lane<'m> {
     /// Bitmask of the sides that have not left: [`QUEUE`], [`CONSUMER`].
     there: AtomicU32,
@@ -62,7 +64,7 @@ pub struct Lane<'m> {
     queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
     /// The worker's ring ends, stored when it leaves. From then on they belong to the queue.
     consumer: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
-    /// Waiters for events of this queue, other than the queue's user.
+    /// Threads that wait for events of this queue, except the queue's own user.
     pub(crate) listeners: Listeners<'m>,
     /// The packed [`Held`] of the worker's last turn.
     held: AtomicU64,
@@ -335,7 +337,6 @@ impl<'m> CommandConsumer<'m> {
         }
     }
 
-    /// Returns the next command in order: the held command, or a new command.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Job<'m>> {
         if let Some(held) = self.held.take() {

@@ -3,7 +3,7 @@
 //! Counting costs a few additions per post and completion, and nothing in an engine of one rail.
 //! Posts of [`LONG`] bytes and more are also timed, by the rail's clock ([`Rail::CLOCK`]) or,
 //! without one, in passes. The bytes that a rail completes while such posts are outstanding, and
-//! the time between, give its cost per byte.
+//! the time that this takes, give its cost per byte.
 //!
 //! All rails are timed in one *busy time*, which leaves out most of each interval in which no rail
 //! completes anything. Such an interval is a pause of this process or of a peer, after which all
@@ -15,10 +15,9 @@
 //! nothing for some time is expected to take as much time again. After a longer time its posts
 //! count as stuck, for example because their peer has stopped, and the rail is tried again. A new
 //! rail may have [`FIRST`] bytes outstanding, and more as posts complete, so a rail that turns out
-//! to be slow holds up little. A post also waits for a rail that refuses it for lack of room, if
-//! the other rails would take longer, but at most for [`STOPPED`]: that rail may never take posts
-//! to this peer. A rail too slow to be chosen gets a post now and then, because it may have become
-//! faster.
+//! to be slow holds up little. A post also waits for a full rail if the other rails would take
+//! longer. It waits at most for [`STOPPED`], because the full rail may never take posts to this
+//! peer. A rail too slow to be chosen gets a post now and then, because it may have become faster.
 //!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
 
@@ -31,7 +30,7 @@ use self::speed::{FIRST, Load};
 /// Posts of at least this many bytes are timed.
 pub(crate) const LONG: u64 = 4096;
 
-/// Whether posts to a peer wait for a full rail although another has room.
+/// A wait of posts to one peer for a full rail, although another rail has room.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// When the wait began. 0 if no post waits.
@@ -59,15 +58,15 @@ const STOPPED: [u64; 2] = [200_000_000, 10_000];
 const STUCK: [u64; 2] = [1_500_000_000, 200_000];
 const TRIES: u8 = 3;
 
-/// Limits of what an interval without a completion on any rail adds to the busy time: this much, in
-/// nanoseconds or passes, or [`LONGER`] times the expected time of the post that completes next.
-/// The greater limit applies.
+/// Limits how much busy time an interval without a completion on any rail adds. The limit is this
+/// value, in nanoseconds or passes, or [`LONGER`] times the expected time of the next completion,
+/// whichever is greater.
 const SILENCE: [u64; 2] = [1_000_000, u64::MAX];
 const LONGER: u64 = 4;
 
-/// A rail is late if its latest bytes took more than this many times as long as on the fastest
-/// rail. If it also costs more than this many times as much as that rail, and was late [`LATE`]
-/// times, it gets no short posts.
+/// A rail is late if its latest bytes took more than `SLOW` times as long as on the fastest rail. A
+/// rail gets no short posts if it was late [`LATE`] times and costs more than `SLOW` times as much
+/// as the fastest rail.
 const SLOW: u64 = 4;
 const LATE: u8 = 3;
 const LATE_MAX: u8 = 8;
@@ -91,13 +90,15 @@ pub(crate) struct Loads<const RAILS: usize> {
     clock: Option<fn() -> u64>,
     /// Number of passes: the time if there is no clock.
     pub(crate) passes: u64,
-    /// The last completion of a long post on any rail, or the first long post after all were idle.
+    /// Time of the last completion of a long post on any rail, or of the first long post after all
+    /// rails were idle.
     last: u64,
     /// The busy time at `last`.
     busy: u64,
     /// Rails that get no short posts, as a bitmask.
     slow: u16,
-    /// Rails that reach a peer together with another rail, as a bitmask. Only they are compared.
+    /// Rails that reach a peer together with another rail, as a bitmask. Only the speeds of these
+    /// rails are compared.
     shared: u16,
 }
 
@@ -208,15 +209,16 @@ impl<const RAILS: usize> Loads<RAILS> {
         self.judge(self.fastest());
     }
 
-    /// Returns whether posts may be outstanding on a rail. A single rail is not counted.
+    /// Returns whether posts may be outstanding on a rail. Always `true` with a single rail,
+    /// because its posts are not counted.
     pub(crate) fn has_posts(&self, rail: usize) -> bool {
         RAILS == 1 || self.rails[rail].posts != 0
     }
 
     /// Chooses one of `rails` for a post of `bytes` bytes, beginning with rail `turn`. The rails in
-    /// `full`, which are not all of `rails`, have refused the post. `wait` belongs to the peer.
-    /// Returns `None` if the post must wait: no rail may have more outstanding now, or a full rail
-    /// is worth waiting for.
+    /// `full` have refused the post. At least one of `rails` is not in `full`. `wait` is the state
+    /// of the peer. Returns `None` if the post must wait: each rail has its maximum outstanding, or
+    /// waiting for a full rail takes less time.
     pub(crate) fn choose(
         &mut self,
         rails: u16,
@@ -297,12 +299,12 @@ impl<const RAILS: usize> Loads<RAILS> {
         let load = &mut self.rails[chosen];
         if load.is_full(bytes) && probed.is_none() {
             if load.silent(now) < STOPPED[untimed] {
-                // The others would take longer, so wait for this one.
+                // The other rails would take longer, so wait for the chosen rail.
                 return None;
             }
             load.room = load.moving().saturating_add(bytes).saturating_add(FIRST);
         }
-        // Not 0, even if a pass completes several posts of a rail without a clock.
+        // At least 1, although without a clock one pass may complete several posts.
         let took = self.rails[chosen].takes(bytes).max(1);
         for rail in ahead(rails, 0) {
             self.rails[rail].passed = match rail == chosen {

@@ -49,9 +49,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         slot.filter(|slot| slot.generation == peer.generation).map_or(0, |slot| slot.rails)
     }
 
-    /// Connects a peer that is attached to the rails of `rails` (bit i: rail i). Like
-    /// [`join_peer`](Self::join_peer), if each rail leads to the peer's rail of the same number,
-    /// and the limits are equal.
+    /// Connects a peer that is attached to the rails in `rails` (bit i: rail i). Use this instead
+    /// of [`join_peer`](Self::join_peer) if each rail leads to the peer's rail of the same number,
+    /// and both sides have equal limits.
     pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
         self.join(peer, rails, Pairing::ALIKE)
     }
@@ -224,7 +224,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pairings[peer as usize] = Pairing::ALIKE;
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
-            // The list of due streams may contain it already.
+            // The list of due streams may contain this stream already.
             let Stream { due, due_next, .. } = self.streams[stream];
             let fresh = Stream::new(context as u8, peer, Seq(self.config.first_sequence));
             self.streams[stream] = Stream { due, due_next, ..fresh };

@@ -69,7 +69,8 @@ pub struct PendingSlot {
     /// Whether the operation took at least one number.
     pub(crate) numbered: bool,
     pub(crate) tag: u64,
-    /// The fetched value. For a [carried put](OpKind::Carry) the copy in progress, until then.
+    /// The fetched value. For a [carried put](OpKind::Carry), the rail's id of the copy in
+    /// progress.
     pub(crate) value: u64,
     pub(crate) outcome: Outcome,
 
@@ -183,8 +184,8 @@ impl PendingSlot {
         };
     }
 
-    /// Returns whether the operation still needs its pointer into this registered region. Rails
-    /// know about its outstanding posts.
+    /// Returns whether the operation still needs its pointer into this registered region. Does not
+    /// cover outstanding posts, because the rails know them.
     #[cold]
     pub(crate) fn uses_local(&self, region: u16) -> bool {
         if self.state != State::Open || self.local_region != region {

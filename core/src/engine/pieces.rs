@@ -23,7 +23,7 @@ pub(super) const COPIER: RailId = RailId(0);
 /// Longest piece, in bytes. Pieces are staged on the stack.
 pub(super) const LONGEST: usize = 8192;
 
-/// Number of bits of a parked get that hold the longest piece.
+/// Number of bits of a parked get that hold the longest piece, below the offset `into`.
 pub(super) const PIECE_BITS: u32 = 16;
 
 /// Maximum number of unanswered gets of a stream, between sides with failover.
@@ -49,7 +49,7 @@ impl Answer {
         piece: 0,
     };
 
-    /// Returns what a [parked](Self::parked) message has left to send.
+    /// Restores an answer from a [parked](Self::parked) message.
     pub(super) fn of(at: Place, token: u64, left: u64, into: u64) -> Answer {
         Answer { at, token, left, into: into >> PIECE_BITS, piece: into as u16 }
     }

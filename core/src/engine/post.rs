@@ -149,8 +149,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let inject = local_region == u16::MAX;
         let mut whole = state.piece(peer, left, inject);
         if state.is_kept(stream) {
-            // The piece must also fit the rails that may have to take it over, and they must reach
-            // its memory.
+            // Failover may move the piece to any joined rail. So the piece must fit all these
+            // rails, and they must all reach its memory.
             whole = state.kept_peer(peer).map_or(whole, |kept| whole.min(kept.longest));
             if let Some(rail) = state.unreached(peer, local_region, remote) {
                 return Err(Blocked::Refused(rail, PostError::Unsupported));
@@ -366,7 +366,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pick_from(peer, rails & !exclude, full, bytes)
     }
 
-    /// Chooses one of the rails in `rails` for a post to a peer. Those in `full` have refused it.
+    /// Chooses one of the rails in `rails` for a post to a peer. The rails in `full` have refused
+    /// the post.
     #[inline(always)]
     pub(super) fn pick_from(
         &mut self,
@@ -385,8 +386,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Chooses one of several rails. Out of line to keep callers short, and cold so that callers
-    /// keep their registers. Returns `None` if none has room, or if the post must wait for one of
-    /// them.
+    /// keep their registers. Returns `None` if no rail has room, or if the post must wait for a
+    /// full rail.
     #[cold]
     #[inline(never)]
     fn pick_of(&mut self, peer: u16, rails: u16, full: u16, bytes: u64) -> Option<usize> {

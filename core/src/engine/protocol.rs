@@ -13,8 +13,8 @@
 //! | up to 64 bytes, with a grant but no credit | *Short* with the payload | its bytes are copied |
 //! | any other | *Rts* alone, answered by *Fin* | the receiver has all it wants |
 //!
-//! *Rts* describes where the payload is. The receiver reads the payload over all rails. If it
-//! cannot, it requests *Chunks* by a *Pull*.
+//! *Rts* describes where the payload is. The receiver reads the payload over all rails. If no rail
+//! can read it, the receiver requests *Chunks* with a *Pull*.
 //!
 //! A *credit* is room at the receiver for one unexpected payload. A stream begins with the number
 //! of credits that its receiver configures. A sender without credits keeps the payload and sends
@@ -22,13 +22,13 @@
 //! [`OpError::Again`](crate::error::OpError::Again).
 //!
 //! A receiver doubles a stream's room when more than half of it is in use, or when acknowledgements
-//! only return credits. It announces the new room by a *Room* message. The room comes from a pool
+//! only return credits. It announces the new room in a *Room* message. The room comes from a pool
 //! that all streams share, while it lasts. So messages may be received in any order up to that
 //! limit, and a silent peer uses none of the pool. A stream keeps its room until its peer is
 //! removed.
 //!
-//! Beyond the credits, a receiver may have small blocks for short messages. It grants them to
-//! streams whose credits no longer grow: a quarter of what is left at a time, in a Room message.
+//! Beyond the credits, a receiver may have small blocks for short messages. A stream with credits
+//! that no longer grow gets a quarter of the remaining blocks at a time, in a Room message.
 //!
 //! # Files
 //!
@@ -72,7 +72,7 @@ use stock::{Blocks, Headers, Room};
 /// Number of credits that a stream can reach even if no payload waits.
 const ENOUGH_CREDITS: u32 = 64;
 
-/// Number of receives that are not hashed while messages match in order.
+/// Maximum number of receives that are not hashed while messages match in order.
 const LAZILY: u32 = 252;
 
 /// The sizes and limits of the protocol.
@@ -92,9 +92,10 @@ pub struct MatchConfig {
     /// Unexpected payloads of up to 64 bytes that the receiver keeps beyond the credits, shared by
     /// all streams and assigned on demand.
     pub shared_shorts: u32,
-    /// Number of pieces per stream, 0 to 64, that wait here until a device has copied them, because
-    /// no rail reaches its memory. Puts and gets each have so many, so that a stream needs twice as
-    /// many blocks. With 0, peers cannot put to such memory here, and gets into it are refused.
+    /// Number of pieces per stream, 0 to 64, that can wait here until a device has copied them.
+    /// Applies to device memory that no rail reaches. Puts and gets each have this number, so a
+    /// stream needs twice the number of blocks. With 0, peers cannot put to such memory here, and
+    /// gets into it are refused.
     pub pieces: u8,
     /// Salts the hashes, because peers choose the tags. Use a random number.
     pub seed: u64,
@@ -194,8 +195,8 @@ impl Default for MatchConfig {
 
 /// The memory of the protocol, borrowed by the engine, for `S` streams (peers times contexts).
 pub struct MatchMemory<'m, const RAILS: usize> {
-    /// The matcher's memory. It needs at least as many slots for receives as `receives` has, and at
-    /// least [`MatchConfig::unexpected`]`(S)` slots for messages.
+    /// The matcher's memory: at least one slot for each of `receives`, and at least
+    /// [`MatchConfig::unexpected`]`(S)` slots for messages.
     pub matcher: MatcherMemory<'m>,
     /// One slot per receive whose status was not taken.
     pub receives: &'m mut [RecvSlot],
@@ -257,8 +258,8 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub waiting: Room,
     /// Blocks for short messages that are neither in use nor granted.
     pub shorts: u32,
-    /// Number of pieces for device memory that each stream may have here, for puts and again for
-    /// gets.
+    /// Maximum number of pieces for device memory that wait here per stream, for puts and for gets
+    /// each.
     pub pieces: u8,
     pub stats: ProtocolStats,
 }
@@ -271,8 +272,8 @@ impl<const RAILS: usize> Protocol<'_, RAILS> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
-    /// Enables tagged messages. Call it once, on both sides, before a peer sends any. Without
-    /// matching, a tagged message violates the protocol and fails the peer. If the two
+    /// Enables tagged messages. Call it once, on both sides, before a peer sends a tagged message.
+    /// Without matching, a tagged message violates the protocol and fails the peer. If the two
     /// [`MatchConfig`]s differ, pass the peer's limits to [`join_peer`](Self::join_peer). Slow
     /// path; allocates nothing.
     ///
@@ -536,7 +537,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.protocol.as_ref().is_some_and(|protocol| protocol.accounts[stream as usize].grown)
     }
 
-    /// Returns whether returned credits must be announced to the peer, and whether soon.
+    /// Returns whether returned credits must be announced to the peer, and whether that is urgent.
     #[inline(always)]
     pub(super) fn credits_owed(&self, stream: u32) -> (bool, bool) {
         match &self.protocol {

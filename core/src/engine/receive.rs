@@ -126,7 +126,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// Fast path of a landed write. Returns `false` if the write is not next in order.
+    /// Handles a landed write on the fast path. Returns `false` if the write is not next in order.
     #[inline(always)]
     fn write_in_order(&mut self, peer: Peer, data: u32) -> bool {
         if peer.0 as usize >= self.reached {
@@ -155,7 +155,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
-    /// Records the arrival of a message that needs no turn. Returns `true` if the message is new.
+    /// Records the arrival of a message that may be applied out of order. Returns `true` if the
+    /// message is new.
     #[inline(always)]
     pub(super) fn is_fresh(&mut self, stream: u32, word: u32) -> Result<bool, Violation> {
         if self.streams[stream as usize].window.take_in_order(word, self.mask) {

@@ -72,8 +72,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id)
     }
 
-    /// Deregisters memory. Later messages that name it are rejected, which fails their sender. Only
-    /// gets that [travel in messages](Self::is_carried) fail alone. Peers that have mapped the
+    /// Deregisters memory. Later messages that name it are rejected, which fails their sender. If a
+    /// get [travels in messages](Self::is_carried), only this get fails. Peers that have mapped the
     /// memory must have stopped using it. Slow path: scans all operations, receives and imports.
     ///
     /// # Errors
@@ -97,8 +97,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         deregistered
     }
 
-    /// Writes the handle by which peers import a region. Returns the length of the handle, at most
-    /// [`HANDLE_MAX`](super::HANDLE_MAX) bytes.
+    /// Writes the handle that peers import to reach a region. Returns the length of the handle, at
+    /// most [`HANDLE_MAX`](super::HANDLE_MAX) bytes.
     ///
     /// # Errors
     /// [`AttachError::BufferTooShort`] if the handle does not fit; nothing was written.
@@ -141,9 +141,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.
     ///
     /// If no rail reaches device memory, its bytes [travel in messages](Self::is_carried). With
-    /// failover they do so even if only some rails do not reach it, because any rail may have to
-    /// take over. Its owner needs [`MatchConfig::pieces`](super::protocol::MatchConfig::pieces),
-    /// and this engine needs matching.
+    /// failover they do so unless all rails reach it, because any rail may have to take over. The
+    /// owner of the memory needs [`MatchConfig::pieces`](super::protocol::MatchConfig::pieces), and
+    /// this engine needs matching.
     ///
     /// # Errors
     /// - [`AttachError::Full`]: the table holds only imports by the user and imports that are being

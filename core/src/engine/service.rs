@@ -21,8 +21,7 @@ use super::{Engine, State};
 enum Applied {
     /// Up to the first missing number.
     All,
-    /// Not all: the batch is used up, a rail has no room for a reply or for a device's word, or a
-    /// device is copying.
+    /// Not all: the batch is used up, a rail has no room for a reply, or a device is busy.
     More,
 }
 
@@ -218,8 +217,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.flush();
     }
 
-    /// Sends an acknowledgement, and requests one up to `wanted`. Returns `false` if no rail has
-    /// room.
+    /// Sends an acknowledgement. With `wanted`, also requests one from the peer up to this number.
+    /// Returns `false` if no rail has room.
     #[inline(never)]
     fn post_ack(&mut self, stream: u32, wanted: Option<Seq>) -> bool {
         let freed = self.state.returned(stream);
@@ -294,8 +293,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the first number missing here, in one peer's streams or in any, and its peer. For
-    /// diagnostics.
+    /// Returns the first number that is missing in a stream from this peer, or from any peer. Also
+    /// returns the index of the peer. For diagnostics.
     pub(super) fn first_hole(&self, from: Option<PeerId>) -> Option<(u16, Seq)> {
         let wanted =
             |s: &&Stream| s.window.held() != 0 && from.is_none_or(|from| from.index == s.peer);

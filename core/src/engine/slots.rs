@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    /// Takes and releases slots at random. While a holder has its slot, no other has the same name.
+    /// Takes and releases slots at random, and compares their names with a map.
     #[test]
     fn names_and_slots_are_those_of_a_map_with_serial_numbers() {
         let mut random = Random::new("slots");

@@ -19,8 +19,8 @@ pub(crate) const MESSAGES: u8 = 2;
 /// records its posts.
 pub(crate) const KEPT: u8 = 8;
 
-/// Returns the bits of [`Stream::fence`] that the fast path checks besides the bits of its data. An
-/// engine with one rail never fails over, and skips the check.
+/// Returns the bits of [`Stream::fence`] that the fast path checks in addition to the bits of its
+/// data. An engine with one rail never fails over, and skips the check.
 pub(crate) const fn kept(rails: usize) -> u8 {
     if rails > 1 { KEPT } else { 0 }
 }

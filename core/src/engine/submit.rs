@@ -25,7 +25,7 @@ pub struct Signal {
     pub at: RemoteAddr,
     /// Set or add.
     pub op: SignalOp,
-    /// The operand.
+    /// The value to set or to add.
     pub value: u64,
 }
 
@@ -391,7 +391,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Notifies the owner of a mapped word. The call is inline for the first rail, because that is
-    /// the rail of shared memory.
+    /// usually the rail of shared memory.
     #[inline(always)]
     fn notify(&mut self, word: Mapped) {
         match word.rail {

@@ -53,7 +53,7 @@ pub struct PeerSlot {
     pub(crate) generation: u16,
     /// Bit i is set if rail i reaches the peer.
     pub(crate) rails: u16,
-    /// The rail whose turn is next.
+    /// The rail at which the next choice of a rail begins.
     pub(crate) turn: u8,
     /// Whether the other tables of the slot are set up.
     pub(crate) ready: bool,

@@ -1,5 +1,5 @@
-//! Tag matching with the semantics of MPI, libfabric and PSM, at a cost that, within limits, does
-//! not grow with the number of receives and messages.
+//! Tag matching with the semantics of MPI, libfabric and PSM. Within limits, the cost does not grow
+//! with the number of receives and messages.
 //!
 //! A [`Matcher`] has one owner, and its state depends only on the operations on it. It owns no
 //! payload, knows no protocol and reads no clock. Nothing here blocks or allocates: all memory is

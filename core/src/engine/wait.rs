@@ -261,7 +261,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Diagnoses what has not arrived from a peer, or from any peer. Returns the first missing
-    /// number, preferably one with later arrivals, and its rail if only one reaches the peer.
+    /// number, preferably one with later arrivals, and the rail if only one reaches the peer.
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         let state = &self.state;
         let open = |slot: &PeerSlot| slot.state.is_up();

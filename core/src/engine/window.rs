@@ -23,7 +23,7 @@ pub struct Parked {
     pub(crate) what: Action,
 }
 
-/// The action of a message when its turn comes.
+/// What to do with a parked message once it is next in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Change a signal word.
@@ -33,13 +33,13 @@ pub(crate) enum Action {
     Amo { amo: Amo, token: u64 },
     /// A tagged message. `kept` says where its payload or header is stored.
     Tagged { lo: u64, hi: u32, kept: u64 },
-    /// An executed atomic whose reply waits for room in a rail.
+    /// An executed atomic with a reply that waits for room in a rail.
     Reply { token: u64, value: u64 },
     /// A piece for device memory, in this block. `copy` is the copy in progress, or 0.
     Piece { block: u32, copy: u32 },
-    /// Send the rest of requested data. The low 16 bits of `into` are the longest piece, and the
-    /// others are the place of the rest in the buffer. Three words, so that a parked message takes
-    /// no more memory than a parked atomic.
+    /// Send the rest of requested data. The low 16 bits of `into` hold the length of the longest
+    /// piece, and the other bits hold the offset of the rest in the buffer. With three words, a
+    /// parked message takes no more memory than a parked atomic.
     Get { token: u64, left: u64, into: u64 },
 }
 

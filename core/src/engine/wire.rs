@@ -33,9 +33,10 @@
 //! Leave and Rejoin in `told`, `leave` and `rejoin`, and `pieces` has those of Get and Got. The
 //! messages of `protocol` have kinds from 16 on.
 //!
-//! The sequence has two bits more than the window needs, at most 20. The epoch gets the remaining
-//! bits, and identifies the attachment that the word belongs to. A message without a number (Reply,
-//! Ack, and the answers of `protocol`) carries the word with a sequence of 0.
+//! The sequence has two bits more than the window needs, but at least 9 and at most 20. The epoch
+//! gets the remaining bits, and identifies the attachment that the word belongs to. A message
+//! without a number (Reply, Ack, and the answers of `protocol`) carries the word with a sequence of
+//! 0.
 //!
 //! Except for Hello, Leave and Rejoin, each message carries in `ack` the low 32 bits of the reverse
 //! stream's cursor: all numbers below the cursor were applied here. A sequence would have too few
@@ -118,7 +119,7 @@ pub(crate) enum Body {
     Ack { wanted: Option<Seq>, freed: u32 },
 }
 
-/// A message, decoded.
+/// A decoded message, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub context: u8,

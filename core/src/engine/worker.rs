@@ -39,7 +39,7 @@ const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 const PIECE: usize = 256 << 10;
 
 /// Tells a worker to stop once it has handled everything submitted before this call. `stop` is the
-/// flag with which it [runs](Worker::run). Wake it afterwards.
+/// flag passed to [`Worker::run`]. Wake the worker afterwards.
 pub fn stop_worker(stop: &AtomicBool) {
     // Release, edge `worker.stop`: a worker that reads `true` also sees all earlier submissions.
     stop.store(true, edge!("worker.stop.store", Release));
@@ -80,7 +80,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     }
 
     /// Returns how this thread idled in its last [`run`](Self::run), and how many wake-up calls it
-    /// has made in all.
+    /// has made in total.
     pub fn counts(&self) -> Counts {
         Counts { wake_syscalls: self.wakes, ..self.counts }
     }

@@ -1,8 +1,8 @@
-//! The return of a rail to a peer.
+//! Brings a failed rail to a peer back into use.
 //!
 //! The return begins once each side has fenced the rail and knows that the other side has reported
-//! everything about it. Then nothing of the old epoch is in flight. The stages run over the rails
-//! in use:
+//! everything about it. Then nothing of the old epoch is in flight. Messages about the stages
+//! travel on the rails in use:
 //!
 //! 1. *Offer*: a side opens the rail again ([`Rail::reopen`]) and sends the address to the peer. It
 //!    repeats the offer a few times. Then the offer lapses until the next [`Sink::peer_up`].
@@ -35,7 +35,7 @@ use super::{AGAIN, PeerError, RARELY};
 /// Number of repetitions of an offer before it lapses.
 const OFFERS: u16 = 6;
 
-/// The state of one rail.
+/// The epoch of one rail, and the serials of the messages about it.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     /// Number of times the rail was attached again.
@@ -67,9 +67,9 @@ pub(super) struct Back {
     agreed: u16,
     /// Rails whose stage must be reported to the peer now.
     due: u16,
-    /// Number of repetitions so far.
+    /// Number of repetitions of the reports so far.
     repeated: u16,
-    /// Passes until the reports are repeated.
+    /// Passes until the next repetition.
     wait: u32,
     /// The peer's last message about a rail to attach.
     incoming: Option<Rejoin>,
@@ -154,7 +154,6 @@ impl Back {
     }
 }
 
-/// Hashes bytes with FNV-1a.
 fn hash(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
@@ -262,7 +261,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let word = self.state.streams[stream as usize].stamp;
         let message =
             Rejoin { rail: rail as u8, stage, asks: !in_use, word, epoch, serial, length, address };
-        // The message carries no cursor.
+        // The message carries no cursor, so the acknowledged position does not change.
         let cursor = self.state.streams[stream as usize].ack_sent;
         let (owner, nothing) = (self.state.control(peer), Untrusted::from_slice(&[]));
         match self.post_bytes(stream, peer, &message.encode(), nothing, owner, cursor) {
@@ -282,7 +281,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Posts a probe on the rail itself, once.
+    /// Posts a probe on the returning rail, once.
     fn post_probe(&mut self, peer: u16, rail: usize) {
         let epoch = self.state.epoch_of(peer, rail);
         let word = self.state.streams[self.state.stream_of(0, peer) as usize].stamp;

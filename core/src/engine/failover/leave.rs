@@ -1,4 +1,4 @@
-//! Lets peers leave an endpoint before a fence closes it.
+//! Asks peers to stop using an endpoint before a fence closes it.
 //!
 //! A rail may fence a peer by closing its endpoint, which cuts off its other peers too
 //! ([`Rail::fences_all`]). If both ends of each pair closed their endpoints in turn, one cut link
@@ -6,10 +6,10 @@
 //! joins. So a side that must close an endpoint does this first:
 //!
 //! 1. It asks each other peer of the rail to *leave*, and repeats that until the peer agrees.
-//! 2. A peer agrees if another rail in use joins both, and works in both directions. Its link may
-//!    be cut, unnoticed by both. So the request travels over that rail, the peer answers over it,
-//!    and the side repeats the request over it. Then the peer stops using the rail that it leaves,
-//!    and reports this. The next request tests another rail.
+//! 2. A peer agrees if another rail in use joins both, and works in both directions. The link of
+//!   that rail may be cut unnoticed. So the request, the answer and a confirmation all travel over
+//!   that rail. Then the peer stops using the rail that it leaves, and reports this. The next
+//!   request tests another rail.
 //! 3. The side stops using the rail too. It *drains* the rail: it waits until the peers have
 //!    reported the arrival of everything that it has sent on the rail.
 //! 4. It closes the endpoint, and reports to each drained peer that it has left.
@@ -49,20 +49,21 @@ use super::{AGAIN, Failover, nth};
 /// Length of a [`Leave`] message, in bytes.
 const LEAVE: usize = 24;
 
-/// Maximum of the upper half of a ticket. A peer may send any ticket, so the clock stops there.
+/// Maximum of the upper half of a ticket. Our clock stops at this value, because a peer may send
+/// any ticket.
 const CLOCK_MAX: u64 = u32::MAX as u64;
 
-/// Time, in nanoseconds or passes, until an endpoint is closed although peers have not left it:
-/// the first if this side has made [`ENOUGH`] passes, otherwise the second. On a busy machine few
-/// passes fit into the first, and the peers make no more.
+/// Time limits, in nanoseconds or passes, after which an endpoint is closed although peers have not
+/// left it. The first applies once this side has made [`ENOUGH`] passes, and otherwise the second.
+/// On a busy machine, few passes fit into the first limit.
 const PATIENCE: [[u64; 2]; 2] = [[80_000_000, 1 << 18], [500_000_000, 1 << 20]];
 const ENOUGH: u32 = 1 << 12;
 
-/// The interval between two requests doubles this many times, so that a peer that makes no passes
-/// gets few of them.
+/// Number of times that the interval between two requests doubles. So a peer that makes no passes
+/// gets few requests.
 const DOUBLINGS: u32 = 6;
 
-/// What a message says.
+/// The kind of a [`Leave`] message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Stage {
     /// The sender asks the receiver to leave a rail.
@@ -73,7 +74,7 @@ pub(in super::super) enum Stage {
     Confirms,
 }
 
-/// A message about a rail to leave, decoded.
+/// A decoded message about a rail to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Leave {
     pub(in super::super) rail: u8,
@@ -130,14 +131,15 @@ pub(super) struct Closing {
     /// When the peers were first asked, in [`Failover::time`]. 0 if they have not been asked since
     /// this endpoint last had to wait.
     since: u64,
-    /// Passes until the peers are asked again, and number of passes since they were first asked.
+    /// `wait`: passes until the peers are asked again. `passes`: passes since they were first
+    /// asked.
     wait: u32,
     passes: u32,
     /// Number of times that the peers were asked. Selects the rail that carries the request.
     asked: u32,
     /// The first peer that could not be asked in the last round, because a rail had no room.
     next: u16,
-    /// Whether it waits for another rail to return to a peer.
+    /// Whether the endpoint waits until another rail has returned to a peer.
     waits: bool,
 }
 
@@ -148,7 +150,7 @@ impl Closing {
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Returns whether the endpoint of a rail may be closed to fence a peer. Until then, asks the
-    /// other peers to leave it.
+    /// other peers to leave the rail.
     pub(super) fn may_close(&mut self, peer: u16, rail: usize) -> bool {
         let first = self.state.asks(rail) == Some(peer);
         let Some(closing) = self.state.closing(rail) else { return true };
@@ -282,8 +284,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the first peer whose fence requires closing the endpoint of a rail. Peers that have
-    /// left the rail come last: they left because of the fence of another peer.
+    /// Returns the first peer that can be fenced only by closing the endpoint of a rail. Peers that
+    /// have left the rail come last, because the fence of another peer made them leave.
     fn wants_to_close(&self, rail: usize) -> Option<u16> {
         let wants = |peer: u16| {
             let kept = self.kept_peer(peer).filter(|_| self.peers[peer as usize].state.is_up())?;
@@ -293,8 +295,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..self.peers.len() as u16).filter_map(wants).min().map(|(_, peer)| peer)
     }
 
-    /// Returns the peer whose passes repeat the request to leave a rail, if there is one. If no
-    /// peer needs a fence, the request is repeated only if it was already sent to peers.
+    /// Returns the peer that repeats the request to leave a rail in its passes, if any. If no peer
+    /// needs a fence, only a request that was already sent is repeated.
     fn asks(&self, rail: usize) -> Option<u16> {
         let Closing { ticket, asked, .. } = self.failover.as_ref()?.closing[rail];
         let all = 0..if ticket != 0 && asked != 0 { self.peers.len() as u16 } else { 0 };
@@ -309,13 +311,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         })
     }
 
-    /// Returns the ticket of the request to leave a rail, if there is one.
+    /// Returns the ticket of the request to leave a rail, if any.
     fn request(&self, rail: usize) -> Option<u64> {
         let ticket = self.failover.as_ref()?.closing[rail].ticket;
         (ticket != 0 && self.asks(rail).is_some()).then_some(ticket)
     }
 
-    /// Returns whether another request of this side comes before the one about this rail.
+    /// Returns whether this side has an older request about another rail. A request that waits for
+    /// a rail to return does not count.
     fn has_older_request(&self, rail: usize, ticket: u64) -> bool {
         let waits = |rail: usize| {
             self.failover.as_ref().is_some_and(|failover| failover.closing[rail].waits)
@@ -326,15 +329,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..RAILS).any(|other| older(other) && !waits(other))
     }
 
-    /// Returns whether a peer uses a rail, and is joined by another one.
+    /// Returns whether a peer uses a rail, and another rail joins it too.
     fn may_leave(&self, peer: u16, rail: usize) -> bool {
         let PeerSlot { state, rails, .. } = self.peers[peer as usize];
         let up = state.is_up() && !self.is_meeting(peer) && self.kept_peer(peer).is_some();
         up && rails >> rail & 1 != 0 && rails.count_ones() > 1
     }
 
-    /// Returns whether a peer that has agreed to leave a rail may miss something that was sent on
-    /// it.
+    /// Returns whether a peer that has agreed to leave a rail may still miss data sent on that
+    /// rail.
     fn is_undrained(&self, peer: u16, rail: usize) -> bool {
         let leaving =
             self.kept_peer(peer).is_some_and(|kept| (kept.leaving & !kept.fenced) >> rail & 1 != 0);
@@ -357,7 +360,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         })
     }
 
-    /// Returns whether something waits for the fence of a rail that a peer may leave.
+    /// Returns whether a rail must be fenced: the peer has left it, a number in flight is on it, or
+    /// a read must be repeated.
     pub(super) fn needs_fence(&self, peer: u16, rail: usize) -> bool {
         let reads = |failover: &Failover<'_>| {
             (0..self.config.contexts)
@@ -367,8 +371,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         left || self.carries(peer, rail) || self.failover.as_ref().is_some_and(reads)
     }
 
-    /// Records that the endpoint of a rail was closed, which has fenced all peers. What was sent to
-    /// undrained ones may still land there, so they must fence the rail as after a failure.
+    /// Records that the endpoint of a rail was closed. This fences all peers on the rail. Data sent
+    /// to undrained peers may still land there, so these peers must fence the rail as after a
+    /// failure.
     pub(super) fn closed(&mut self, rail: usize) {
         let (bit, id) = (1 << rail, RailId(rail as u8));
         for peer in 0..self.peers.len() as u16 {
@@ -431,7 +436,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             failover.clock = failover.clock.max(leave.ticket >> 32);
         }
         let in_use = self.peers[peer.0 as usize].rails & via != 0;
-        // A node that lets others leave a rail does not close its own endpoint of it before them.
+        // Agree only if this side has no older request about the rail. Otherwise this side would
+        // close its own endpoint first.
         let first = self.request(rail).is_none_or(|ticket| ticket >= leave.ticket);
         let stays = in_use && self.request(over).is_none_or(|ticket| ticket > leave.ticket);
         let answer = match leave.stage {

@@ -34,7 +34,7 @@ pub(super) enum Stage {
     Probe,
 }
 
-/// A message, decoded.
+/// A decoded message about a rail that returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Rejoin {
     pub(super) rail: u8,
@@ -52,8 +52,7 @@ impl Rejoin {
         &self.address[..self.length as usize]
     }
 
-    /// Returns a valid message derived from three numbers. Different numbers give different
-    /// messages.
+    /// Returns a valid message that depends on three numbers.
     pub(in super::super) fn sample([a, b, c]: [u64; 3]) -> Rejoin {
         let stage =
             [Stage::Offer, Stage::Attached, Stage::Proven, Stage::Probe][(a >> 32) as usize % 4];

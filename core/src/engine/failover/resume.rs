@@ -37,13 +37,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.read_again(stream);
     }
 
-    /// Sends answers of the two-sided protocol that found no room, before operations take it.
+    /// Sends answers of the two-sided protocol that found no room earlier. Runs before operations
+    /// take the room.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn answer_first(&mut self) {
         if self.state.failover.as_ref().is_some_and(|failover| failover.refused) {
             self.serve_protocol();
-            // Those that still wait are tried once more at the end of the pass.
+            // Answers that still wait are tried again at the end of the pass.
             if let Some(failover) = &mut self.state.failover {
                 failover.refused = false;
             }
@@ -153,8 +154,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Returns the payload of a number that is posted again. Copies it to `into` first if it is
-    /// device memory, and fails until the copy has ended.
+    /// Returns the payload of a number that is posted again. Copies device memory to `into` first,
+    /// and fails until that copy has completed.
     fn stage_again<'a>(
         &mut self,
         stream: u32,
@@ -263,7 +264,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts reads again that failed rails have ended.
+    /// Posts the reads again that failed rails have interrupted.
     fn read_again(&mut self, stream: u32) {
         if !self.state.resuming(stream).is_some_and(|resuming| resuming.reads) {
             return;
@@ -335,14 +336,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         s.live && (peer || lost || answers || reads || asked != 0)
     }
 
-    /// Returns the payload of a number that is posted again and is not in its record: its start,
-    /// its region and its length.
+    /// Returns the start, the region and the length of the payload to post again. Returns `None` if
+    /// the payload is empty or in the record of the number.
     fn source_again(&self, what: &Sent) -> Option<(*mut u8, u16, usize)> {
         let of = |op: u32| {
             self.pending.slots.get(op as usize).map_or(u16::MAX, |slot| slot.local_region)
         };
         // The source of an operation stays valid until the operation ends, which happens only after
-        // the number is acknowledged. `keep` holds the send of an answer open as long.
+        // the number is acknowledged. `keep` also holds the send of an answer open until then.
         match *what {
             Sent::Message { len: 0, .. } | Sent::Answer { len: 0, .. } => None,
             Sent::Message { op, local, len, .. } if !local.is_null() => {
@@ -351,7 +352,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Sent::Answer { of: send, local, len, .. } => {
                 Some((local.cast_mut(), of(send), len as usize))
             }
-            // Without its data, the piece says that the memory is gone.
+            // If the region is gone, the piece is sent without data.
             Sent::Got { at, len, .. } if len != 0 => {
                 let (start, _) = self.place_anywhere(at, len.into()).ok()?;
                 Some((start, at.region, len as usize))

@@ -79,7 +79,8 @@ pub(in super::super) enum Sent {
     },
 }
 
-/// The record of one number in the window of a stream. It serves both directions.
+/// The record of one number in the window of a stream. `reply` and `again` belong to the peer's
+/// numbers, and the other fields to ours.
 #[derive(Clone, Copy, Debug)]
 pub struct SentSlot {
     pub(super) what: Sent,
@@ -171,9 +172,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Records what was posted under the next number. It was posted on the rail that was picked
-    /// last. If the message carries a part of a send's payload, the number counts as an outstanding
-    /// post of the send until [`not_again`](Self::not_again).
+    /// Records what was posted under the next number, on the rail of the last post. If the message
+    /// carries a part of a send's payload, the number counts as an outstanding post of the send
+    /// until [`not_again`](Self::not_again).
     #[cold]
     pub(in super::super) fn keep(&mut self, stream: u32, what: Sent, copy: Untrusted<'_>) {
         let (seq, rail) = (self.streams[stream as usize].next, self.took);
@@ -209,8 +210,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         may
     }
 
-    /// Drops the records of a stream's numbers below `upto`, which are never posted again. Ends
-    /// sends that waited only for this.
+    /// Drops the records of a stream's numbers below `upto`, which are never posted again.
+    /// Completes sends that have waited only for this.
     #[cold]
     pub(in super::super) fn not_again(&mut self, stream: u32, upto: Seq) {
         let first = self.streams[stream as usize].acked;
@@ -290,7 +291,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let _ = self.acknowledged_up_to(stream, heard);
     }
 
-    /// Records the value fetched by the atomic whose turn it is.
+    /// Records the value fetched by the atomic that is next in the stream.
     #[cold]
     pub(in super::super) fn keep_reply(&mut self, stream: u32, value: u64) {
         let seq = self.streams[stream as usize].window.expected();
@@ -315,8 +316,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.acknowledged(stream, asks.ack)?;
         let expected = self.streams[stream as usize].window.expected();
         let Some(failover) = &mut self.failover else { return Ok(()) };
-        // If the atomic still waits for its turn, it is answered then. If it is older than a
-        // window, its reply has arrived, and the request is out of date.
+        // An atomic that was not applied yet is answered when it is applied. An atomic older than a
+        // window was answered, so the request is out of date.
         if (1..=failover.window as u64).contains(&expected.since(asks.number)) {
             failover.at(stream, asks.number).again = asks.token;
             failover.streams[stream as usize].answers = true;

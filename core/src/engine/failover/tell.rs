@@ -33,7 +33,7 @@ enum Cost {
 
 impl FailoverPeer {
     /// Returns whether reports to the peer must be repeated: a failed rail is not fenced yet, or
-    /// the peer has not confirmed a fenced one.
+    /// the peer has not confirmed the report of a fenced rail.
     pub(super) fn is_unconfirmed(&self) -> bool {
         self.suspect | self.fencing | self.fenced & !self.confirmed != 0
     }
@@ -94,7 +94,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             (kept.allowed, kept.waits[rail]) = (kept.allowed & !bit, 0);
         }
         if all && kept.leaving & bit == 0 {
-            // The fence may have to wait. What arrives late must not be taken for something new.
+            // The fence may have to wait. Mute the rail, so that a late arrival is not taken for a
+            // new one.
             self.rails[rail].mute(id);
         }
         let leaving = kept.leaving & bit != 0;
@@ -103,7 +104,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Cost::Nothing if !self.may_close(peer, rail) => return Fence::Pending,
             Cost::Nothing => {}
             Cost::Wait | Cost::Peer if leaving => {
-                // Nothing to this peer is lost, so it waits for as long as it takes.
+                // No data to this peer is lost, so the fence waits without limit.
                 self.state.closing_waits(rail);
                 return Fence::Pending;
             }
@@ -126,7 +127,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         fence
     }
 
-    /// Called each time the rails have checked which peers are alive.
+    /// Updates the fences after the rails have checked which peers are alive. Forgets endpoints
+    /// that no longer need to be closed, and advances the time if the rails have no clock.
     pub(in super::super) fn fences_looked(&mut self) {
         self.state.closings_looked();
         if self.state.loads.untimed() == 1
@@ -237,8 +239,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Builds the report about a stream, from a number on, or from the cursor if `from` is `None`.
-    /// Also returns the number at which the next report continues.
+    /// Builds the report about a stream. The report begins at the number `from`, or at the cursor
+    /// if `from` is `None`. Also returns the number at which the next report continues.
     fn told(&mut self, stream: u32, from: Option<Seq>) -> (Told, Option<Seq>) {
         let freed = self.returned(stream);
         let s = &self.streams[stream as usize];
@@ -390,7 +392,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let confirmed = self.of_this_epoch(peer.0, told, told.heard)?;
         if let Some(kept) = self.kept_peer_mut(peer.0) {
             kept.confirmed |= confirmed & kept.fenced;
-            // If the peer has closed its endpoint first, what it sent on the rail may arrive late.
+            // If the peer has closed its endpoint first, data that it sent on the rail may arrive
+            // late.
             kept.leaving = kept.leaving & (kept.fenced | !ours | left) | leaving;
             kept.left |= left & ours;
             kept.allowed = kept.allowed & !ours | left & ours;
@@ -422,7 +425,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     _ => {}
                 }
             }
-            // The reply may have been on that rail, whichever rail carried the atomic.
+            // The failed rail may have carried the reply, even if another rail carried the atomic.
             if news
                 && let Sent::Message { op, body: Body::Amo { token, .. }, .. } = slot.what
                 && token != NO_TOKEN

@@ -13,9 +13,9 @@
 //! - `rails`: rails that the sender has fenced.
 //! - `heard`: rails about which the receiver's report is complete.
 //! - `failed`: rails that the receiver must fence.
-//! - `left`: those of the rails above that have not failed, and are given up so that an endpoint
-//!   can be closed (see `leave`). The sender no longer uses those in `rails`. The receiver may stop
-//!   using those in `failed`.
+//! - `left`: rails of `rails` and `failed` that work, but are given up so that an endpoint can be
+//!   closed (see `leave`). The sender no longer uses such a rail in `rails`. The receiver may stop
+//!   using such a rail in `failed`.
 //!
 //! If `asks` is 1, the sender requests a report in return, because the receiver has not confirmed
 //! all of `rails` yet. `epochs` has the epoch of each rail. What the message reports about a rail
@@ -48,7 +48,7 @@ pub(in super::super) const TOLD: usize = HEAD + 8 * WORDS;
 /// Length of an [`Asks`] message, in bytes.
 const ASKS: usize = 32;
 
-/// A report of arrived numbers, decoded.
+/// A decoded report of arrived numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Told {
     pub context: u8,
@@ -144,7 +144,7 @@ impl Told {
     }
 }
 
-/// A request for a reply, decoded.
+/// A decoded request for a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Asks {
     pub context: u8,

@@ -1,5 +1,5 @@
-//! The command that blocks a worker, in a word that the command's queue may read at any time. The
-//! word is informational: it orders no other memory, and was written in the worker's last turn.
+//! Publishes the command that blocks a worker, in a word that the command's queue may read at any
+//! time. The word describes the worker's last turn, and orders no other memory.
 
 /// A command that the worker cannot start yet. It blocks later submissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,38 +5,36 @@
 pub(super) const FIRST: u64 = 64 << 10;
 const PROVEN: u64 = 2 << 20;
 
-/// Fraction bits of a cost, and the largest cost.
+/// `FRACTION`: fraction bits of a cost. `MOST`: the largest cost.
 const FRACTION: u32 = 20;
 const MOST: u64 = 1 << 40;
 
-/// Bytes and busy time after which the sums of a rail are halved, and the bytes after which its
-/// cost is computed anew.
+/// `BYTES` and `TIME`: bytes and busy time after which the sums of a rail are halved. `FRESH`:
+/// bytes after which its cost is computed anew.
 const BYTES: u64 = 16 << 20;
 const TIME: u64 = 50_000_000;
 const FRESH: u64 = 128 << 10;
 
-/// Load and speed of one rail.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
-    /// Posts and bytes outstanding.
     pub(super) posts: u32,
     pub(super) bytes: u64,
-    /// Bytes outstanding in long posts, and how many of these are stuck.
+    /// `long`: bytes outstanding in long posts. `stuck`: the part of `long` that counts as stuck.
     pub(super) long: u64,
     pub(super) stuck: u64,
     /// Number of times that posts became stuck since the last completion.
     pub(super) tries: u8,
-    /// The last completion, or the first post after the rail was idle: by the clock, and in the
-    /// busy time of all rails.
+    /// Time of the last completion, or of the first post after the rail was idle. `since` is by the
+    /// clock, and `mark` in the busy time of all rails.
     since: u64,
     mark: u64,
-    /// Busy time of this rail, and the bytes completed in it.
+    /// `time`: busy time of this rail. `moved`: bytes completed in this time.
     time: u64,
     moved: u64,
     /// The parts of `time` and `moved` since the cost was computed.
     spent: u64,
     fresh: u64,
-    /// The busy time when the rail was last idle, and the bytes completed since.
+    /// `began`: the busy time when the rail was last idle. `period`: bytes completed since then.
     began: u64,
     period: u64,
     /// Time per byte, with [`FRACTION`] bits. 0 before the first completion.
@@ -45,7 +43,7 @@ pub(super) struct Load {
     pub(super) late: u8,
     /// Short posts that passed over this rail.
     pub(super) avoided: u32,
-    /// Bytes that may be outstanding.
+    /// Maximum of bytes that may be outstanding.
     pub(super) room: u64,
     /// Expected time of all posts that went to other rails since the last post on this one.
     pub(super) passed: u64,
@@ -78,7 +76,7 @@ impl Load {
         self.long - self.stuck
     }
 
-    /// Returns the time that `bytes` take.
+    /// Returns the expected time for `bytes`.
     pub(super) fn takes(&self, bytes: u64) -> u64 {
         bytes.saturating_mul(self.cost) >> FRACTION
     }
@@ -91,7 +89,7 @@ impl Load {
         ((self.moving() + more).saturating_mul(cost) >> FRACTION).max(silent)
     }
 
-    /// Returns the time by the clock without a completion, if one is expected.
+    /// Returns the clock time since the last completion, or 0 if no completion is expected.
     pub(super) fn silent(&self, now: u64) -> u64 {
         if self.moving() != 0 { now.wrapping_sub(self.since) } else { 0 }
     }

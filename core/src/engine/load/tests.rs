@@ -29,7 +29,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Rails without a clock.
+    /// Creates two rails without a clock.
     fn new(takes: [u64; 2], depth: u32) -> Rig {
         Rig {
             loads: Loads::new(None),
@@ -42,7 +42,7 @@ impl Rig {
         }
     }
 
-    /// Rails with a clock.
+    /// Creates two rails with a clock.
     fn timed(takes: [u64; 2], depth: u32) -> Rig {
         NOW.with(|now| now.set(1));
         Rig { loads: Loads::new(Some(clock)), ..Rig::new(takes, depth) }
@@ -54,7 +54,7 @@ impl Rig {
         self.pause(us);
     }
 
-    /// Pauses this process.
+    /// Lets time pass without polls.
     fn pause(&mut self, us: u64) {
         self.at += us;
         NOW.with(|now| now.set(self.at * 1000));
@@ -166,7 +166,7 @@ fn a_rail_that_cannot_help_holds_up_one_piece_and_is_tried_again_after_a_rest() 
     assert!((1..=2).contains(&rig.given[1]), "{}", rig.given[1]);
     rig.run(REST * 200_000, 1, 0);
     assert!((2..=4).contains(&rig.given[1]), "{} {:?}", rig.given[1], rig.loads);
-    // It has become as fast as the other.
+    // Rail 1 becomes as fast as rail 0.
     rig.takes[1] = 10;
     rig.run(REST * 400_000, 1, 0);
     let share = rig.share(100_000, 1, 0);
@@ -246,7 +246,7 @@ fn isolated_posts_take_the_fast_rail() {
     rig.drain();
     rig.given = [0; 2];
     for _ in 0..1000 {
-        // Far more apart than the slow rail needs.
+        // The interval between two posts is longer than the slow rail takes for a piece.
         rig.loads.passes += 1_000_000;
         let rail = rig
             .loads
@@ -300,7 +300,7 @@ fn pauses_of_this_process_or_of_the_peer_are_blamed_on_no_rail() {
 
 #[test]
 fn one_late_completion_does_not_disable_a_rail() {
-    // Late while the other rail works on, in the middle or at the start.
+    // A piece of rail 1 is 200 ms late while rail 0 works on, in the middle or at the start.
     for (before, recovers) in [(100_000, 500_000), (0, 5_000_000)] {
         let mut rig = Rig::timed([50, 50], 64);
         rig.run(before + 1, 1, 0);
@@ -311,7 +311,7 @@ fn one_late_completion_does_not_disable_a_rail() {
         let share = rig.share(200_000, 1, 0);
         assert!(share > 0.9, "{before}: {share} {:?}", rig.loads);
     }
-    // Late while nothing else is posted.
+    // A piece is late while nothing else is posted.
     let mut rig = Rig::timed([50, 50], 1);
     rig.run(10_000, 1, 0);
     while rig.moving()[1] == 0 {
@@ -328,7 +328,7 @@ fn one_late_completion_does_not_disable_a_rail() {
 
 #[test]
 fn a_peer_that_has_stopped_does_not_throttle_others() {
-    // From the start, and later, on both rails or on one.
+    // Pieces get stuck at the start or later, on both rails or on one.
     for (before, held) in [(0, [1, 1]), (0, [0, 1]), (100_000, [32, 32]), (100_000, [0, 64])] {
         let mut rig = Rig::timed([50, 50], 64);
         rig.run(before, 1, 0);
@@ -360,7 +360,7 @@ fn a_stuck_post_does_not_make_a_rail_unusable() {
     rig.given = [0; 2];
     rig.run(10_000_000, 1, 0);
     assert!((2..5).contains(&rig.given[1]), "{:?}", rig.given);
-    // Then only the first posts stay stuck.
+    // Afterwards only the first posts stay stuck.
     rig.next[1] = rig.at;
     rig.run(1_000_000, 1, 0);
     let share = rig.share(1_000_000, 1, 0);

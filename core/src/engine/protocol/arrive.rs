@@ -46,8 +46,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Slow path: checks everything about a message. Copies the header again; the fast path has
-    /// changed nothing.
+    /// Handles a message on the slow path: copies the header again, and checks all fields. The fast
+    /// path has changed nothing.
     #[inline(never)]
     fn tagged_in_detail(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         if let Err(violation) = self.tagged_checked(peer, bytes) {
@@ -241,7 +241,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         protocol.stats.kept += 1;
         protocol.stats.kept_bytes += payload.len() as u64;
-        // SAFETY: `take` has just given the block to only this message. The block holds `size`
+        // SAFETY: `take` has just reserved the block for this message alone. The block holds `size`
         // bytes, and the payload was checked above to be no longer.
         unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), payload.len()) };
         Ok(Kept::Block(block))
@@ -283,7 +283,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.park(stream, word, Parked { at: Place::default(), what }).map(drop)
     }
 
-    /// Matches a stored message when its turn comes.
+    /// Matches a stored message after all earlier messages of its stream.
     pub(in super::super) fn turn(
         &mut self,
         stream: u32,

@@ -288,7 +288,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Fails a receive into device memory whose payload cannot be transferred, and notifies the
+    /// Fails a receive into device memory because its payload cannot be transferred. Notifies the
     /// sender.
     #[cold]
     #[inline(never)]
@@ -299,8 +299,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         protocol.requests.push_due(index, Stage::Tell);
     }
 
-    /// Fails the receives whose payload from a removed peer is not copied to the device yet. Frees
-    /// their blocks.
+    /// Fails the receives from a removed peer with a payload that is not copied to the device yet.
+    /// Frees their blocks.
     #[cold]
     #[inline(never)]
     pub(super) fn forget_placing(&mut self, peer: u16) {

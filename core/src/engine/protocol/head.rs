@@ -84,7 +84,7 @@ impl Head {
         Head { kind, context, op: 0, word: 0, ack: 0, freed: 0, words: [tag.lo, tag.hi as u64] }
     }
 
-    /// Encodes the head as four words.
+    /// Encodes the head in 32 bytes.
     #[inline(always)]
     pub(crate) fn write(&self) -> [u8; HEAD] {
         let mut bytes = [0; HEAD];

@@ -1,5 +1,5 @@
 //! Cleans up after failed and removed peers. A failure ends the receives that name the peer, and
-//! the receives whose payload the peer still held. Receives from any source stay posted, and
+//! the receives with a payload that is still at the peer. Receives from any source stay posted, and
 //! payloads that have arrived can still be received. Removing the peer clears the rest. Slow paths.
 
 use crate::error::PeerError;

@@ -1,6 +1,6 @@
-//! The fast path of messages: the next message of its stream, with its payload. Hot: if a receive
-//! into host memory is posted, the only call is the copy of a longer payload. A message that needs
-//! more checks changes nothing here, and `arrive` handles it.
+//! The fast path for a message that is next in its stream and carries its payload. Hot: if a
+//! receive into host memory is posted, the only function call is the copy of a longer payload. A
+//! message that needs more checks changes nothing here, and `arrive` handles it.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_message};
@@ -15,8 +15,8 @@ use super::head::{self, Head};
 use super::request::Sender;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Handles the usual case: the next message of its stream, with its payload, when its cursor
-    /// and credits need no further checks. Returns `false` in any other case, and changes nothing.
+    /// Handles a message that is next in its stream and carries its payload, if its cursor and
+    /// credits need no further checks. Returns `false` in any other case, and changes nothing.
     #[inline(always)]
     pub(super) fn next_tagged(&mut self, peer: Peer, bytes: Untrusted<'_>) -> bool {
         let Ok((head, payload)) = Head::read(bytes) else { return false };
@@ -90,7 +90,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline(never)]
     fn next_unexpected(&mut self, stream: u32, id: Option<UnexpectedId>, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {
-            // The message stays here, so do not return its credit yet.
+            // The message is stored, so do not return its credit yet.
             let account = &mut protocol.accounts[stream as usize];
             account.returned = account.returned.wrapping_sub(1);
         }
@@ -109,7 +109,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline(never)]
     fn next_for_device(&mut self, stream: u32, context: u64, tag: Tag, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {
-            // The message stays here, so do not return its credit yet.
+            // The message is stored, so do not return its credit yet.
             let account = &mut protocol.accounts[stream as usize];
             account.returned = account.returned.wrapping_sub(1);
         }

@@ -96,7 +96,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(protocol.requests.open(index, &buffer, word, posted))
     }
 
-    /// Slow path: all other receives, and all errors.
+    /// Handles all other receives, and all errors.
     #[inline(never)]
     fn recv_slow(
         &mut self,

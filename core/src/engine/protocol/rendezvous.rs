@@ -19,7 +19,8 @@ use super::head::{self, Offer};
 use super::request::{Received, Stage, UNREGISTERED};
 use super::stock::Kept;
 
-/// The sends whose payload the receiver pulls, as a list through the slots of operations.
+/// A list of sends with a payload that the receiver pulls in chunks. Linked through the slots of
+/// operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pulled {
     head: u32,

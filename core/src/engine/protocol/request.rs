@@ -250,7 +250,7 @@ pub struct RecvSlot {
     pub(crate) unclaimed: bool,
     /// The stream of the message.
     pub(crate) stream: u32,
-    /// The header that describes the payload at the sender.
+    /// Index of the header that describes the payload at the sender.
     pub(crate) header: u32,
     /// The sender's token of the send. In stage `ChunksDevice`, the block that the chunks fill.
     pub(crate) token: u64,

@@ -185,7 +185,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Issued::Done { value: len as u64 })
     }
 
-    /// Slow path: messages that cannot be posted at once, and all errors.
+    /// Sends messages that cannot be posted at once, and returns all errors.
     #[inline(never)]
     fn send_slow(
         &mut self,
@@ -250,8 +250,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 outgoing =
                     protocol.outgoing.take(stream, source, len as u32, 0).ok_or(OpError::Again)?;
                 let block = protocol.outgoing.bytes(outgoing);
-                // SAFETY: `take` has given the block to only this send. The block holds `eager`
-                // bytes, and the slice was checked to be no longer.
+                // SAFETY: `take` has just reserved the block for this send alone. The block holds
+                // `eager` bytes, and the slice was checked to be no longer.
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), block, len) };
                 block
             }
@@ -425,9 +425,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Posts an answer of the protocol. If the stream is kept for failover, the answer takes the
-    /// next number, unless it is a Room. `payload` is a part of the payload of the send in this
-    /// slot, and the place of the part in the source of the send. The part may be read again until
-    /// that send has ended. Returns `None` if there is no room, or if the peer has failed.
+    /// next number, unless it is a Room. `payload` has the slot of a send, the address of a part of
+    /// its source, and the bytes to post. The part may be read again until that send has ended.
+    /// Returns `None` if there is no room, or if the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,
@@ -487,7 +487,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Offer { offset: address, size: address + slot.left, region: head::ADDRESS, ..offer }
     }
 
-    /// Posts an answer of the protocol whose word is already in `head`.
+    /// Posts an answer of the protocol. The word is already in `head`.
     pub(in super::super) fn post_answer_as(
         &mut self,
         stream: u32,

@@ -1,6 +1,6 @@
 //! Short messages: payloads that need no credit, because the receiver keeps them in small blocks.
-//! The receiver grants them, a part of what is left at a time, to streams whose credits no longer
-//! grow. Nothing here blocks, allocates or posts.
+//! The receiver grants them to streams with credits that no longer grow. Each grant takes at most a
+//! quarter of the remaining blocks. Nothing here blocks, allocates or posts.
 
 use crate::error::Violation;
 use crate::mem::{PeerId, Untrusted, copy_message};
@@ -52,9 +52,9 @@ impl Account {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Returns the peers whose unexpected messages fill all the room that they can have here. Their
-    /// further sends wait until some of their messages are received. Short messages fill their own
-    /// room before they take header room. Slow path: visits every stream.
+    /// Returns the peers with unexpected messages that fill all their room here. Further sends of
+    /// such a peer wait until some of its messages are received. Short messages fill their own room
+    /// before they take header room. Slow path: visits every stream.
     pub fn crowding_peers(&self) -> impl Iterator<Item = PeerId> + Clone {
         let crowded = |protocol: &Protocol<'_, RAILS>, account: &Account| {
             // A sender that is configured like this engine keeps at most this many payloads.
@@ -96,7 +96,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         account.grant_shorts(&mut protocol.shorts);
         protocol.stats.kept += 1;
         protocol.stats.kept_bytes += len as u64;
-        // SAFETY: `take_short` has just given the block to only this message. The block holds
+        // SAFETY: `take_short` has just reserved the block for this message alone. The block holds
         // `SHORT` bytes, and the payload was checked above to be no longer.
         unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), len) };
         Ok(Kept::Block(block))

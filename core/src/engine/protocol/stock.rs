@@ -53,7 +53,7 @@ pub struct BlockSlot {
     pub(crate) len: u32,
     pub(crate) source: PeerId,
     /// The token of a synchronous send that waits for the match; otherwise 0. For a piece of a get,
-    /// its place in the buffer.
+    /// the offset of the piece in the buffer.
     pub(crate) token: u64,
 }
 
@@ -190,7 +190,7 @@ impl<'m> Blocks<'m> {
     }
 }
 
-/// A stored message whose payload is still at its sender.
+/// The header of a stored message. Its payload is still at the sender.
 #[derive(Clone, Copy, Debug)]
 pub struct HeaderSlot<const RAILS: usize> {
     link: u32,
@@ -340,8 +340,8 @@ pub(crate) struct Carriage {
     pub(crate) answering: u32,
     /// The copy in progress for our get, or 0.
     pub(crate) placing: u32,
-    /// The list of `got` blocks with pieces of our get that were not copied to the device. The
-    /// token of a block is the place of its piece.
+    /// `first` and `last`: the list of blocks with pieces of our get that were not copied to the
+    /// device. `got` is their number. The token of a block is the offset of its piece.
     pub(crate) first: u32,
     pub(crate) last: u32,
     pub(crate) got: u8,
@@ -352,8 +352,9 @@ pub(crate) struct Carriage {
 }
 
 impl Carriage {
-    /// Returns how many pieces may be unacknowledged, if the stream's next number is `next` and
-    /// `in_flight` numbers are unacknowledged. Returns the maximum if that is unknown.
+    /// Returns how many pieces are unacknowledged. `next` is the stream's next number, and
+    /// `in_flight` counts its unacknowledged numbers. Returns `u32::MAX` if more than 64 numbers
+    /// are in flight.
     pub(crate) fn in_flight(&self, next: Seq, in_flight: u64) -> u32 {
         let later = (next.0 as u32).wrapping_sub(self.upto);
         match in_flight {

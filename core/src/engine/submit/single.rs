@@ -1,7 +1,7 @@
 //! The single-post path of numbered operations. It applies if the operation is one post, nothing is
 //! queued before it, and the window and a rail have room. The operation is posted at once. A
-//! reported operation then takes a slot, already fully posted. A silent operation takes none: its
-//! stream counts the post, and the acknowledgement of its number completes it.
+//! reported operation then takes a slot, already fully posted. A silent operation takes no slot:
+//! its stream counts the post, and the acknowledgement of its number completes it.
 //!
 //! `None` means that nothing has changed and that the operation must be queued. The queue also
 //! retries, and handles errors of the rail.
@@ -71,7 +71,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Notice::Silent => NONE,
             Notice::Report(_) => state.pending.slots.first_free()?,
         };
-        // Pick a rail last, because a picked rail has used its turn.
+        // Pick a rail last, because picking a rail uses its turn.
         let rail = self.state.pick(peer, 0, 0, bytes)?;
         let State { locals, remotes, streams, loads, stats, open, mask, .. } = &mut self.state;
         let local = locals.get(from.region.index())?;
@@ -112,7 +112,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Posts a write of one piece, on a rail that is not in `exclude`. An invalid `from_region`
-    /// marks an inject, whose source the rail copies at once.
+    /// marks an inject: the rail copies its source at once.
     #[expect(clippy::too_many_arguments, reason = "a write in its parts")]
     #[inline(always)]
     pub(super) fn write_single(

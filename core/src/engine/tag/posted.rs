@@ -1,7 +1,7 @@
 //! Waiting receives, in the order of posting.
 //!
 //! The youngest few receives are only in the list of all receives. The others are also in the hash
-//! table, by shape and masked key. Receives whose shape has no slot are in the overflow list
+//! table, by shape and masked key. Receives with shape [`OVERFLOW`] are in the overflow list
 //! instead. So a short queue is never hashed, and in a long queue each receive is hashed at most
 //! once. Up to [`MatcherConfig::lazily`](super::MatcherConfig::lazily) further receives are hashed
 //! only once a message does not match the oldest receive. An arrival checks the oldest receive, one
@@ -61,7 +61,7 @@ impl PostedSlot {
         state: State::Free,
     };
 
-    /// Returns the mask of a receive whose shape is [`OVERFLOW`].
+    /// Returns the mask of a receive with shape [`OVERFLOW`].
     fn own_mask(&self) -> Key {
         let Links { next, prev } = self.group.ring;
         Key::mask(self.exact, !Tag::from_words([next, prev, self.mask_hi]))

@@ -36,9 +36,9 @@ pub struct MatcherConfig {
     pub first_sequence: Option<u64>,
     /// Number of the youngest receives that are scanned linearly instead of hashed.
     pub unhashed: u32,
-    /// Number of further receives whose hashing is delayed until a message does not match the
-    /// oldest receive. Receives that match in order are then never hashed. The first message out of
-    /// order pays for hashing them.
+    /// Number of further receives that are hashed only once a message does not match the oldest
+    /// receive. Receives that match in order are then never hashed. The first message out of order
+    /// pays for hashing them.
     pub lazily: u32,
     /// If at most this many messages wait, a receive that does not match the oldest message scans
     /// the others linearly.

@@ -1,5 +1,5 @@
-//! Shapes: the masks in use. Among receives with one mask, a message matches the receives whose
-//! masked key equals its own masked key. So one look-up finds all of them.
+//! Shapes: the masks in use. A message matches a receive if their keys are equal under the
+//! receive's mask. So one look-up finds all matching receives with one mask.
 //!
 //! A shape keeps its slot after its last receive, until another mask needs the slot. A pinned shape
 //! always keeps its slot. When the shapes in use fill the table, receives with further masks have
@@ -8,11 +8,12 @@
 use super::key::Key;
 use crate::engine::mix;
 
-/// The shape of a receive whose mask has no slot.
+/// The shape of a receive with a mask that has no slot.
 pub(super) const OVERFLOW: u8 = u8::MAX;
 /// Maximum number of shapes: a set of shapes is one word.
 pub(super) const MOST: usize = 64;
-/// The mask of an unused slot. No receive has it, because a source is compared whole or not at all.
+/// The mask of an unused slot. No receive has this mask, because a source is compared whole or not
+/// at all.
 const UNTAKEN: Key = Key { lo: 0, hi: 1 << 32 };
 /// The value of [`Shape::index`] if the shape has no index over unexpected messages.
 pub(super) const NO_INDEX: u8 = u8::MAX;
@@ -53,7 +54,7 @@ pub(super) struct Shapes<const N: usize> {
     all: [Shape; N],
     /// Bit s is set if shape s has indexed receives.
     pub active: u64,
-    /// The slot at which the search for an idle one starts.
+    /// The slot at which the search for an idle slot starts.
     hand: u32,
     /// The shape used last. `hints` holds recent shapes by a hash of their mask. Both may be
     /// outdated.
@@ -102,7 +103,7 @@ impl<const N: usize> Shapes<N> {
         self.get(shape).is_some_and(|shape| shape.mask == mask)
     }
 
-    /// Looks up a mask. A slot whose bit is set in `kept` is not idle.
+    /// Looks up a mask. A slot is not idle if its bit is set in `kept`.
     pub(super) fn place(&mut self, mask: Key, kept: impl Fn() -> u64) -> Place {
         let spread = (mask.lo ^ mask.hi.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hint = (spread >> 58) as usize;

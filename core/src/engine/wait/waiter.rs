@@ -80,7 +80,7 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
     }
 
     /// Allows the waiter to sleep while work is left that no event announces, such as a refused
-    /// post. Use a policy whose sleeps are short.
+    /// post. Use a policy with short sleeps.
     pub fn napping(self) -> Self {
         Waiter { naps: true, ..self }
     }

@@ -59,11 +59,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// Checks the addresses of [`put_signal`](Self::put_signal). For callers that put the bytes
-    /// and the signal by separate calls.
+    /// Checks the addresses of [`put_signal`](Self::put_signal). For callers that put the bytes and
+    /// the signal in separate calls.
     ///
     /// # Errors
-    /// Those of `put_signal`: a range out of bounds, a misaligned word, memory of two peers.
+    /// The errors of `put_signal`: a range out of bounds, a misaligned word, memory of two peers.
     #[inline(never)]
     pub fn check_put_signal(
         &self,

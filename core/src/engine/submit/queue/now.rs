@@ -1,6 +1,6 @@
 //! Lists of puts and gets that complete before the call returns, without help from the peer. Hot
-//! path of scattered transfers between processes of one host. Makes one system call where the rail
-//! copies through the kernel.
+//! path of scattered transfers between processes of one host. If the rail copies through the
+//! kernel, each call makes one system call.
 
 use core::ptr::NonNull;
 
