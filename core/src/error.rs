@@ -107,8 +107,8 @@ pub enum Violation {
     Counter,
     /// A reply answers no request.
     Reply,
-    /// The peer sent more messages than it had credits for, or returned credits that were never
-    /// used.
+    /// The peer sent more messages or requests than this side allows, or returned credits that were
+    /// never used.
     Credit,
 }
 
@@ -321,7 +321,7 @@ impl From<Short> for AttachError {
 /// The peers that a shutdown could not close before its deadline. All other peers are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfinished {
-    /// The first peer that did not close, of those that miss the most.
+    /// The peer that is furthest from closed, or the first of several such peers.
     pub peer: PeerId,
     /// Number of peers that did not close.
     pub peers: u16,
@@ -329,7 +329,7 @@ pub struct Unfinished {
     pub missing: Missing,
 }
 
-/// Why a connection is not closed. The smallest value misses the most.
+/// Why a connection is not closed. The smallest value is furthest from closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Missing {

@@ -12,11 +12,11 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// Marks types whose values are valid if all bytes are zero. A table of such slots may come zeroed
-/// from the allocator, and its memory stays untouched until used.
+/// Marks types for which zeroed memory is a valid value. A table of such slots may come zeroed from
+/// the allocator, and its memory stays untouched until used.
 ///
 /// # Safety
-/// A value whose bytes are all zero is valid.
+/// A value with all bytes zero is valid.
 pub unsafe trait Zeroable: Copy {}
 
 /// A rail of an engine, by its position.
@@ -89,7 +89,7 @@ pub struct Region {
     native_atomics: bool,
 }
 
-// SAFETY: the caller of `Region::new` gave its guarantees for every thread of the process.
+// SAFETY: the guarantees of `Region::new` hold for every thread of the process.
 unsafe impl Send for Region {}
 // SAFETY: a region only describes memory, and two threads may read the description at once.
 unsafe impl Sync for Region {}
@@ -153,7 +153,7 @@ pub struct Span {
     len: usize,
 }
 
-// SAFETY: the caller of `Span::new` gave its guarantees for every thread of the process.
+// SAFETY: the guarantees of `Span::new` hold for every thread of the process.
 unsafe impl Send for Span {}
 // SAFETY: a span only describes memory, and two threads may read the description at once.
 unsafe impl Sync for Span {}
@@ -303,7 +303,8 @@ impl<'a> Untrusted<'a> {
         self.len == 0
     }
 
-    /// Copies out as many of the first bytes as fit into `into`. Returns their number.
+    /// Copies the first bytes into `into`, until the view ends or `into` is full. Returns the
+    /// number of bytes copied.
     #[inline(always)]
     pub fn copy_out(&self, into: &mut [u8]) -> usize {
         let n = self.len.min(into.len());

@@ -91,7 +91,8 @@ impl Cmp {
     }
 }
 
-/// A local operation in flight. A stale or unknown token is an error, never "done".
+/// Identifies an operation of this engine until its completion is taken. A stale or unknown token
+/// is an error, never "done".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub(crate) u64);
 

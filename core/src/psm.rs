@@ -12,8 +12,8 @@
 //!   the third word of their tag is. Version 2 has three words of 32 bits and a source. A bit that
 //!   is set in `tagsel` is compared.
 //! - Sends and receives complete in one common order. [`Mq::ipeek`] reports the oldest completed
-//!   request and leaves it in the queue; it makes progress only if there is none. [`Mq::test`]
-//!   makes no progress.
+//!   request and leaves it in the queue; it makes progress only if no request has completed.
+//!   [`Mq::test`] makes no progress.
 //! - A request ends when `wait`, `test`, `req_free` or `ipeek_dequeue_multi` takes it. Its handle
 //!   is stale then.
 //! - [`Mq::cancel`] cancels an unmatched receive. The receive completes, and `wait` or `test` still
@@ -144,10 +144,10 @@ pub struct Mq<'e, 'm, R: Rail, const RAILS: usize> {
 }
 
 impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
-    /// Creates a queue over an engine that matches.
+    /// Creates a queue over an engine with matching.
     ///
     /// # Errors
-    /// [`Code::ParamErr`] if the engine does not match, or has no such context.
+    /// [`Code::ParamErr`] if the engine has no matching, or no such context.
     #[inline]
     pub fn new(
         engine: &'e mut Engine<'m, R, RAILS>,

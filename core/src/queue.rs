@@ -142,7 +142,7 @@ assert_impl_all!(Queue<'static, SpinHost>: Send);
 assert_not_impl_any!(Queue<'static, SpinHost>: Sync, Clone);
 assert_impl_all!(Event<'static>: Send, Sync);
 
-/// A command that is created but not submitted. Dropping this releases its slot.
+/// A command that is created but not submitted. Dropping the `Cmd` releases its slot.
 #[must_use = "a command does nothing until it is submitted"]
 pub struct Cmd<'m> {
     lease: Lease<'m, Entry<'m>>,
@@ -358,8 +358,7 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// Submits any command. Returns a number instead of an event if the completion is to be
-    /// reported.
+    /// Submits any command. With `report`, returns an id, which takes the place of an event.
     pub(crate) fn submit_raw(
         &mut self,
         command: Command,
@@ -380,8 +379,8 @@ impl<'m, H: Host> Queue<'m, H> {
         Ok(Some(id))
     }
 
-    /// Returns the result of the command with this number, if the command has completed, and
-    /// releases its slot.
+    /// Returns the result of the command with this id, if the command has completed, and releases
+    /// its slot.
     pub(crate) fn take_reply(&mut self, id: Id) -> Result<Option<Reply>, StaleId> {
         self.collect();
         let entry = self.pool.redeem_if(id, Entry::reply)?;
@@ -391,7 +390,7 @@ impl<'m, H: Host> Queue<'m, H> {
         }))
     }
 
-    /// Waits for the command with this number, and releases its slot.
+    /// Waits for the command with this id, and releases its slot.
     pub(crate) fn wait_reply(&mut self, id: Id, deadline_ns: u64) -> Result<Reply, WaitError> {
         let mut result = Ok(None);
         let waited = self.wait_for(deadline_ns, |queue| {
@@ -405,14 +404,14 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// Detaches the command with this number. Its slot is released when the command completes.
+    /// Detaches the command with this id. Its slot is released when the command completes.
     #[cold]
     pub(crate) fn forget_reply(&mut self, id: Id) {
         // The id is stale if the reply was already taken.
         let _ = self.pool.release_id(id);
     }
 
-    /// Returns the slot of the command with this number.
+    /// Returns the slot of the command with this id.
     pub(crate) fn slot_of(&mut self, id: Id) -> Result<u16, OpError> {
         self.pool.get(id).map(|_| id.index()).map_err(|_| OpError::StaleToken)
     }
@@ -439,7 +438,7 @@ impl<'m, H: Host> Queue<'m, H> {
     pub(crate) fn collect(&mut self) {
         while let Some(posted) = self.side.pop() {
             self.pending -= 1;
-            // SAFETY: the command was just popped, and each one is popped once.
+            // SAFETY: the command was just popped, and each command is popped once.
             self.pool.release_shared(unsafe { posted.open() });
         }
         if self.side.is_alone() {
@@ -452,11 +451,11 @@ impl<'m, H: Host> Queue<'m, H> {
     fn abandon(&mut self) {
         // The worker pushed its last completions before it left.
         while let Some(posted) = self.side.pop() {
-            // SAFETY: the command was just popped, and each one is popped once.
+            // SAFETY: the command was just popped, and each command is popped once.
             self.pool.release_shared(unsafe { posted.open() });
         }
         while let Some(posted) = self.side.unsent() {
-            // SAFETY: the command was just popped, and each one is popped once.
+            // SAFETY: the command was just popped, and each command is popped once.
             let entry = unsafe { posted.open() };
             // SAFETY: the worker is gone and did not take the command, so only this thread
             // completes it.

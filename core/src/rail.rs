@@ -17,8 +17,8 @@
 //!    [`Caps::order`] says which posts keep their order. All other posts may be reordered.
 //! 5. **Messages are copied** before the post returns. The caller may reuse the bytes at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for
-//!    a peer, with two exceptions. Methods that are documented as slow paths may. `write_device`
-//!    and `read_device` may wait for a device.
+//!   a peer, with two exceptions. Methods documented as slow paths may block, allocate or wait.
+//!   `write_device` and `read_device` may wait for a device.
 //! 7. **Not trusted.** The target checks each access against the memory registered on this rail
 //!    before it writes anything. The post of a refused access returns [`PostError::BadKey`] or
 //!    completes with an error. [`Sink::peer_down`] reports a peer that breaks the protocol, and the
@@ -66,7 +66,7 @@ pub struct Caps {
     pub max_message: usize,
     /// Maximum length of a single write or read, in bytes. At least 256.
     pub max_rma: usize,
-    /// Maximum length of a write whose source is copied before the post returns, in bytes. Such a
+    /// Maximum length of a write that the rail copies before the post returns, in bytes. Such a
     /// write may be [`Posted::Pending`]. Does not apply to sources in device memory.
     pub inject: usize,
     /// Number of bytes of remote completion data in a write: 4 or 8. The engine uses 4.
@@ -294,11 +294,11 @@ pub unsafe trait Rail {
     fn mute(&mut self, _peer: Peer) {}
 
     /// Cuts this rail and a peer off from each other like [`fence`](Rail::fence), but costs no
-    /// other peer. The peer has closed its endpoint, and everything from it that matters has
-    /// arrived on this rail: only messages without an effect may still be in flight. Returns
-    /// [`Fence::Pending`] until all posts to the peer have completed. A rail that [fences
-    /// all](Rail::fences_all) should implement this: by default, the engine waits, and then closes
-    /// the endpoint. A wrapper forwards the call.
+    /// other peer. The peer has closed its endpoint. Everything from the peer has arrived on this
+    /// rail, except perhaps messages without an effect. Returns [`Fence::Pending`] until all posts
+    /// to the peer have completed. A rail that [fences all](Rail::fences_all) should implement
+    /// this: by default, the engine waits, and then closes the endpoint. A wrapper forwards the
+    /// call.
     #[cold]
     fn fence_left(&mut self, peer: Peer) -> Fence {
         if self.fences_all() { Fence::Pending } else { self.fence(peer) }
@@ -522,9 +522,9 @@ pub unsafe trait Rail {
     }
 
     /// Like [`write_device`](Rail::write_device), but does not wait for the device. `copy` names
-    /// the copy between calls, and is 0 before the first. `from` is copied when the copy begins.
-    /// Copies take effect in the order in which they begin. A copy that is not continued ends by
-    /// itself.
+    /// the copy between calls, and is 0 before the first call. `from` is copied when the copy
+    /// begins. Copies take effect in the order in which they begin. A copy that is not continued
+    /// ends by itself.
     ///
     /// # Errors
     /// [`PostError::Again`] while the copy is in progress, or if no staging memory is free: call

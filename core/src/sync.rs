@@ -11,7 +11,7 @@
 //! | [`event`]     | eventcount: sleep without losing a wake-up                          |
 //! | [`sequence`]  | sequence lock: readers detect concurrent changes                    |
 //! | [`turns`]     | a bounded number of threads that drain a list                       |
-//! | [`owner`]     | the thread that owns something                                      |
+//! | [`owner`]     | the thread that owns an object                                      |
 //! | [`spin`]      | how long to spin before sleeping, and the loop of a wait            |
 
 pub mod event;

@@ -13,7 +13,7 @@ impl Display for PostError {
         match self {
             PostError::Again => f.write_str("the rail's queue is full; poll, then post again"),
             PostError::TooLong { len, max } => {
-                write!(f, "a post of {len} bytes is too long: the rail carries at most {max}")
+                write!(f, "a post of {len} bytes is too long; the rail accepts at most {max}")
             }
             PostError::BadKey => f.write_str(
                 "invalid remote key or range: the peer exports no such memory on this rail",
@@ -76,9 +76,9 @@ impl Display for Violation {
             Violation::Bounds => "an address that is misaligned or outside its region",
             Violation::Region => "a region that is not registered",
             Violation::Context => "a context number that is not configured here",
-            Violation::Counter => "an impossible ring counter",
+            Violation::Counter => "a ring counter with an impossible value",
             Violation::Reply => "a reply without a request",
-            Violation::Credit => "more messages than it had credits for",
+            Violation::Credit => "more messages, requests or returned credits than allowed",
         })
     }
 }
@@ -116,7 +116,7 @@ impl Display for AttachError {
             }
             AttachError::Unsupported => f.write_str("no rail supports this kind of region; check its memory kind, `Settings::native_atomics` and failover"),
             AttachError::Unheard => {
-                f.write_str("the peer has not announced this memory; it does so when it makes progress")
+                f.write_str("the peer has not announced this memory; let the peer make progress, then try again")
             }
             AttachError::InUse(by) => write!(f, "the region is in use: {by}"),
             AttachError::Config(what) => write!(f, "invalid setting or argument: {what}"),
@@ -134,10 +134,12 @@ impl Display for AttachError {
 impl Display for Use {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            Use::Operations => f.write_str("by incomplete operations; wait for them"),
-            Use::Receives => f.write_str("by incomplete receives; cancel them, or wait for them"),
+            Use::Operations => f.write_str("operations on it are incomplete; wait for them"),
+            Use::Receives => {
+                f.write_str("receives into it are incomplete; cancel them, or wait for them")
+            }
             Use::Posts(rail) => {
-                write!(f, "by incomplete posts of rail {}; make progress, then try again", rail.0)
+                write!(f, "rail {} may still access it; make progress, then try again", rail.0)
             }
             Use::Import => {
                 f.write_str("an import in this process refers to it; release the import")
@@ -169,7 +171,7 @@ impl Display for OpError {
                 f.write_str("data and signal are in regions of different peers; use regions of one peer")
             }
             OpError::TooLong { len, max } => {
-                write!(f, "{len} bytes are too long: this call carries at most {max}")
+                write!(f, "{len} bytes are too long; this call accepts at most {max}")
             }
             OpError::PeerFailed(why) => write!(f, "the peer has failed: {why}; disconnect it"),
             OpError::StaleToken => f.write_str("stale token: it names no operation in flight"),
@@ -206,7 +208,7 @@ impl Display for WaitError {
 impl Display for Stuck {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.write_str(match (self.awaits, self.peer) {
-            (Awaited::Completion, Some(_)) => "outstanding at",
+            (Awaited::Completion, Some(_)) => "operations are outstanding at",
             (Awaited::Completion, None) => "the operation is not complete",
             (Awaited::Signal, Some(_)) => "no signal arrived from",
             (Awaited::Signal, None) => "no signal arrived",
@@ -220,7 +222,7 @@ impl Display for Stuck {
             write!(f, " on rail {}", rail.0)?;
         }
         if let Some(hole) = self.hole {
-            write!(f, ", first missing number {hole}")?;
+            write!(f, ", first missing sequence number {hole}")?;
         }
         f.write_str(match self.awaits {
             _ if self.unanswered => {
@@ -275,12 +277,12 @@ mod tests {
             Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77), ..Stuck::default() };
         assert_eq!(
             WaitError::Deadline(stuck).to_string(),
-            "deadline expired: outstanding at peer 3 on rail 1, first missing number 77; wait longer, or check \
+            "deadline expired: operations are outstanding at peer 3 on rail 1, first missing sequence number 77; wait longer, or check \
              that the peer makes progress"
         );
         assert_eq!(
             Stuck { awaits: Awaited::Signal, hole: Some(0), ..stuck }.to_string(),
-            "no signal arrived from peer 3 on rail 1, first missing number 0; check that it sends to this word"
+            "no signal arrived from peer 3 on rail 1, first missing sequence number 0; check that it sends to this word"
         );
         assert_eq!(
             Stuck { awaits: Awaited::Message, rail: None, hole: None, ..stuck }.to_string(),
@@ -288,7 +290,7 @@ mod tests {
         );
         assert_eq!(
             Stuck { unanswered: true, rail: None, hole: None, ..stuck }.to_string(),
-            "outstanding at peer 3, which has not answered since it was connected; check that it connects to \
+            "operations are outstanding at peer 3, which has not answered since it was connected; check that it connects to \
              this side"
         );
         let unknown = |awaits| Stuck { awaits, ..Stuck::default() }.to_string();
@@ -304,7 +306,7 @@ mod tests {
         let refused = OpError::Rail(RailId(2), PostError::TooLong { len: 9, max: 8 });
         assert_eq!(
             WaitError::Op(refused).to_string(),
-            "rail 2: a post of 9 bytes is too long: the rail carries at most 8"
+            "rail 2: a post of 9 bytes is too long; the rail accepts at most 8"
         );
         assert_eq!(
             PeerError::Protocol(Violation::Reply).to_string(),

@@ -112,6 +112,8 @@ pub fn order_window() {
 /// The conditions of [`copy_bytes`].
 #[inline(always)]
 pub unsafe fn copy_message(from: *const u8, to: *mut u8, len: usize) {
+    /// Copies a longer message.
+    ///
     /// # Safety
     /// The conditions of `copy_bytes`.
     #[inline(never)]

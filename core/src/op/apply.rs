@@ -110,7 +110,7 @@ impl Amo {
 }
 
 impl AmoOp {
-    /// Returns the operation with this code on the wire, if there is one.
+    /// Returns the operation with this code on the wire, if any.
     #[inline]
     pub fn from_wire(code: u8) -> Option<Self> {
         Some(match code {
@@ -128,7 +128,7 @@ impl AmoOp {
     }
 }
 
-// Not under loom, whose words have only one width in memory.
+// Not under loom: its atomics have only one width in memory.
 #[cfg(all(test, not(fishplate_loom)))]
 mod tests {
     use super::*;

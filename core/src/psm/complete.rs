@@ -30,10 +30,10 @@ impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Returns the oldest completed request and leaves it in the queue. `test` or `wait` takes it.
-    /// Polls only if there is none.
+    /// Polls only if no request has completed.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if there is none.
+    /// [`Code::NoCompletions`] if no request has completed.
     #[doc(alias = "psm2_mq_ipeek")]
     pub fn ipeek(&mut self) -> Result<(MqReq, Status), Code> {
         self.ipeek2().map(|(req, status)| (req, status.into()))
@@ -50,7 +50,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok((self.state.requests.name(index), self.state.requests.slots[index as usize].status))
     }
 
-    /// Returns the oldest completed request. Polls only if there is none.
+    /// Returns the oldest completed request. Polls only if no request has completed.
     #[inline(always)]
     pub(super) fn look(&mut self) -> Option<u32> {
         // The engine's completions are later than those that were collected.

@@ -10,11 +10,11 @@ use super::status::{self, Code, Status, Status2};
 use super::{Mq, narrow};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// Finds an unexpected message with a 64-bit tag, and leaves it in the queue. Polls once if
-    /// there is none.
+    /// Finds an unexpected message with a 64-bit tag, and leaves it in the queue. Polls once if no
+    /// message matches.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if there is none.
+    /// [`Code::NoCompletions`] if no message matches.
     #[doc(alias = "psm2_mq_iprobe")]
     pub fn iprobe(&mut self, tag: u64, tagsel: u64) -> Result<Status, Code> {
         self.probe(None, Tag::from(tag), narrow(tagsel)).map(Status::from)
@@ -23,8 +23,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Like [`iprobe`](Self::iprobe), with a 96-bit tag and a source.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if there is none, [`Code::InternalErr`] if there is none and the
-    /// peer has failed, [`Code::ParamErr`] for an unknown peer.
+    /// [`Code::NoCompletions`] if no message matches, or [`Code::InternalErr`] if the peer has
+    /// failed too. [`Code::ParamErr`] for an unknown peer.
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn iprobe2(
         &mut self,

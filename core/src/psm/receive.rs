@@ -74,7 +74,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
                 Ok(())
             }
             Err(OpError::StaleToken) => {
-                // Preserves completion order.
+                // Collect earlier completions first, to preserve completion order.
                 self.collect();
                 let slot = &mut self.state.requests.slots[index as usize];
                 slot.context = context;

@@ -199,15 +199,15 @@ impl<'m> Requests<'m> {
         self.completed.first()
     }
 
-    /// Marks a request whose handle the program has dropped.
+    /// Marks a request as forgotten: the program has dropped its handle.
     pub(super) fn forget(&mut self, req: MqReq) {
         if let Some(index) = self.find(req) {
             self.slots[index as usize].forgotten = true;
         }
     }
 
-    /// Records the engine's completion of a send. Ignores a send of an earlier queue, whose handle
-    /// another request may have now.
+    /// Records the engine's completion of a send. Ignores a send of an earlier queue, because
+    /// another request may have its handle now.
     pub(super) fn sent(&mut self, end: Completion) {
         let Some(index) = self.find(MqReq(end.tag)) else { return };
         if self.slots[index as usize].state != State::Sending(end.token) {
@@ -299,7 +299,7 @@ impl<'m> Requests<'m> {
         self.waiting += 1;
     }
 
-    /// Promotes the next deferred send to this peer, after one that is no longer deferred.
+    /// Queues the next deferred send to the same peer, after this send has left the queue.
     pub(super) fn behind_deferred(&mut self, index: u32) {
         let MqSlot { behind, last, .. } = self.slots[index as usize];
         if behind != NONE {

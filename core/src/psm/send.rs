@@ -143,8 +143,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         true
     }
 
-    /// Fast path: sends a short message at once. Without room, or in any other case, starts the
-    /// send on the slow path.
+    /// Sends a short message at once if there is room. Starts any other send on the slow path.
     #[inline(always)]
     fn begin(
         &mut self,
@@ -160,7 +159,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         {
             return self.begin_slow(to, flags, tag, from, context);
         }
-        // Preserves completion order.
+        // Collect earlier completions first, to preserve completion order.
         self.collect();
         let index = self.state.requests.take(context, false).ok_or(Code::NoMemory)?;
         let send = Deferred { to, tag, from, len: from.len()?, sync: false };
@@ -169,7 +168,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(self.state.requests.name(index))
     }
 
-    /// Slow path of [`begin`](Self::begin): all other sends, and all errors.
+    /// Starts all sends that [`begin`](Self::begin) does not complete at once, and returns all
+    /// errors.
     #[inline(never)]
     fn begin_slow(
         &mut self,
@@ -232,7 +232,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         match issued {
             Issued::Pending(token) if !copied => slot.state = State::Sending(token),
             Issued::Pending(_) | Issued::Done { .. } => {
-                // Preserves completion order: collects earlier completions first.
+                // Collect earlier completions first, to preserve completion order.
                 self.collect();
                 self.state.requests.complete(index);
             }

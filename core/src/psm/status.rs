@@ -124,8 +124,8 @@ impl From<Status2> for Status {
 }
 
 /// The counters of `psm2_mq_get_stats`. "User" messages arrived after their receive was posted.
-/// "Sys" messages are unexpected. "Shm" messages are sent to or received from peers that
-/// rail 0 reaches. Rail 0 is shared memory, so these peers are on this host.
+/// "Sys" messages are unexpected. "Shm" messages are sent to or received from peers that rail 0
+/// reaches. By convention, rail 0 is shared memory, so these peers are on this host.
 #[doc(alias = "psm2_mq_stats_t")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -143,9 +143,9 @@ pub struct Stats {
     pub tx_eager_num: u64,
     /// Bytes of messages sent with their payload.
     pub tx_eager_bytes: u64,
-    /// Number of sent messages whose payload the receiver reads.
+    /// Number of sent messages with a payload that the receiver reads.
     pub tx_rndv_num: u64,
-    /// Bytes of sent messages whose payload the receiver reads.
+    /// Bytes of sent messages with a payload that the receiver reads.
     pub tx_rndv_bytes: u64,
     /// Number of messages sent to peers that the first rail reaches.
     pub tx_shm_num: u64,

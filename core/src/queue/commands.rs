@@ -31,11 +31,13 @@ impl fmt::Display for CommandError {
             Self::Pattern { width, len } => {
                 write!(
                     f,
-                    "cannot fill {len} bytes with a pattern of {width}; use 1, 2, 4 or 8, a divisor of the length"
+                    "cannot fill {len} bytes with a pattern of {width} bytes; use a width of 1, 2, 4 or 8 that divides the length"
                 )
             }
-            Self::TooManyEvents => f.write_str("too many events: a command waits for at most four"),
-            Self::OtherQueue => f.write_str("the receive belongs to another queue"),
+            Self::TooManyEvents => f.write_str("too many events: a command waits for at most 4"),
+            Self::OtherQueue => {
+                f.write_str("the receive belongs to another queue; cancel it there")
+            }
         }
     }
 }

@@ -111,7 +111,7 @@ fn whichever_end_leaves_first_no_slot_is_lost() {
             let worker = thread::spawn(move || {
                 // One command completes and is sent back. The other stays in the ring.
                 if let Some(posted) = consumer.pop() {
-                    // SAFETY: the command was just popped, and each one is popped once.
+                    // SAFETY: the command was just popped, and each command is popped once.
                     let entry = unsafe { posted.open() };
                     // SAFETY: this thread acts as the worker, and completes the command once.
                     unsafe { entry.finish(Reply::Done(0)) };

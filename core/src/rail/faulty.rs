@@ -83,8 +83,8 @@ struct Held {
     bytes: [u8; MESSAGE],
 }
 
-// SAFETY: the pointers come from accepted posts, whose memory the poster allows any thread to
-// access.
+// SAFETY: the pointers come from accepted posts. The caller of a post allows any thread to access
+// its memory.
 unsafe impl Send for Held {}
 
 /// A rail that wraps `R` and adds faults. Holds back at most `HELD` posts at a time.

@@ -181,7 +181,7 @@ impl<'m> Sim<'m> {
 
     /// Restores a link that was [cut](Self::cut). Attachments that the cut broke stay broken until
     /// both sides fence each other on the rail and attach each other again. The rail of `from`
-    /// reports by [`Sink::peer_up`] when that is possible.
+    /// calls [`Sink::peer_up`] when that is possible.
     ///
     /// # Errors
     /// The errors of [`cut`](Self::cut).

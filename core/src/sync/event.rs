@@ -3,12 +3,12 @@
 //! allocates. Only the sleeps block, such as [`Armed::commit`], and only until their deadline.
 //!
 //! Any number of threads may notify, and one thread sleeps. Two sleepers on one word are sound, but
-//! either may withdraw the other's announcement. The thread whose announcement is gone sleeps until
-//! its deadline. The word may lie in memory shared between processes, and zeroed memory is a valid
-//! eventcount. A peer that writes arbitrary values there causes at worst a spurious wake-up, or a
-//! sleep until the deadline.
+//! either may withdraw the other's announcement. The other thread then sleeps until its deadline.
+//! The word may lie in memory shared between processes, and zeroed memory is a valid eventcount. A
+//! peer that writes arbitrary values there causes at worst a spurious wake-up, or a sleep until the
+//! deadline.
 //!
-//! # The race, and who may lose it
+//! # The race
 //!
 //! | sleeper | notifier |
 //! |---|---|
@@ -250,8 +250,8 @@ impl EventCount {
     }
 }
 
-/// An object on which a thread can sleep: one [`EventCount`], or an array of two, either of which
-/// wakes the thread.
+/// An object on which a thread can sleep: one [`EventCount`], or an array of two. A notification of
+/// either wakes the thread.
 pub trait Park {
     /// Runs all three phases: announces, checks for work, sleeps for at most `timeout_ns`. If
     /// `work` returns true, returns `None` without sleeping.
@@ -294,7 +294,7 @@ impl Default for EventCount {
     }
 }
 
-/// An announcement on one word. Dropping this withdraws the announcement.
+/// An announcement on one word. Withdraws the announcement when dropped.
 #[derive(Debug)]
 struct Announced<'e> {
     event: &'e EventCount,
@@ -315,7 +315,7 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// An announced sleep. The check for work comes next. Dropping this cancels the sleep.
+/// An announced sleep. The check for work comes next. Cancels the sleep when dropped.
 #[derive(Debug)]
 #[must_use = "dropping it withdraws the announcement"]
 pub struct Prepared<'e> {
@@ -331,7 +331,7 @@ impl<'e> Prepared<'e> {
     }
 }
 
-/// An announced sleep after a check that found no work. Dropping this cancels the sleep.
+/// An announced sleep after a check that found no work. Cancels the sleep when dropped.
 #[derive(Debug)]
 #[must_use = "dropping it withdraws the announcement"]
 pub struct Armed<'e> {
@@ -340,7 +340,7 @@ pub struct Armed<'e> {
 
 impl Armed<'_> {
     /// Sleeps until a notification, for at most `timeout_ns`. May return early without a reason.
-    /// Check for work afterwards, whatever this returns.
+    /// Check for work after every return.
     ///
     /// Returns [`Woken::Deadline`] only if the time has passed and no notifier has seen the
     /// announcement. If there is work then, it was published at that very moment, or its wake-up
@@ -351,8 +351,8 @@ impl Armed<'_> {
     }
 }
 
-/// A sleep announced on two eventcounts. The check for work comes next. Dropping this cancels the
-/// sleep.
+/// A sleep announced on two eventcounts. The check for work comes next. Cancels the sleep when
+/// dropped.
 #[derive(Debug)]
 #[must_use = "dropping it withdraws both announcements"]
 pub struct PreparedTwo<'e> {
@@ -368,8 +368,8 @@ impl<'e> PreparedTwo<'e> {
     }
 }
 
-/// A sleep announced on two eventcounts, after a check that found no work. Dropping this cancels
-/// the sleep.
+/// A sleep announced on two eventcounts, after a check that found no work. Cancels the sleep when
+/// dropped.
 #[derive(Debug)]
 #[must_use = "dropping it withdraws both announcements"]
 pub struct ArmedTwo<'e> {

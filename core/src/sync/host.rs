@@ -87,7 +87,7 @@ const PAUSES_PER_WAIT: u32 = 64;
 
 impl SpinHost {
     const_new! {
-        /// Creates a host whose clock starts at zero and advances by `step_ns` per call.
+        /// Creates a host. Its clock starts at zero and advances by `step_ns` per call.
         pub fn new(step_ns: u64) -> Self {
             Self { now_ns: AtomicU64::new(0), step_ns }
         }

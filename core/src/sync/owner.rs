@@ -1,4 +1,4 @@
-//! Records which thread owns something that threads hand to each other.
+//! Records which thread owns an object that threads pass to each other.
 //!
 //! | edge    | release         | acquire         | carries                   |
 //! |---------|-----------------|-----------------|---------------------------|

@@ -74,14 +74,14 @@ mod layout {
 
 impl Header {
     const_new! {
-        /// Creates an empty ring whose counters start at zero.
+        /// Creates the header of an empty ring, with counters at zero.
         pub fn new() -> Self {
             Self::starting_at(0)
         }
     }
 
     const_new! {
-        /// Creates an empty ring whose counters start at `count`. Tests start just below
+        /// Creates the header of an empty ring, with counters at `count`. Tests start just below
         /// `u64::MAX`.
         pub fn starting_at(count: u64) -> Self {
             Self {

@@ -58,7 +58,7 @@ pub const fn truncate<const BITS: u32>(seq: u64) -> u32 {
     (seq & (u64::MAX >> (64 - BITS))) as u32
 }
 
-/// Returns the number nearest to `near` whose low `BITS` bits equal those of `wire`. Ignores higher
+/// Returns the number nearest to `near` that has the same low `BITS` bits as `wire`. Ignores higher
 /// bits of `wire`.
 ///
 /// If two numbers are equally near, returns the lower one, because a window of half the space that

@@ -60,8 +60,8 @@ mod models {
     }
 }
 
-/// A host whose futex is a lock with a condition variable, which both checkers understand. Sleeps
-/// have no deadline, so a lost wake-up hangs, and the model checker reports a deadlock.
+/// A host with a futex made of a lock and a condition variable, which loom can model. Sleeps have
+/// no deadline, so a lost wake-up hangs, and the model checker reports a deadlock.
 #[derive(Debug)]
 pub struct LockHost {
     bucket: Mutex<()>,

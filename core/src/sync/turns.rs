@@ -5,7 +5,7 @@
 //! returns true. A draining thread calls [`Turns::end`] when the list is empty, then looks at the
 //! list again, and takes another turn if there is more.
 //!
-//! Of two threads that run these at once, at least one sees the other's store:
+//! If two threads make these calls at the same time, at least one sees the other's store:
 //!
 //! | edge         | store                   | fence           | load                 |
 //! |--------------|-------------------------|-----------------|----------------------|

@@ -3,8 +3,8 @@
 use super::world::{NONE, Packet, PacketKind, World};
 use crate::error::CompleteError;
 
-/// Maximum delays in polls: from a cut to its report at the posting node, and from the first call
-/// of `fence` until it takes effect.
+/// `NOTICE`: maximum delay in polls from a cut to its report at the posting node. `FENCE`: maximum
+/// delay in polls from the first call of `fence` until it takes effect.
 const NOTICE: u64 = 200;
 const FENCE: u64 = 60;
 
@@ -49,8 +49,9 @@ impl World<'_> {
         self.cuts.is_broken(own, to) || (read && self.cuts.is_broken(there, from))
     }
 
-    /// Returns whether an endpoint and a node are cut off from each other. This is so if either
-    /// side has fenced the other, or if the node's address is not the one attached at the endpoint.
+    /// Returns whether an endpoint and a node are cut off from each other. They are cut off if
+    /// either side has fenced the other, or if the node's address has changed since the endpoint
+    /// attached it.
     pub(super) fn is_cut_off(&self, own: u16, to: u16, address: u16) -> bool {
         let there = to * self.rails + own % self.rails;
         let fenced = self.cuts.is_fenced(own, to) || self.cuts.is_fenced(there, own / self.rails);

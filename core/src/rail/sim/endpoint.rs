@@ -30,7 +30,7 @@ pub struct SimRail<'s, 'm> {
     pub(super) sim: &'s Sim<'m>,
     pub(super) node: u16,
     pub(super) rail: u16,
-    /// The node of each peer, and the address at which the peer is attached.
+    /// `peers`: the node of each peer. `addresses`: the address at which the peer is attached.
     pub(super) peers: [u16; PEERS],
     pub(super) addresses: [u16; PEERS],
     /// Whether a fence closes this endpoint.
@@ -58,7 +58,7 @@ impl<'s, 'm> SimRail<'s, 'm> {
 }
 
 impl SimRail<'_, '_> {
-    /// Attaches node `node` as peer number `peer`. It may be the endpoint's own node.
+    /// Attaches node `node` as peer number `peer`. The node may be the endpoint's own node.
     ///
     /// # Errors
     /// [`AttachError::Full`] for more than 16 peers.
@@ -75,7 +75,7 @@ impl SimRail<'_, '_> {
         *self
             .peers
             .get_mut(peer.0 as usize)
-            .ok_or(AttachError::Full("sim: 16 peers; use a lower number"))? = node;
+            .ok_or(AttachError::Full("sim: 16 peers; use a peer number below 16"))? = node;
         self.addresses[peer.0 as usize] = address;
         (self.told, self.lost) = (self.told & !(1 << peer.0), self.lost & !(1 << peer.0));
         let world = &mut *self.sim.world.borrow_mut();
@@ -296,7 +296,7 @@ impl SimSetup<'_, '_, '_> {
         match self.0.node_of(peer) {
             Err(PostError::PeerDown) => self.0.attach(peer, node),
             _ => Err(AttachError::Full(
-                "sim: 16 peers, or this one is attached already; use a free number",
+                "sim: 16 peers, or this number is attached already; use a free number",
             )),
         }
     }

@@ -67,7 +67,7 @@ pub enum Change {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The time, in units of the driver.
+    /// The time, in turns of the driver.
     pub at: u64,
     /// What happens.
     pub change: Change,
@@ -187,7 +187,7 @@ struct Down {
     /// The directions that are cut.
     there: bool,
     back: bool,
-    /// The node that has disabled the link, and the other one.
+    /// The node that has disabled the link, and the other node of the link.
     disabled: Option<(u16, u16)>,
     /// Whether one of the two nodes has stopped using the link.
     seen: bool,
@@ -248,8 +248,8 @@ impl<T> DerefMut for List<T> {
 enum Source<'s> {
     /// Drawn, in this many of 1000 turns.
     Drawn { random: Random, often: u64 },
-    /// Given, in the order of time. If `spares`, an event that could take the last rail between two
-    /// nodes is left out.
+    /// Given in a list, in order of time. If `spares` is set, an event that could take the last
+    /// rail between two nodes is left out.
     Given { events: &'s [Event], next: usize, spares: bool },
 }
 
@@ -282,8 +282,8 @@ impl<'s, 'm> Schedule<'s, 'm> {
         Self::new(sim, scope, Source::Drawn { random, often }, log)
     }
 
-    /// Takes the events from a list in the order of time. If `spares`, leaves out events that could
-    /// take the last rail between two nodes. `log` needs room for all.
+    /// Takes the events from a list in the order of time. If `spares` is set, leaves out events
+    /// that could take the last rail between two nodes. `log` needs room for all.
     pub fn given(
         sim: &'s Sim<'m>,
         scope: Scope,
@@ -369,7 +369,7 @@ impl<'s, 'm> Schedule<'s, 'm> {
         links.iter().all(stays) && (!closes || self.may_close(links))
     }
 
-    /// Returns the given links and all failed ones.
+    /// Returns the given links and all failed links.
     fn all_down(&self, links: &[Link]) -> impl Iterator<Item = Link> {
         links.iter().copied().chain(self.down.iter().map(|down| down.link))
     }
@@ -574,7 +574,7 @@ impl<'s, 'm> Schedule<'s, 'm> {
 }
 
 /// Removes events as long as a run of the rest still `fails`. Returns the number of remaining
-/// events, which are at the front. Without any one of them, `fails` is false.
+/// events, which are at the front. If any one of them is removed too, `fails` is false.
 pub fn shrink(events: &mut [Event], mut fails: impl FnMut(&[Event]) -> bool) -> usize {
     let (mut left, mut chunk) = (events.len(), events.len().div_ceil(2));
     while chunk != 0 {

@@ -1,6 +1,6 @@
-//! Additional eventcounts that a notifier notifies. Their owners are workers whose next command
-//! waits for an event of another worker's queue, and threads that wait for another thread's queue.
-//! Nothing here blocks or allocates.
+//! Additional eventcounts that a notifier notifies. The owner of such an eventcount is a thread
+//! that waits for another thread's queue, or a worker with a command that waits for another
+//! worker's queue. Nothing here blocks or allocates.
 //!
 //! A notifier notifies each listener once and removes it. A listener that still waits registers
 //! again. So a listener that has stopped waiting costs one spurious notification, and needs no
@@ -16,12 +16,12 @@
 //! | 3. `listen` still says `Standing`; no work       | 3. takes every listener, notifies each |
 //! | 4. sleeps                                        |                                        |
 //!
-//! If the notifier's barrier comes first, the listener finds the work in step 3. If it comes
-//! second, the notifier finds the listener, unless the notifier took it earlier, for other work. In
-//! that case the earlier notification saw the announcement: the notifier runs another barrier after
-//! it takes the listener. That barrier comes after the listener's, because otherwise step 3 would
-//! have found the place taken. A place that is taken during step 3 is not covered by a barrier, so
-//! `New` does not permit a sleep.
+//! If the notifier's barrier comes first, the listener finds the work in step 3. If the notifier's
+//! barrier comes second, the notifier finds the listener, unless it took the listener earlier, for
+//! other work. In that case the earlier notification saw the announcement: the notifier runs
+//! another barrier after it takes the listener. That barrier comes after the listener's, because
+//! otherwise step 3 would have found the place taken. A place that is taken during step 3 is not
+//! covered by a barrier, so `New` does not permit a sleep.
 //!
 //! | edge           | release                  | acquire                  | carries        |
 //! |----------------|--------------------------|--------------------------|----------------|

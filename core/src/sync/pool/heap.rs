@@ -17,6 +17,8 @@ struct HeapSlab<T> {
 }
 
 impl<T> HeapSlab<T> {
+    /// Frees a slab.
+    ///
     /// # Safety
     /// `slab` came from `Box::into_raw` of a slab of this type. It holds no values, and nothing
     /// else uses it.

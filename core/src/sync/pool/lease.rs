@@ -48,10 +48,12 @@ unsafe impl<T: Send + Sync> Send for Shared<'_, T> {}
 unsafe impl<T: Send + Sync> Sync for Shared<'_, T> {}
 
 impl<'m, T> Lease<'m, T> {
+    /// Creates the only handle to a value.
+    ///
     /// # Safety
     /// The slot holds a value, and the caller is its only holder. With a header, the slot belongs
-    /// to that pool, whose slab lives for `'m` or until the slot is released. Without a header, the
-    /// slot is a lone slot on the heap.
+    /// to that pool, and its slab lives for `'m` or until the slot is released. Without a header,
+    /// the slot is a lone slot on the heap.
     #[inline(always)]
     pub(super) unsafe fn from_raw(slot: NonNull<Slot<T>>, header: Option<NonNull<Header>>) -> Self {
         Self { slot, header, memory: PhantomData }
@@ -120,7 +122,7 @@ impl<T> Drop for Lease<'_, T> {
     }
 }
 
-/// A held slot without a value. Dropping this releases the slot.
+/// A guard for a held slot without a value. Releases the slot when dropped.
 struct Back<T> {
     slot: NonNull<Slot<T>>,
     header: Option<NonNull<Header>>,
@@ -172,6 +174,8 @@ impl<T> DerefMut for Lease<'_, T> {
 }
 
 impl<'m, T> Shared<'m, T> {
+    /// Creates a handle for one of the counted holders.
+    ///
     /// # Safety
     /// The slot holds a value, and this handle is one of the holders counted in the slot. The
     /// header must satisfy the conditions of [`Lease::from_raw`].
@@ -291,6 +295,8 @@ impl<T> Copy for RawShared<'_, T> {}
 unsafe impl<T: Send + Sync> Send for RawShared<'_, T> {}
 
 impl<'m, T> RawShared<'m, T> {
+    /// Converts this form back to a handle.
+    ///
     /// # Safety
     /// Each value of [`Shared::into_raw`] is opened only once.
     #[inline(always)]
@@ -302,7 +308,7 @@ impl<'m, T> RawShared<'m, T> {
 }
 
 impl<T> Clone for Shared<'_, T> {
-    /// Makes one atomic addition.
+    /// Clones the handle with one atomic addition.
     #[inline]
     fn clone(&self) -> Self {
         // Relaxed: this holder keeps the count above zero meanwhile. A 64-bit count does not

@@ -1,7 +1,7 @@
 //! The free list of a table. The slot released last is taken first, and unused slots are taken
 //! last. One owner uses the list without atomics; it never blocks or allocates. A
-//! [`Pool`](super::Pool) uses it for its own slots, and so does every table whose slots only its
-//! owner releases.
+//! [`Pool`](super::Pool) uses it for its own slots, and so does every table with slots that only
+//! its owner releases.
 //!
 //! The list runs through the slots themselves. Each slot has a word for the link of the next slot,
 //! and the table reads and writes that word. A link is an index plus one, and 0 ends the list, so
@@ -21,7 +21,7 @@ pub struct FreeList {
 }
 
 impl FreeList {
-    /// Creates the list of a table whose slots are all unused.
+    /// Creates the list of a table with only unused slots.
     pub const fn new() -> Self {
         Self { head: EMPTY, fresh: 0 }
     }
@@ -77,7 +77,8 @@ impl FreeList {
         ((self.fresh as usize) < len).then_some(self.fresh)
     }
 
-    /// Takes the slot that [`first`](Self::first) has just returned. `link` is the link in it.
+    /// Takes the slot that [`first`](Self::first) has just returned. `link` is the link in that
+    /// slot.
     #[inline(always)]
     pub(crate) fn take_first(&mut self, len: usize, index: u32, link: u32) {
         match index == self.head_index() {

@@ -79,7 +79,7 @@ pub struct Counts {
 }
 
 impl<'m, T> Pool<'m, T> {
-    /// Creates a pool over borrowed memory, whose borrow lasts as long as values are in use. All
+    /// Creates a pool over borrowed memory. The borrow lasts as long as values are in use. All
     /// slots start free. The last holder calls `reclaim`, once the pool is closed and every slot is
     /// released.
     ///
@@ -110,7 +110,7 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Creates a pool whose slots are all free, whatever they contain.
+    /// Creates a pool with all slots free, regardless of their contents.
     ///
     /// # Safety
     ///
@@ -248,8 +248,8 @@ impl<'m, T> Pool<'m, T> {
         Ok(unsafe { (*out.body.get()).assume_init_ref() })
     }
 
-    /// Calls `ready` with the value of an id, and redeems the id if `ready` returns something. If
-    /// this returns `None`, the id is still valid.
+    /// Calls `ready` with the value of an id, and redeems the id if `ready` returns `Some`.
+    /// Otherwise the id stays valid.
     ///
     /// # Errors
     ///
@@ -328,8 +328,7 @@ impl<'m, T> Pool<'m, T> {
         Ok((self.slot(index as u32), (id.0 & !(GENERATION - 1)) | ID_OUT))
     }
 
-    /// Takes a free slot. Returns its index, so that the caller tests the list rather than a
-    /// pointer.
+    /// Takes a free slot and returns its index.
     #[inline(always)]
     fn take(&mut self) -> Option<u32> {
         let mut index = self.own.free.head_index();
@@ -415,12 +414,14 @@ impl<T> Drop for Pool<'_, T> {
     }
 }
 
-/// Returns the state of a slot whose id has become stale: the next generation, without an id.
+/// Returns the next state of a slot after its id has become stale: the next generation, without an
+/// id.
 fn redeemed(state: u64) -> u64 {
     (state & !ID_OUT).wrapping_add(GENERATION)
 }
 
-/// A slot that is neither free nor in use. Dropping this puts the slot into the owner's list.
+/// A guard for a slot that is neither free nor in use. Puts the slot into the owner's list when
+/// dropped.
 struct Taken<'p, 'm, T> {
     pool: &'p mut Pool<'m, T>,
     slot: NonNull<Slot<T>>,
@@ -445,7 +446,7 @@ pub struct Full<T>(pub T);
 
 impl<T> fmt::Display for Full<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the pool is full")
+        f.write_str("the pool is full; release a value first")
     }
 }
 
@@ -463,7 +464,7 @@ pub enum CreateError<E> {
 impl<E: fmt::Display> fmt::Display for CreateError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Full => f.write_str("the pool is full"),
+            Self::Full => f.write_str("the pool is full; release a value first"),
             Self::Refused(error) => error.fmt(f),
         }
     }

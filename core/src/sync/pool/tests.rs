@@ -17,7 +17,7 @@ use std::{
 use super::*;
 use crate::sync::testing::Random;
 
-/// Creates slots whose generations all start at `generation`.
+/// Creates slots with generations that start at `generation`.
 fn slots<T>(capacity: usize, generation: u64) -> Vec<Slot<T>> {
     (0..capacity).map(|_| Slot::starting_at(generation)).collect()
 }

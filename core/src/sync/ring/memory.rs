@@ -45,8 +45,9 @@ mod sealed {
         /// Copies `len` values from one array to another.
         ///
         /// # Safety
-        /// Each of the `len` slots from `from` on fulfils the conditions of `read`, and each of
-        /// those from `to` on fulfils the conditions of `write`. The two arrays do not overlap.
+        /// Each of the `len` slots from `from` on fulfils the conditions of `read`, and each of the
+        /// `len` slots from `to` on fulfils the conditions of `write`. The two arrays do not
+        /// overlap.
         #[inline]
         unsafe fn copy<T: Copy>(from: *const T, to: *mut T, len: usize) {
             for at in 0..len {
@@ -110,7 +111,7 @@ impl<T> Clone for Span<'_, T> {
 impl<T> Copy for Span<'_, T> {}
 
 impl<'m, T: Copy> Span<'m, T> {
-    /// Wraps a slice whose borrow lasts as long as the ring lives.
+    /// Wraps a slice that is borrowed as long as the ring lives.
     pub(super) fn of_slice(slots: &'m mut [MaybeUninit<T>]) -> Result<Self, AttachError> {
         Self::checked(NonNull::from(&mut *slots).cast(), slots.len())
     }

@@ -90,8 +90,8 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         Ok(())
     }
 
-    /// Pushes as many of `values` as fit, in order, and publishes them at once. Returns their
-    /// number.
+    /// Pushes values in order, until the ring is full or all are pushed, and publishes them
+    /// together. Returns the number of values pushed.
     #[inline]
     pub fn push_slice(&mut self, values: &[T]) -> usize {
         let len = values.len().min(self.free_for(values.len()));
@@ -268,7 +268,7 @@ pub struct Full<T>(pub T);
 
 impl<T> fmt::Display for Full<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the ring is full")
+        f.write_str("the ring is full; try again once the consumer has popped a value")
     }
 }
 

@@ -11,7 +11,7 @@ use std::{vec, vec::Vec};
 use super::*;
 use crate::sync::{host::SpinHost, primitive::AtomicU32};
 
-/// A host whose clock moves only on request, and whose sleeps end on request.
+/// A host with a clock that moves only on request, and sleeps that end on request.
 #[derive(Default)]
 struct Scripted {
     now_ns: Cell<u64>,
