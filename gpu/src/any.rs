@@ -1,5 +1,5 @@
-//! A device whose kind is chosen at run time, so that the generic code above it is compiled only
-//! once.
+//! A device of a kind that is chosen at run time, so that the generic code above it is compiled
+//! only once.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;

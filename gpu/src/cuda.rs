@@ -57,10 +57,10 @@ use stream::Marks;
 /// Number of exported handles that a device remembers, to recognize them as its own.
 pub const REMEMBERED: usize = 64;
 
-/// Settings of a device.
+/// Numbers of streams and events of a [`CudaDevice`], and the kind of memory that it allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaConfig {
-    /// Number of streams.
+    /// Number of CUDA streams that the device creates.
     pub streams: u8,
     /// Maximum number of outstanding marks, up to 65,536. Each mark is an event.
     pub marks: u32,
@@ -89,13 +89,13 @@ pub struct CudaDevice {
     forsaken: bool,
     opened: Vec<Held>,
     pinned: Vec<Pinned>,
-    /// The devices of this process, and whether this device reaches each of them.
+    /// The UUID of each device of this process, and whether this device can access its memory.
     peers: Vec<(Uuid, bool)>,
     exported: VecDeque<[u8; LEGACY_HANDLE]>,
 }
 
-// SAFETY: contexts, streams and events belong to the process. Every call first makes the context
-// current in the calling thread.
+// SAFETY: contexts, streams and events belong to the process, not to a thread. Every call first
+// makes the context current in the calling thread.
 unsafe impl Send for CudaDevice {}
 
 impl fmt::Debug for CudaDevice {
@@ -104,18 +104,18 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// While this value exists, the context is current in this thread.
+/// Keeps the device's context current in this thread until it is dropped.
 struct Entered {
     driver: &'static Driver,
-    /// The previous context, if it was a different one.
+    /// The context to restore on drop. `None` if the device's context was already current.
     previous: Option<sys::CUcontext>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
         if let Some(previous) = self.previous {
-            // SAFETY: this context was current in this thread, because `Entered` is not `Send`. If
-            // there was no previous context, null leaves the thread without one.
+            // SAFETY: `previous` was current in this thread, because `Entered` is not `Send`. A
+            // null `previous` leaves the thread without a context.
             unsafe { (self.driver.cuCtxSetCurrent)(previous) };
         }
     }
@@ -161,7 +161,7 @@ impl CudaDevice {
         Ok(opened)
     }
 
-    /// Makes the context current in this thread.
+    /// Makes the device's context current in this thread until the result is dropped.
     #[inline]
     fn enter(&self) -> Result<Entered, DeviceError> {
         let mut now = std::ptr::null_mut();

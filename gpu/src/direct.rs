@@ -1,6 +1,6 @@
 //! The device operations that a network rail needs for device memory that NICs access.
 //!
-//! All are slow paths except the flush, which is one driver call.
+//! All are slow paths except [`GpuDirect::flush`], which is one driver call.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use fishplate_core::mem::{Untrusted, copy_bytes};
 use crate::rail::{Stage, write_window};
 use crate::{Device, DeviceCaps, DeviceError, DevicePtr};
 
-/// A device whose memory NICs access.
+/// A device with memory that NICs access, and a pinned buffer for copies from and to host memory.
 pub struct GpuDirect<D: Device> {
     device: D,
     stage: Stage,
@@ -36,10 +36,7 @@ impl<D: Device> GpuDirect<D> {
         self.device.dmabuf(ptr, len)
     }
 
-    /// Makes the writes of NICs visible to the device.
-    ///
-    /// # Errors
-    /// The driver's error.
+    /// Makes earlier NIC writes visible to the device.
     pub fn flush(&mut self) -> Result<(), DeviceError> {
         self.device.flush_remote_writes()
     }
@@ -47,8 +44,8 @@ impl<D: Device> GpuDirect<D> {
     /// Copies bytes into device memory, and waits for the copy.
     ///
     /// # Errors
-    /// Fails if the previous copy has not finished, if this copy exceeds the time limit, if there
-    /// is no pinned memory, or if the driver fails.
+    /// Fails if an earlier copy is still in progress, or this copy exceeds the time limit. Also
+    /// fails if there is no pinned memory, or the driver fails.
     ///
     /// # Safety
     /// `from.len()` bytes at `to` are device memory.
@@ -58,8 +55,8 @@ impl<D: Device> GpuDirect<D> {
         from: Untrusted<'_>,
     ) -> Result<(), PostError> {
         match self.device.host_view(to, from.len() as u64) {
-            // SAFETY: `host_view` returned an address at which the processor may write `from.len()`
-            // bytes.
+            // SAFETY: the processor may write `from.len()` bytes at the address that `host_view`
+            // returned.
             Some(view) => unsafe { write_window(view.as_ptr(), from) },
             None => {
                 let deadline = Instant::now() + self.timeout;
@@ -73,8 +70,8 @@ impl<D: Device> GpuDirect<D> {
     /// Copies bytes out of device memory, and waits for the copy.
     ///
     /// # Errors
-    /// Fails if the previous copy has not finished, if this copy exceeds the time limit, if there
-    /// is no pinned memory, or if the driver fails.
+    /// Fails if an earlier copy is still in progress, or this copy exceeds the time limit. Also
+    /// fails if there is no pinned memory, or the driver fails.
     ///
     /// # Safety
     /// `into.len()` bytes at `from` are device memory.
@@ -84,8 +81,8 @@ impl<D: Device> GpuDirect<D> {
         into: &mut [u8],
     ) -> Result<(), PostError> {
         match self.device.host_view(from, into.len() as u64) {
-            // SAFETY: `host_view` returned an address at which the processor may read `into.len()`
-            // bytes.
+            // SAFETY: the processor may read `into.len()` bytes at the address that `host_view`
+            // returned.
             Some(view) => unsafe { copy_bytes(view.as_ptr(), into.as_mut_ptr(), into.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
@@ -96,7 +93,7 @@ impl<D: Device> GpuDirect<D> {
         Ok(())
     }
 
-    /// Returns whether a copy whose call failed may still be in progress. Asks the driver.
+    /// Returns whether a failed call may have left a copy in progress. Asks the driver.
     pub fn is_copying(&mut self) -> bool {
         self.stage.look(&mut self.device);
         self.stage.is_unsure()

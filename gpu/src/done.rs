@@ -3,8 +3,8 @@
 //! itself. Neither end blocks, allocates, locks or makes a system call.
 //!
 //! Every reported write takes the next *ticket* of its direction. The ticket's word is in the
-//! origin's segment, at the ticket's number modulo the number of words. Each word has its own cache
-//! line. So writes may complete out of order, and a failed write does not affect the next.
+//! origin's segment. Its index is the ticket modulo the number of words. Each word has its own
+//! cache line. So writes may complete out of order, and a failed write does not affect the next.
 //!
 //! | bits of a word | what |
 //! |---|---|
@@ -50,8 +50,7 @@ pub(crate) enum Status {
 const SEQUENCE: u32 = 34;
 const STATUS: u32 = 32;
 
-/// Number of later words that one poll checks, so that writes that overtook others are found within
-/// a few polls.
+/// Number of words after `base` that one poll checks. Finds writes that completed out of order.
 const PROBES: u64 = 4;
 
 #[inline(always)]
@@ -69,7 +68,7 @@ pub(crate) struct Sender {
     words: *const Line,
     count: u64,
     next: u64,
-    /// The target's cursor as we last loaded it.
+    /// The value that we last loaded from the target's cursor.
     freed: u64,
     cursor: *const AtomicU64,
 }
@@ -79,9 +78,9 @@ pub(crate) struct Sender {
 pub(crate) struct Receiver {
     words: *const Line,
     count: u64,
-    /// The first ticket whose word has not been seen.
+    /// The first ticket without a seen word.
     base: u64,
-    /// Our cursor as we last stored it.
+    /// The value that we last stored to our cursor.
     told: u64,
     cursor: *const AtomicU64,
     /// Bit i: whether the word at index i was seen out of order.
@@ -224,8 +223,8 @@ impl Receiver {
                 count += 1;
             }
         }
-        // Storing the cursor takes its line from the origin, so it is stored only once per quarter
-        // of the words.
+        // A store takes the cursor's cache line from the origin. So the cursor is stored once per
+        // quarter of the words.
         let tell = self.base.wrapping_sub(self.told) >= (self.count / 4).max(1);
         if tell {
             self.told = self.base;

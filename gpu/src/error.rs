@@ -11,7 +11,7 @@ use super::DeviceError;
 pub struct AllocId(NonZeroU64);
 
 impl AllocId {
-    /// Returns the id as a number for a rail's key. Never 0.
+    /// Returns the id as a nonzero integer, for the key of a rail.
     pub fn key(self) -> u64 {
         self.0.get()
     }
@@ -34,7 +34,8 @@ impl AllocId {
 pub enum ExportError {
     /// The range is empty, or extends beyond its allocation or adjacent segments.
     BadRange {
-        /// Number of bytes from the start of the range to the end of that memory.
+        /// Number of bytes from the start of the range to the end of the allocation or its adjacent
+        /// segments.
         there: u64,
     },
     /// The range has more physical segments than one export allows. Register it in parts.

@@ -38,7 +38,7 @@ pub struct Registration {
     pub version: u64,
 }
 
-/// All exports of this process, over all rails, for importers in the same process.
+/// The exports of all rails of this process. Importers in the same process look them up here.
 struct Home {
     /// Start and size of each allocation.
     places: BTreeMap<AllocId, (DevicePtr, u64)>,
@@ -106,9 +106,9 @@ struct Entry {
 pub struct ExportStats {
     /// Number of handles that the driver made.
     pub exports: u64,
-    /// Number of registered ranges, including parts and repetitions.
+    /// Number of successful calls of [`Exports::register`].
     pub registrations: u64,
-    /// Number of superseded entries, whose memory had been freed and reused.
+    /// Number of superseded entries. Their memory had been freed and reused.
     pub superseded: u64,
     /// Number of outgrown entries, which lay inside longer entries and had no registrations.
     pub outgrown: u64,
@@ -162,8 +162,8 @@ impl Exports {
         Ok(Registration { alloc, offset, len, version: slice.version })
     }
 
-    /// Returns the live entry for a range: an entry with the same registration, else the longest
-    /// entry around the range, else a new entry.
+    /// Returns the live entry for a range: the entry that holds the same registration, else the
+    /// longest entry around the range, else a new entry.
     fn entry_of<D: Device>(
         &mut self,
         device: &mut D,
@@ -294,7 +294,7 @@ impl Exports {
         all.into_iter().any(|other| other != alloc && self.entries.get(&other).is_some_and(around))
     }
 
-    /// Returns whether a range is registered, and neither superseded nor being revoked.
+    /// Returns whether a range is registered, is not superseded, and is not being revoked.
     pub fn holds(&self, registration: &Registration) -> bool {
         let entry =
             self.entries.get(&registration.alloc).filter(|entry| entry.state == State::Live);
@@ -382,7 +382,7 @@ impl Exports {
         }
     }
 
-    /// Returns every allocation, including those that importers have not closed yet.
+    /// Returns every allocation, also if importers have not closed it yet.
     pub(crate) fn all(&self) -> Vec<AllocId> {
         self.entries.keys().copied().collect()
     }
@@ -395,7 +395,7 @@ impl Exports {
         }
     }
 
-    /// Returns the number of allocations, including those that importers have not closed yet.
+    /// Returns the number of allocations. Counts an allocation until all importers have closed it.
     pub fn len(&self) -> usize {
         self.entries.len()
     }

@@ -49,7 +49,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{DeviceError, DevicePtr, Uuid};
 use world::{Fault, State};
 
-/// One machine with its devices. Clones share the machine.
+/// A simulated machine with its devices. Clones share the machine.
 #[derive(Clone)]
 pub struct FakeDriver {
     state: Arc<Mutex<State>>,
@@ -62,7 +62,7 @@ impl fmt::Debug for FakeDriver {
 }
 
 impl FakeDriver {
-    /// Creates a machine with simulated processes.
+    /// Creates a machine without processes.
     pub fn new(behaviour: Behaviour, seed: u64) -> Self {
         FakeDriver { state: Arc::new(Mutex::new(State::new(behaviour, seed))) }
     }
@@ -103,7 +103,7 @@ impl FakeDriver {
         self.state().behaviour
     }
 
-    /// Advances time by `steps` steps of all queued work.
+    /// Advances time by `steps` steps, and executes queued work.
     pub fn advance(&self, steps: u64) {
         self.state().advance(steps);
     }
@@ -146,9 +146,9 @@ impl FakeDriver {
     }
 }
 
-/// A process of the machine. Clones share the process. Its calls, in `calls`, resemble those of a
-/// driver, with several kinds of memory and any number of streams. [`FakeDevice`] implements the
-/// trait `Device` with them.
+/// A process of the machine. Clones share the process. The methods resemble the calls of a driver,
+/// with several kinds of memory and any number of streams. [`FakeDevice`] implements the trait
+/// `Device` with them.
 #[derive(Clone, Debug)]
 pub struct FakeProcess {
     driver: FakeDriver,
@@ -166,7 +166,7 @@ impl FakeProcess {
         self.driver.state().processes[self.place].visible.len() as u32
     }
 
-    /// Returns the identity of a device.
+    /// Returns the UUID of a device.
     ///
     /// # Errors
     /// [`DeviceError::NoDevice`] if the process does not see the device.
@@ -176,7 +176,7 @@ impl FakeProcess {
         Ok(state.devices[device as usize].uuid)
     }
 
-    /// Makes one call of this kind fail, after `skip` further calls of the kind were made.
+    /// Makes one call of this kind fail with `error`, after `skip` further calls of that kind.
     pub fn fail(&self, call: Call, skip: u64, error: DeviceError) {
         self.driver.state().processes[self.place].faults.push(Fault { call, skip, error });
     }

@@ -23,7 +23,8 @@ use super::{
     Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid,
 };
 
-/// Identifies the processor memory of this machine. Handles from other machines never arrive here.
+/// The UUID of processor memory, the same on every machine. Handles of other machines never arrive
+/// here.
 pub(crate) const UUID: Uuid = *b"processor memory";
 
 /// Device and inode of a file.
@@ -39,7 +40,7 @@ fn made() -> MutexGuard<'static, BTreeSet<Identity>> {
 }
 
 fn identity(fd: BorrowedFd<'_>) -> Result<Identity, DeviceError> {
-    // SAFETY: `stat` consists of numbers, so all zeroes are a valid value.
+    // SAFETY: `stat` consists of integers, so zero bytes are a valid value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `stat` is a local structure of the type that the call fills.
     match unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } {
@@ -81,7 +82,6 @@ struct Opened {
     buffer: u64,
 }
 
-/// Returns a new buffer id.
 fn buffer() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     // Relaxed: the id only needs to be unique.

@@ -39,9 +39,9 @@ pub struct ImportId {
 /// An imported range of a peer's allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Imported {
-    /// The id for transfers and for the release.
+    /// Identifies the import in [`Imports::begin`], [`Imports::end`] and [`Imports::release`].
     pub id: ImportId,
-    /// Address in this process.
+    /// Address of the range in this process.
     pub ptr: DevicePtr,
     /// Size in bytes.
     pub len: u64,
@@ -84,7 +84,7 @@ enum State {
     Closed,
 }
 
-/// A closed mapping whose revocation must be acknowledged.
+/// A closed mapping, with the revocation to acknowledge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Closed {
     pub(crate) peer: Peer,
@@ -122,9 +122,9 @@ pub struct Imports {
     limits: ImportLimits,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Open mappings.
+    /// Slot index of each open mapping, by the owner's incarnation and the allocation.
     by_key: BTreeMap<(Nonce, AllocId), u32>,
-    /// Draining mappings.
+    /// Slot index of each draining mapping, by the owner's incarnation and the allocation.
     draining: BTreeMap<(Nonce, AllocId), u32>,
     /// Open mappings without imports, least recently used first.
     idle: BTreeMap<u64, u32>,
@@ -133,7 +133,7 @@ pub struct Imports {
     bytes: u64,
     /// Whether some draining mapping has no transfer in flight.
     drained: bool,
-    /// Closed mappings whose revocations must be acknowledged.
+    /// Closed mappings with revocations to acknowledge.
     closed: Vec<Closed>,
     stats: ImportStats,
 }
@@ -374,8 +374,8 @@ impl Imports {
         }
     }
 
-    /// Handles the owner's revocation of an allocation. Returns whether the allocation is open. In
-    /// that case a later [`sweep`](Imports::sweep) schedules the acknowledgement.
+    /// Handles the owner's revocation of an allocation. Returns whether the allocation is open
+    /// here. If it is open, a later [`sweep`](Imports::sweep) schedules the acknowledgement.
     pub(crate) fn revoke(&mut self, incarnation: Nonce, alloc: AllocId, sequence: u64) -> bool {
         if let Some(&index) = self.by_key.get(&(incarnation, alloc)) {
             self.retire(index, Some(sequence));
@@ -400,7 +400,7 @@ impl Imports {
         }
     }
 
-    /// Returns the mappings closed since the last call whose revocations must be acknowledged.
+    /// Returns the mappings closed since the last call, with the revocations to acknowledge.
     pub(crate) fn take_closed(&mut self) -> Vec<Closed> {
         std::mem::take(&mut self.closed)
     }

@@ -143,7 +143,7 @@ pub const LEGACY_HANDLE: usize = 64;
 pub struct DeviceCaps {
     /// The device's identity.
     pub uuid: Uuid,
-    /// The device's number in this process.
+    /// The device's ordinal in this process, from 0.
     pub ordinal: u32,
     /// Number of streams for copies. Streams are numbered from 0.
     pub streams: u8,
@@ -202,7 +202,7 @@ pub struct Allocation {
     pub reservation: Option<DevicePtr>,
 }
 
-/// A handle with which another process opens an allocation.
+/// A handle of an allocation, for opening it in another process.
 #[derive(Debug)]
 pub enum Handle {
     /// Opaque bytes of the driver.
@@ -233,7 +233,7 @@ pub struct Mark(pub u32);
 pub enum DeviceError {
     /// This machine has no driver.
     NoDriver,
-    /// This process has no device of that number. The value is the number of its devices.
+    /// This process has no device with that ordinal. The value is the number of its devices.
     NoDevice(u32),
     /// The address is not device memory.
     NotDeviceMemory,
@@ -241,9 +241,9 @@ pub enum DeviceError {
     NotExportable(Unshared),
     /// The memory belongs to another device of this process.
     OtherDevice {
-        /// The number of the device that owns the memory.
+        /// Ordinal of the device that owns the memory.
         owner: u32,
-        /// The number of the device whose method was called.
+        /// Ordinal of the device that was called.
         asked: u32,
     },
     /// The handle cannot be opened. It is stale, damaged, or from another machine.
@@ -378,8 +378,8 @@ pub unsafe trait Device: Send {
     /// No queued work uses the memory.
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError>;
 
-    /// Returns a host address of a range, if the processor may access it. The range is memory of
-    /// the host stand-in, or is mapped through a bus window.
+    /// Returns a host address of a range, if the processor may access it. Examples are pinned
+    /// memory and memory of the host stand-in.
     fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>>;
 
     /// Queues a copy on a stream. Copies complete in order only within a stream. *Queue.*

@@ -36,10 +36,10 @@ use super::share::prepare;
 /// Version of the messages and of the segment layout.
 const VERSION: u32 = 2;
 
-/// Offset of the cursor, in bytes.
+/// Offset of the cursor in the segment, in bytes.
 const CURSOR: usize = 128;
 
-/// Sizes on which both ends must agree.
+/// Sizes that must be equal at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Number of done words: a power of two, or 0 for none.
@@ -98,7 +98,7 @@ impl PairSegment {
         self.at(PAGE)
     }
 
-    /// Offset of the done words, in bytes.
+    /// Returns the offset of the done words in the segment, in bytes.
     pub(crate) fn words_at(&self) -> u64 {
         PAGE as u64
     }
@@ -111,7 +111,7 @@ impl PairSegment {
         self.at(self.layout.acks())
     }
 
-    /// Offset of a bounce slot, in bytes.
+    /// Returns the offset of a bounce slot in the segment, in bytes.
     pub(crate) fn bounce_at(&self, slot: u32) -> u64 {
         self.layout.bounce() as u64 + u64::from(slot) * u64::from(self.layout.chunk)
     }
@@ -122,12 +122,12 @@ impl PairSegment {
     }
 }
 
-/// The features on which both ends agreed.
+/// The features that both ends have agreed to use.
 #[derive(Debug)]
 pub(crate) struct Agreed {
     pub(crate) layout: Layout,
-    /// Our segment, its mapping, the mapping of the peer's segment, and that segment's number.
-    /// `None` if no feature is active.
+    /// Our segment, its mapping, the mapping of the peer's segment, and the number of the peer's
+    /// segment. `None` if no feature is active.
     pub(crate) segments: Option<(Segment, PairSegment, PairSegment, u32)>,
     /// Whether done words report writes.
     pub(crate) done: bool,
@@ -152,7 +152,7 @@ impl Agreed {
 const DONE: u32 = 1;
 const RELAY: u32 = 2;
 
-/// An offer, or the echo of one.
+/// The offer of one end, or the other end's echo of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Offer {
     flags: u32,
@@ -215,7 +215,7 @@ pub(crate) fn read_offer(input: &[u8], again: &mut [u8]) -> Option<usize> {
 pub(crate) struct Agreement {
     layout: Layout,
     ours: Option<Segment>,
-    /// Our offer, whose epoch the peer must echo.
+    /// Our offer. The peer must echo its epoch.
     offer: Offer,
     said: Option<Verdict>,
 }
@@ -224,7 +224,7 @@ pub(crate) struct Agreement {
 #[derive(Debug)]
 struct Verdict {
     usable: u32,
-    /// The number of the peer's segment. The next field is its address here.
+    /// The number of the peer's segment. `mapped` is its address in this process.
     number: u32,
     mapped: Option<NonNull<u8>>,
 }
@@ -242,7 +242,7 @@ impl Agreement {
         want: (bool, bool),
         create: impl FnOnce(usize) -> Result<Segment, SegmentError>,
     ) -> Result<Agreement, HandshakeError> {
-        // A peer that has agreed may send packets about device memory at once.
+        // Comes first, because a peer that has agreed may send packets about device memory at once.
         prepare(link);
         let epoch = u64::from_ne_bytes(link.nonces()[0][..8].try_into().unwrap_or([0; 8]));
         let mut flags = if want.0 && layout.words > 0 { DONE } else { 0 };

@@ -138,7 +138,7 @@ impl Versions {
         .copied()
     }
 
-    /// Removes the versions whose location is in an allocation.
+    /// Removes the versions that are located in an allocation.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
         self.kept.retain(|known| known.alloc != alloc);
     }
@@ -160,7 +160,7 @@ pub struct Publications {
     buffers: BTreeMap<u64, Versions>,
 }
 
-/// The next automatic version. A buffer whose last version is higher continues from that version.
+/// The next automatic version. A buffer with a higher last version continues from that version.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Publications {
@@ -211,7 +211,7 @@ impl Publications {
         }
     }
 
-    /// Removes the versions whose location is in an allocation. Keeps the buffers, so that their
+    /// Removes the versions that are located in an allocation. Keeps the buffers, so that their
     /// versions still increase.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
         for versions in self.buffers.values_mut() {
@@ -219,7 +219,7 @@ impl Publications {
         }
     }
 
-    /// Returns the number of published buffers, including those whose memory was revoked.
+    /// Returns the number of published buffers. Also counts buffers in revoked memory.
     pub fn len(&self) -> usize {
         self.buffers.len()
     }

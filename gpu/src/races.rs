@@ -34,13 +34,13 @@ struct Channel {
     bytes: [UnsafeCell<u64>; WORDS as usize],
 }
 
-// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
+// SAFETY: the fields are atomics and loom cells, and loom checks every access to a cell.
 unsafe impl Send for Channel {}
-// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
+// SAFETY: the fields are atomics and loom cells, and loom checks every access to a cell.
 unsafe impl Sync for Channel {}
 
 impl Channel {
-    /// Creates a channel whose next ticket is `start`.
+    /// Creates a channel with `start` as the next ticket.
     fn new(start: u64) -> Arc<Channel> {
         let words = (0..WORDS).map(|_| Line { word: AtomicU64::new(0) }).collect();
         let bytes = [UnsafeCell::new(0), UnsafeCell::new(0)];
@@ -192,9 +192,9 @@ struct Slots {
     bytes: [UnsafeCell<u64>; WORDS as usize],
 }
 
-// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
+// SAFETY: the fields are atomics and loom cells, and loom checks every access to a cell.
 unsafe impl Send for Slots {}
-// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
+// SAFETY: the fields are atomics and loom cells, and loom checks every access to a cell.
 unsafe impl Sync for Slots {}
 
 #[test]

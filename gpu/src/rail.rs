@@ -97,7 +97,7 @@ unsafe impl Send for Shared {}
 
 #[derive(Debug)]
 struct GpuPeer {
-    /// Distinguishes this attachment from earlier attachments in the same slot.
+    /// Distinguishes this attachment from earlier attachments under the same peer number.
     life: u32,
     own: bool,
     /// Whether the peer has a device. If so, we send it our memory handles.
@@ -132,9 +132,9 @@ struct GpuPeer {
 /// [done channel](GpuConfig::done_channel), which the device stores itself if it can, or a record
 /// in the lane. Writes complete in any order: the rail is not [ordered](Caps::order).
 ///
-/// An operation to a failed peer completes when the device has stopped using its memory. Until then
-/// its buffer is in use. If the peer is detached and the device does not finish in time, or if the
-/// device is lost, the outcome is [unknown](CompleteError::Unknown).
+/// An operation to a failed peer completes when the device has stopped using the operation's
+/// buffer. If the peer is detached and the device does not finish in time, or if the device is
+/// lost, the outcome is [unknown](CompleteError::Unknown).
 ///
 /// A word that a device stores does not wake the owner. So sleep on
 /// [`wait_object`](GpuRail::wait_object), which wakes the owner periodically.
@@ -159,7 +159,7 @@ pub struct GpuRail<D: Device, H: Host> {
     ended: VecDeque<(u64, Result<(), CompleteError>)>,
     /// Landed writes to report in the next poll.
     landed: VecDeque<(Peer, u32)>,
-    /// Operations whose record waits for room in the lane.
+    /// Operations with a record that waits for room in the lane.
     telling: VecDeque<u32>,
     /// Peers that this pass reported as failed.
     fallen: Vec<Peer>,
@@ -170,7 +170,8 @@ pub struct GpuRail<D: Device, H: Host> {
     stage: Stage,
     copies: Copies,
     pace: Arc<Pace>,
-    /// Number of peers whose devices store words. Such a word does not notify this process.
+    /// Number of attached peers that report writes by done words. A word that a device stores does
+    /// not wake this process.
     silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
@@ -254,7 +255,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Returns the wait object on which the owner sleeps. It may outlive the rail.
+    /// Returns the wait object for the owner to sleep on. It may outlive the rail.
     pub fn wait_object(&self) -> GpuWaitObject {
         GpuWaitObject { wait_object: self.inner.wait_object(), pace: Arc::clone(&self.pace) }
     }

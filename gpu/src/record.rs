@@ -3,8 +3,8 @@
 //! allocates.
 //!
 //! Everything that a peer can make grow is bounded. A correct peer may exceed the bounds on
-//! unopened offers and on old versions of a buffer. Then the oldest are dropped, and offers are
-//! requested again when needed. A message that no correct peer sends ends the link.
+//! unopened offers and on old versions of a buffer. Then this end drops the oldest, and requests
+//! offers again when needed. A message that no correct peer sends ends the link.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -49,7 +49,7 @@ pub(crate) struct LinkRecord {
     /// Whether the peer is this process itself.
     pub(crate) home: bool,
 
-    // State received from the peer.
+    // Handles that the peer has offered and this end has not opened.
     offers: BTreeMap<AllocId, Offer>,
     buffers: BTreeMap<u64, Versions>,
     /// Allocations that the peer revokes, each with a sequence number to acknowledge.
@@ -57,12 +57,11 @@ pub(crate) struct LinkRecord {
     /// Our allocations that the peer has closed, each with the sequence number that it
     /// acknowledged.
     pub(crate) acks: VecDeque<(u64, AllocId)>,
-    /// Our allocations whose handles the peer requests.
+    /// Our allocations with handles that the peer requests.
     pub(crate) requested: BTreeSet<AllocId>,
-    /// Our buffers for whose versions the peer waits.
+    /// Our buffers that the peer waits for, each with the version that it wants.
     pub(crate) queries: Vec<(u64, Wanted)>,
 
-    // State sent by this end.
     /// Our requests, oldest first.
     asked: VecDeque<(Ask, Answer)>,
     /// Allocations that the peer may have open.
@@ -93,7 +92,7 @@ impl Extension for LinkRecord {
                 while self.offers.len() == MAX_OFFERS
                     || self.descriptors() + offer.descriptors() > MAX_DESCRIPTORS
                 {
-                    // Allocation numbers increase, so the first is the oldest.
+                    // Allocation ids increase, so the first offer is the oldest.
                     self.offers.pop_first();
                 }
                 self.offers.insert(offer.alloc, offer);
@@ -153,7 +152,7 @@ impl LinkRecord {
         self.offers.values().map(Offer::descriptors).sum()
     }
 
-    /// Removes the handle of an allocation, and the versions whose location is in it.
+    /// Removes the handle of an allocation, and the versions that are located in it.
     fn forget(&mut self, alloc: AllocId) {
         self.offers.remove(&alloc);
         for versions in self.buffers.values_mut() {

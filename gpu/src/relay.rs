@@ -54,7 +54,7 @@ pub(crate) enum What {
         key: RailKey,
         /// Number of requested bytes.
         want: u64,
-        /// The id of the read, which its replies repeat.
+        /// The id of the read. Each reply repeats it.
         id: u64,
     },
     /// Delivers bytes of a read that the receiver requested. If the reply fails, its last piece is
@@ -132,8 +132,8 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     put(into, words.map(u64::to_le_bytes).as_flattened())
 }
 
-/// Decodes a piece and encodes it again, for [`fuzzing`](crate::fuzzing). A kind of piece ignores
-/// the words that it does not use, so a round trip preserves only the first word and the decoded
+/// Decodes a piece and encodes it again, for [`fuzzing`](crate::fuzzing). Decoding ignores words
+/// that a kind of piece does not use. So a round trip preserves only the first word and the decoded
 /// piece.
 pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let bytes: &[u8; 48] = input.try_into().ok()?;
@@ -196,7 +196,7 @@ impl Outgoing {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Publishes a piece whose bytes are in its slot.
+    /// Publishes a piece after its bytes are in the slot.
     pub(crate) fn fill(&self, number: u64, piece: &Piece) {
         // SAFETY: the masked index is less than `slots`, and `new` requires that the descriptors
         // are mapped.

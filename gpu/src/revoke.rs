@@ -28,7 +28,7 @@ pub enum RevokeError {
     Export(ExportError),
     /// The deadline expired before all peers acknowledged. Wait again, or cancel the revocation.
     Deadline {
-        /// The allocation.
+        /// The allocation that is being revoked.
         alloc: AllocId,
         /// The first peer that has not acknowledged.
         peer: Peer,

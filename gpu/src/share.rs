@@ -37,13 +37,13 @@ pub(crate) fn record<'a>(line: &'a mut Line<'_>) -> &'a mut LinkRecord {
     line.extension()
 }
 
-/// Lets a link carry packets about device memory. Call it before any other use of a link whose peer
-/// may send such packets. [`GpuProfile::agree`](super::GpuProfile::agree) calls it.
+/// Lets a link carry packets about device memory. If the peer may send such packets, call it before
+/// any other use of the link. [`GpuProfile::agree`](super::GpuProfile::agree) calls it.
 pub fn prepare(link: &mut Link) {
     record(&mut link.line());
 }
 
-/// Access to the links to peers.
+/// Gives access to the sockets of linked peers, by peer number.
 pub trait Links {
     /// Returns a number that is greater than every peer's number.
     fn bound(&self) -> u16;
@@ -52,7 +52,7 @@ pub trait Links {
     fn line(&mut self, peer: Peer) -> Option<Line<'_>>;
 }
 
-/// Links that are not attached to a rail yet. The index is the peer's number.
+/// Links that are not attached to a rail yet. The index in the slice is the peer number.
 impl Links for [Option<Link>] {
     fn bound(&self) -> u16 {
         u16::try_from(self.len()).unwrap_or(u16::MAX)
@@ -107,7 +107,7 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Sets whether [`turn`](Self::turn) leaves drained mappings open. The driver closes memory
-    /// only when no kernel of the process runs, so a kernel that waits for a peer would block the
+    /// only when no kernel of the process runs. So a kernel that waits for a peer would block the
     /// close.
     pub fn defer_closes(&mut self, defer: bool) {
         self.defers = defer;
@@ -127,8 +127,8 @@ impl<D: Device> Sharing<D> {
     ///
     /// # Safety
     /// The caller does not replace the device, and revokes exported memory before it frees the
-    /// memory. It does not close, unpin or free memory that this `Sharing` opened or pinned, nor
-    /// interfere with its queued work.
+    /// memory. It does not close, unpin or free memory that this `Sharing` opened or pinned. It
+    /// does not interfere with queued work.
     pub unsafe fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }

@@ -126,7 +126,7 @@ fn link<D: Device, E: Device>(a: &mut End<D>, j: u16, b: &mut End<E>, i: u16) {
     b.links[usize::from(i)] = two;
 }
 
-/// The number under which each end of a [`pair`] links the other.
+/// The peer number that each end of a [`pair`] gives the other end.
 const PEER: Peer = Peer(0);
 
 /// Creates two linked processes of a fake machine, each with the first device.
@@ -146,7 +146,7 @@ fn settle<D: Device, E: Device>(a: &mut End<D>, b: &mut End<E>) {
     }
 }
 
-/// Imports from a peer whose answer may be needed, so both ends make passes.
+/// Imports from a peer. Both ends make passes, because the import may need the peer's answer.
 fn import_from<D: Device, E: Device>(
     b: &mut End<D>,
     a: &mut End<E>,

@@ -42,11 +42,11 @@ enum MessageKind {
     Refuse,
     /// Announces a version of a buffer, and its location.
     Publish,
-    /// Requests a version of a buffer, or cancels such a request.
+    /// Requests a version of a buffer, or cancels the request.
     Query,
     /// Withdraws a buffer.
     Unpublish,
-    /// Requests that the receiver closes an allocation.
+    /// Asks the receiver to close an allocation.
     Revoke,
     /// Reports that the sender has closed an allocation.
     RevokeAck,
@@ -140,7 +140,7 @@ fn extent(offset: u64, len: u64) -> Result<(u64, u64), HandshakeError> {
     }
 }
 
-/// Decodes the segments of a handle, whose sizes must add up to `size`.
+/// Decodes the segments of a handle. Their sizes must add up to `size`.
 fn segments(
     body: &mut Reader<'_>,
     fds: &mut dyn Iterator<Item = Foreign>,

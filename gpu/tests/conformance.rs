@@ -37,12 +37,12 @@ const MAPPED: &str = "a peer writes open memory without the target's check";
 const LATE: &str = "bytes in a bounce slot stay there for the target";
 const UNSEEN: &str = "the target checks relayed transfers";
 
-/// The numbers under which the two ends attach each other.
+/// The peer numbers that the two ends give each other.
 const TO: Peer = Peer(5);
 const FROM: Peer = Peer(2);
 
 thread_local! {
-    /// The target's socket.
+    /// The target's socket, for `kill`.
     static SOCKET: RefCell<Option<OwnedFd>> = RefCell::default();
 }
 

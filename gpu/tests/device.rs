@@ -18,7 +18,6 @@ mod suite;
 
 /// An implementation of [`Device`], and its test fixtures.
 trait Kit {
-    /// The type of the device.
     type Device: Device;
 
     /// The implementation's name, which the second process receives.
@@ -394,7 +393,7 @@ fn hip_calls_that_fail_leave_no_error() {
     assert_eq!(take(), 0, "opening the device");
     assert_eq!(device.allocation(DevicePtr(64)), Err(DeviceError::NotDeviceMemory));
     assert_eq!(take(), 0, "an unknown address");
-    // SAFETY: nothing uses what the handle might open.
+    // SAFETY: nothing uses memory that the handle might open.
     assert!(unsafe { device.open(&Handle::Legacy([0xa5; LEGACY_HANDLE]), 4096) }.is_err());
     assert_eq!(take(), 0, "an invalid handle");
     assert!(device.dmabuf(DevicePtr(64), 4096).is_none());

@@ -36,7 +36,7 @@ const MATCHING: MatchConfig = MatchConfig {
 };
 const SIZE: usize = 1 << 18;
 
-/// Memory of one end, registered there and imported by the other end.
+/// Memory of one end. The other end has imported it.
 #[derive(Clone, Copy)]
 struct Part {
     at: NonNull<u8>,

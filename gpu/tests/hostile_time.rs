@@ -39,7 +39,7 @@ fn export(raw: &Raw, n: u64, fd: &OwnedFd) -> bool {
     say(raw, EXPORT, &[n, 4096, 1, 1, 2], &[fd])
 }
 
-/// The name of a trick, whether it ends the link, and the trick.
+/// The name of a trick, whether the trick ends the link, and the function that plays it.
 type Trick = (&'static str, bool, fn(&Raw));
 
 const TRICKS: &[Trick] = &[

@@ -217,7 +217,7 @@ fn b11_a_restarted_peer_is_not_confused_with_its_earlier_incarnation() {
         end.links[0] = Some(listener.accept(&rail.profile(), soon()).unwrap());
         let links = &mut end.links[..];
         let (new, now) = end.sharing.prefetch(links, PEER, 1, Wanted::Version(1), soon()).unwrap();
-        // All numbers are the same as in the old process.
+        // Version, allocation id and range are the same as in the old process.
         assert_eq!(old.binding(), new.binding());
         let error = end.sharing.open_direct(&mut end.links[..], PEER, &old, soon()).unwrap_err();
         let alloc = Some(old.binding().alloc);
@@ -243,8 +243,8 @@ fn kill(mut child: Killed) {
 #[test]
 fn b20_killed_processes_leave_nothing() {
     let _alone = alone();
-    // Other programs have files there too, so this checks only names that contain `fishplate`, and
-    // the mappings of this process.
+    // Other programs also have files in `/dev/shm`. So this counts only names that contain
+    // `fishplate`, and mappings of this process.
     let names = || {
         let all = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
         all.filter(|name| name.to_string_lossy().contains("fishplate")).count()

@@ -91,7 +91,7 @@ fn pattern(seed: u32, len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i ^ seed).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect()
 }
 
-/// Polls until `enough` returns true, and sleeps in between.
+/// Polls until `enough` returns true, and sleeps between polls.
 fn until(rail: &mut TestGpuRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> bool) {
     let host = LinuxHost::shared();
     let (wait_object, end) = (rail.wait_object(), soon());

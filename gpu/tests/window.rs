@@ -16,7 +16,7 @@ fn is_fenced(len: usize) -> Option<bool> {
     let (from, mut to) = (vec![0xa5u8; len], vec![0u8; len]);
     let target = to.as_mut_ptr();
     let last = target.wrapping_add(len - 1);
-    // SAFETY: until it exits, the child calls only functions that neither allocate nor lock.
+    // SAFETY: until it exits, the child calls only functions that do not allocate or lock.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: the calls take only numbers. Both vectors have `len` bytes, and the child has its

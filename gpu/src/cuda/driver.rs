@@ -1,4 +1,4 @@
-//! The driver: its functions, error codes and devices.
+//! Declares the driver's functions, converts its error codes, and lists its devices.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -41,7 +41,7 @@ impl Api {
         }
     }
 
-    /// Returns the number of this thread's current device, or `None` if the thread has none or
+    /// Returns the ordinal of this thread's current device, or `None` if the thread has none or
     /// there is no usable driver.
     pub fn current(self) -> Option<u32> {
         let driver = self.driver().ok()?;
@@ -104,7 +104,7 @@ macro_rules! functions {
             #[cfg(feature = "cuda")]
             fn cuda(library: &Library) -> Result<Driver, Absent> {
                 // SAFETY: cudarc declares these arguments, and no driver version changes them. A
-                // `CUresult` is passed as a number.
+                // `CUresult` is passed as a `u32`.
                 Ok(unsafe { Driver { $($name: library.function(stringify!($name))?),* } })
             }
 
@@ -206,7 +206,6 @@ pub(super) const NOT_READY: u32 = 600;
 const TOO_MANY_PEERS: u32 = 711;
 pub(super) const NOT_SUPPORTED: u32 = 801;
 
-/// Converts an error code of the driver.
 #[inline]
 pub(super) fn check(code: u32) -> Result<(), DeviceError> {
     if code == 0 {
@@ -244,10 +243,10 @@ pub(super) fn open_error(code: u32) -> DeviceError {
     }
 }
 
-/// The description of a device.
+/// Properties of a device, as the driver reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaInfo {
-    /// The device's number in this process.
+    /// The device's ordinal in this process, from 0.
     pub ordinal: u32,
     /// The device's name, from the driver.
     pub name: String,
@@ -259,15 +258,15 @@ pub struct CudaInfo {
     pub pci: (u32, u32, u32),
     /// Whether virtual memory can be exported by descriptors.
     pub descriptors: bool,
-    /// Whether the device has stream-ordered pools.
+    /// Whether the device supports stream-ordered pools (`cuMemAllocAsync`).
     pub pools: bool,
-    /// Whether streams can store words.
+    /// Whether a stream can store a 64-bit word (`cuStreamWriteValue64`).
     pub write_word: bool,
     /// Whether NICs can access the device's memory.
     pub gpudirect: bool,
-    /// Whether writes of NICs must be flushed before the device reads them.
+    /// Whether NIC writes must be flushed before the device reads them.
     pub must_flush: bool,
-    /// Numbers of the devices of this process that this device can reach.
+    /// Ordinals of the devices that this device can access, its own included.
     pub reaches: Vec<u32>,
 }
 
@@ -328,8 +327,8 @@ impl Driver {
             != 0
     }
 
-    /// Returns whether NICs can write to the device, their writes need a flush before the device
-    /// reads them, and the processor can issue that flush.
+    /// Returns whether NIC writes to the device need a flush that the processor can issue. Returns
+    /// `false` if NICs cannot write to the device.
     pub fn must_flush(&self, device: CUdevice) -> bool {
         let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
         let owner =
@@ -342,7 +341,7 @@ impl Driver {
             && self.attribute(options, device) & host != 0
     }
 
-    /// Returns the devices of this process, and whether this device reaches each of them.
+    /// Returns the UUID of each device of this process, and whether `device` can access its memory.
     pub fn peers(&self, device: CUdevice) -> Result<Vec<(Uuid, bool)>, DeviceError> {
         (0..self.count()?)
             .map(|ordinal| {

@@ -2,7 +2,7 @@
 //! All other functions take the same arguments. Structures have the same layouts, and error codes
 //! and flags have the same values.
 //!
-//! Numbers and layouts were compared with `hip_runtime_api.h` and `driver_types.h` of HIP 6.2
+//! Constants and layouts were compared with `hip_runtime_api.h` and `driver_types.h` of HIP 6.2
 //! (ROCm 6.2.1), 7.1 and 7.14. The comments on behaviour describe AMD's implementation (`clr`).
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -56,7 +56,7 @@ struct Hip {
     ) -> u32,
     copy: unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_uint, CUstream) -> u32,
     create_event: unsafe extern "C" fn(*mut CUevent, c_uint) -> u32,
-    /// Since HIP 7.0.
+    /// `None` before HIP 7.0.
     range_handle: Option<RangeHandle>,
 }
 
@@ -111,7 +111,7 @@ impl Hip {
         }
     }
 
-    /// Returns the register that flushes writes over the bus, if the device has one.
+    /// Returns the register that flushes writes over the bus, or null if the device has none.
     fn flush_register(&self, device: CUdevice) -> *mut u32 {
         let mut register: *mut u32 = std::ptr::null_mut();
         // SAFETY: HIP writes a pointer for this attribute, although it declares the result an
@@ -130,8 +130,8 @@ impl Hip {
         ok(unsafe { (self.get_device)(&raw mut device) }).map(|()| device)
     }
 
-    /// Returns the types of handles with which virtual memory was created, or `None` for other
-    /// memory. `base` is the start of an allocation.
+    /// Returns the handle types of virtual memory, or `None` for other memory. `base` is the start
+    /// of an allocation.
     fn virtual_handles(&self, base: CUdeviceptr) -> Result<Option<u64>, u32> {
         let device = CUmemLocation {
             type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
@@ -161,7 +161,6 @@ impl Hip {
     }
 }
 
-/// Converts an error code.
 fn ok(code: u32) -> Result<(), u32> {
     match forget(code) {
         0 => Ok(()),
@@ -181,7 +180,7 @@ pub(super) fn forget(code: u32) -> u32 {
 }
 
 /// Clears the last error if it has this code. Since HIP 7, a call that succeeds or returns "not
-/// ready" leaves the last error unchanged, so that error may come from the program's own call.
+/// ready" leaves the last error unchanged. Such an error may come from the program's own call.
 #[cold]
 fn clear(code: u32) {
     let Some(hip) = HIP.get() else { return };
@@ -216,13 +215,12 @@ macro_rules! function {
 }
 pub(super) use function;
 
-/// Calls HIP, and returns an error code.
 fn with(call: impl FnOnce(&Hip) -> Result<(), u32>) -> u32 {
     HIP.get().ok_or(NOT_INITIALIZED).and_then(call).err().unwrap_or(0)
 }
 
 /// HIP has one context per device. Its context functions are deprecated, and popping a context does
-/// not restore the device. So a context here is the device's number plus 1.
+/// not restore the device. So a context here is the device's ordinal plus 1.
 pub(super) unsafe extern "C" fn retain_context(context: *mut CUcontext, device: CUdevice) -> u32 {
     // SAFETY: the caller provides memory for the result.
     unsafe { context.write((device as usize + 1) as CUcontext) };
@@ -242,7 +240,7 @@ pub(super) unsafe extern "C" fn current_context(context: *mut CUcontext) -> u32 
 }
 
 pub(super) unsafe extern "C" fn set_context(context: CUcontext) -> u32 {
-    // SAFETY: HIP checks the device's number.
+    // SAFETY: HIP checks the ordinal.
     with(|hip| ok(unsafe { (hip.set_device)((context as usize).wrapping_sub(1) as c_int) }))
 }
 
@@ -263,11 +261,11 @@ pub(super) unsafe extern "C" fn device_attribute(
                 c_int::from(hip.version >= DESCRIPTORS_SINCE && get(89) != 0)
             }
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => get(94),
-            // NICs reach the device's memory if the bus window covers all of it.
+            // NICs can access the device's memory if the PCI BAR exposes all of it.
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED => get(10_011),
             A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS => get(10_013),
-            // Writes of NICs are unordered. On a device with a register they need a flush, which
-            // the processor can issue.
+            // 0: NIC writes are unordered. A device with a flush register needs a flush, and the
+            // processor can issue it.
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING => 0,
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS => {
                 c_int::from(!hip.flush_register(device).is_null())
@@ -280,8 +278,8 @@ pub(super) unsafe extern "C" fn device_attribute(
     })
 }
 
-/// HIP ignores attributes that it lacks, and writes the size as 32 bits. It reports neither pools
-/// nor the reserved range of virtual memory. The buffer id has 32 bits.
+/// HIP ignores attributes that it lacks, and writes the size as 32 bits. It does not report pools
+/// or the reserved range of virtual memory. The buffer id has 32 bits.
 pub(super) unsafe extern "C" fn pointer_attributes(
     count: c_uint,
     names: *mut CUpointer_attribute,
@@ -297,8 +295,8 @@ pub(super) unsafe extern "C" fn pointer_attributes(
         }
         let handles = hip.virtual_handles(base)?;
         for at in 0..count as usize {
-            // SAFETY: the caller provides `count` names, and as many places for zeroed results of
-            // at least the attribute's size.
+            // SAFETY: the caller provides `count` names and `count` places. Each place is zeroed
+            // and at least as large as its attribute.
             unsafe {
                 let (name, place) = (*names.add(at), *places.add(at));
                 match name {

@@ -37,7 +37,7 @@ impl Api {
         }
     }
 
-    /// Returns the names under which the loader looks for the library, in this order.
+    /// Returns the library's file names, in the order in which the loader tries them.
     fn files(self) -> &'static [&'static CStr] {
         match self {
             #[cfg(feature = "cuda")]

@@ -48,7 +48,7 @@ impl Held {
     }
 }
 
-/// Pinned processor memory.
+/// Host memory that is registered with the driver. `seen` is its device address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pinned {
     ptr: NonNull<u8>,
@@ -57,7 +57,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Returns the host address of `len` bytes whose device address is `ptr`.
+    /// Returns the host address of the `len` bytes at the device address `ptr`.
     pub fn view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
         let offset = ptr.0.checked_sub(self.seen.0)?;
         let inside = offset <= self.len && len <= self.len - offset;
@@ -248,7 +248,7 @@ impl CudaDevice {
         // SAFETY: both results are written to local variables.
         match unsafe { (self.driver.cuMemGetAddressRange_v2)(&raw mut base, &raw mut size, ptr.0) }
         {
-            // The address is reserved, but no memory is mapped there.
+            // The address is reserved, but no memory is mapped at it.
             driver::INVALID_VALUE | driver::NOT_FOUND => Err(DeviceError::NotDeviceMemory),
             code => check(code).map(|()| (base, size as u64)),
         }

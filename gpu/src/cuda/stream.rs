@@ -9,8 +9,8 @@ use crate::{DeviceError, Mark};
 /// `CUDA_ERROR_INVALID_HANDLE`, returned for an unknown stream or mark.
 const NO_SUCH: DeviceError = DeviceError::Driver(400);
 
-/// The events. Each has a wrapping count of its completed uses, and a flag that is set while it is
-/// in use.
+/// The events for marks. Each entry holds an event, a wrapping count of its completed uses, and
+/// whether it is in use.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     events: Vec<(CUevent, u16, bool)>,
@@ -18,7 +18,6 @@ pub(super) struct Marks {
 }
 
 impl CudaDevice {
-    /// Creates streams and events.
     pub(super) fn make_streams(&mut self) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         for _ in 0..self.caps.streams {

@@ -1,5 +1,5 @@
-//! Creates, maps, exports and imports virtual memory, which consists of one physical segment or
-//! several adjacent ones. A mapping keeps its memory alive, so handles are released immediately.
+//! Creates, maps, exports and imports virtual memory, which consists of one or more adjacent
+//! physical segments. A mapping keeps its memory alive, so handles are released immediately.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -178,7 +178,7 @@ impl CudaDevice {
             // The driver expects the descriptor by value in a pointer argument.
             let by_value = fd.as_raw_fd() as usize as *mut c_void;
             // SAFETY: the result is written to a local variable, and the descriptor is open. The
-            // driver checks what it refers to.
+            // driver checks the file behind the descriptor.
             let code = unsafe {
                 (self.driver.cuMemImportFromShareableHandle)(&raw mut handle, by_value, DESCRIPTOR)
             };
@@ -197,8 +197,8 @@ impl CudaDevice {
     }
 }
 
-/// Unmapped physical segments: their handles and sizes. Dropping it releases the handles. A mapping
-/// keeps its memory alive.
+/// Handles and sizes of physical segments. Drop releases the handles. A mapping keeps its memory
+/// alive.
 struct Parts {
     driver: &'static Driver,
     parts: Vec<(CUmemGenericAllocationHandle, u64)>,

@@ -37,7 +37,7 @@ impl Channel {
     }
 }
 
-/// Zero, and values just before each wrap: of the ticket in a word, of 32 bits, and of 64 bits.
+/// First tickets: zero, and values just before a wrap at 30, 32 and 64 bits.
 const STARTS: [u64; 4] = [0, (1 << 30) - 5, (1 << 32) - 3, u64::MAX - 4];
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Index;
 
-/// How a fake driver behaves.
+/// Settings of a fake driver: its devices, their memory, and its quirks.
 #[derive(Clone, Copy, Debug)]
 pub struct Behaviour {
     /// Number of devices. Fixed when the driver is created.
@@ -30,9 +30,9 @@ pub struct Behaviour {
     /// Whether the processor may access device memory, at the address that
     /// [`Device::host_view`](crate::Device::host_view) returns.
     pub host_view: bool,
-    /// Whether streams can store words.
+    /// Whether [`Device::write_word`](crate::Device::write_word) is supported.
     pub write_word: bool,
-    /// Whether writes of NICs must be flushed.
+    /// Whether NIC writes become visible only at the next flush.
     pub must_flush: bool,
     /// Whether device memory can be exported to NICs as a dmabuf descriptor.
     pub dmabuf: bool,
@@ -50,7 +50,7 @@ pub struct Behaviour {
 }
 
 impl Behaviour {
-    /// A driver with two devices, whose copies finish at once.
+    /// Two devices. Each copy finishes in the call that queues it.
     pub const PLAIN: Behaviour = Behaviour {
         devices: 2,
         memory: 1 << 34,
@@ -99,7 +99,7 @@ pub enum MemoryKind {
     Managed,
 }
 
-/// The calls of a driver.
+/// The driver calls that are counted and can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named after the methods of `Device`")]
 pub enum Call {
@@ -136,7 +136,8 @@ impl Call {
         Call::Flush,
     ];
 
-    /// Returns the usual duration of this call in real drivers. A step is about a microsecond.
+    /// Returns the usual duration of this call in real drivers, in steps. A step is about a
+    /// microsecond.
     pub fn steps(self) -> u64 {
         match self {
             Call::Alloc | Call::Free | Call::Pin | Call::Unpin => 100,
@@ -183,7 +184,7 @@ impl Calls {
 /// Counters of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Calls, by kind.
+    /// Number of driver calls, by kind.
     pub calls: Calls,
     /// Allocations. Each segment counts.
     pub allocs: u64,
@@ -215,7 +216,7 @@ pub struct Counts {
     pub reordered: u64,
     /// Number of calls that waited for all streams of the device.
     pub waits: u64,
-    /// Number of copies and words queued on memory whose owner had been killed.
+    /// Number of copies and words queued on the memory of killed processes.
     pub orphans_touched: u64,
 }
 
@@ -258,7 +259,7 @@ pub enum Violation {
     FreedWhileOpen,
     /// Memory was freed, closed or unpinned while queued work used it.
     TakenFromQueue,
-    /// A copy used a mapping whose memory its owner had freed.
+    /// A copy used a mapping of memory that its owner had freed.
     Stale,
     /// A copy or a word lay outside of an allocation, or at an unmapped address.
     OutOfRange,
@@ -266,7 +267,7 @@ pub enum Violation {
     Overlap,
     /// A word was misaligned.
     Misaligned,
-    /// A mark was not outstanding.
+    /// A call named a mark that is not outstanding.
     UnknownMark,
     /// The device has no such stream.
     UnknownStream,

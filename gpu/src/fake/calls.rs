@@ -1,4 +1,4 @@
-//! The calls of a process for memory and devices.
+//! The memory and device calls of a process.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -102,10 +102,10 @@ impl FakeProcess {
         there.is_some_and(|range| matches!(range.what, What::Opened { .. }))
     }
 
-    /// Returns the number of the device that owns an address, in this process.
+    /// Returns the ordinal, in this process, of the device that owns an address.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`] if no memory is mapped there.
+    /// [`DeviceError::NotDeviceMemory`] if no memory is mapped at the address.
     pub fn ordinal_of(&self, ptr: DevicePtr) -> Result<u32, DeviceError> {
         let state = self.driver.state();
         state.processes[self.place].space.find(ptr, 0).map(|(_, range)| range.ordinal)
@@ -456,7 +456,7 @@ fn from_process(named: &Named) -> Result<FakeMemory, DeviceError> {
     let file =
         OpenOptions::new().read(true).write(true).open(path).map_err(|_| DeviceError::BadHandle)?;
     let memory = FakeMemory::attach(file.into())?;
-    // The descriptor number may meanwhile refer to another file.
+    // The descriptor number may refer to another file by now.
     if memory.id() != named.id || memory.owner() != named.owner {
         return Err(DeviceError::BadHandle);
     }

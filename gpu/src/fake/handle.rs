@@ -1,5 +1,5 @@
-//! The 64-byte handle of fake memory. It names the owner, and the owner's descriptor or number for
-//! the memory.
+//! The 64-byte handle of fake memory. It names the owner process, and the memory's id and
+//! descriptor number in that process.
 
 use super::memory::{MAGIC_HANDLE, Owner};
 use crate::{DeviceError, LEGACY_HANDLE};
@@ -11,7 +11,8 @@ pub(super) struct Named {
     pub base: u64,
     /// The owner's descriptor number, used by other real processes.
     pub fd: u64,
-    /// Offset of the exported address. 0 if all handles of an allocation are equal.
+    /// Offset of the exported address in the allocation. 0 if all handles of an allocation are
+    /// equal.
     pub offset: u64,
 }
 

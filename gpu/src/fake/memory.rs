@@ -1,4 +1,4 @@
-//! Bytes that processes share: a memfd whose first page holds its owner and its state.
+//! Bytes that processes share, in a memfd. The first page holds the memory's owner and state.
 //!
 //! The state makes several real processes act as one driver. It counts how many processes have the
 //! memory open, and records whether the memory was freed. Programs see only the bytes after the
@@ -109,7 +109,7 @@ impl FakeMemory {
         unsafe { self.mapping.ptr().cast::<Header>().as_ref() }
     }
 
-    /// Returns the first byte that programs see.
+    /// Returns the address of the first byte after the header page.
     pub fn data(&self) -> *mut u8 {
         // SAFETY: the mapping is longer than one page.
         unsafe { self.mapping.ptr().as_ptr().add(PAGE) }

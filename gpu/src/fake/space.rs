@@ -29,22 +29,20 @@ pub(super) enum What {
         times: u32,
         buffer: u64,
     },
-    /// Pinned host memory.
     Pinned {
         ptr: usize,
         buffer: u64,
     },
 }
 
-/// A range of mapped addresses.
 #[derive(Clone, Debug)]
 pub(super) struct Range {
     pub size: u64,
-    /// The number of the range, which is never reused.
+    /// Identifies the range. Never reused, unlike its addresses.
     pub serial: u64,
-    /// The device's number in this process.
+    /// The device's ordinal in this process.
     pub ordinal: u32,
-    /// Start of the reservation that contains the range, which outlives the range.
+    /// Start of the reservation that contains the range. The reservation outlives the range.
     pub reservation: Option<u64>,
     pub what: What,
 }
@@ -66,14 +64,14 @@ impl Range {
     }
 }
 
-/// The call that releases a reserved range.
+/// The call that releases a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keeper {
-    /// The call that releases addresses.
+    /// `FakeProcess::release`.
     Caller,
-    /// The call that frees the memory in the range.
+    /// `FakeProcess::free`, together with the memory.
     Free,
-    /// The call that closes the memory in the range.
+    /// `FakeProcess::close`, together with the memory.
     Close,
 }
 
@@ -89,13 +87,13 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Space {
     ranges: BTreeMap<u64, Range>,
-    /// The reservations, by start: the size, and the call that releases them.
+    /// The size of each reservation and the call that releases it, by start address.
     reservations: BTreeMap<u64, (u64, Keeper)>,
     next: u64,
     next_serial: u64,
     /// Whether released addresses are reused, the last released first.
     pub recycle: bool,
-    /// Released ranges, by start and size.
+    /// Start and size of each released range.
     free: Vec<(u64, u64)>,
 }
 
@@ -103,7 +101,7 @@ impl Space {
     /// Creates the address space of the process with index `place`. The spaces of a machine are
     /// disjoint.
     pub fn new(place: usize) -> Space {
-        // Not a multiple of a large power of two, so that tests do not rely on such an alignment.
+        // Not a multiple of a large power of two, so that tests do not rely on a large alignment.
         let next = FOREIGN + ((place as u64) << 40) + 0x1200;
         let (ranges, reservations) = (BTreeMap::new(), BTreeMap::new());
         Space { ranges, reservations, next, next_serial: 1, recycle: true, free: vec![] }
@@ -163,8 +161,8 @@ impl Space {
         (ptr.0 - first < size).then_some((DevicePtr(first), size))
     }
 
-    /// Returns the start of the reservation that contains these addresses, if no memory is mapped
-    /// there.
+    /// Returns the start of the reservation that contains these addresses, if they are all
+    /// unmapped.
     pub fn vacant(&self, base: DevicePtr, size: u64) -> Option<u64> {
         let (first, len) = self.reservation(base)?;
         let inside = (base.0 - first.0).checked_add(size).is_some_and(|end| end <= len);
@@ -182,14 +180,12 @@ impl Space {
             .map(|(&base, _)| DevicePtr(base))
     }
 
-    /// Maps memory at new addresses.
     pub fn map(&mut self, size: u64, place: (u64, u64), ordinal: u32, what: What) -> DevicePtr {
         let base = self.take(size, place);
         self.map_at(base, size, None, ordinal, what);
         base
     }
 
-    /// Maps memory at the given addresses.
     pub fn map_at(
         &mut self,
         base: DevicePtr,

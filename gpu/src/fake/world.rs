@@ -15,7 +15,7 @@ const UNAVAILABLE: i32 = 46;
 /// `CUDA_ERROR_DEINITIALIZED`, returned to a killed process.
 const DEINITIALIZED: i32 = 4;
 
-/// The next number of a machine, process or allocation in this real process.
+/// The next id of a machine, process or allocation in this real process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub(super) struct State {
     pub behaviour: Behaviour,
     pub devices: Vec<Gpu>,
     pub processes: Vec<Process>,
-    /// Pairs of devices that cannot reach each other, the lower number first.
+    /// Pairs of devices that cannot reach each other, by index. The lower index comes first.
     pub parted: Vec<(u32, u32)>,
     pub violations: Vec<Violation>,
     pub steps: u64,
@@ -82,7 +82,7 @@ impl State {
             violations: vec![],
             steps: 0,
             pending: 0,
-            // Relaxed: the number only needs to be unique.
+            // Relaxed: the id only needs to be unique.
             machine: NEXT.fetch_add(1, Ordering::Relaxed),
             random: seed | 1 << 63,
         }
@@ -107,7 +107,7 @@ impl State {
             visible.iter().all(|&device| (device as usize) < self.devices.len()),
             "no such device"
         );
-        // Relaxed: the number only needs to be unique. No real process ID is this large.
+        // Relaxed: the id only needs to be unique. No real process ID is this large.
         let pid = (1 << 32) + NEXT.fetch_add(1, Ordering::Relaxed);
         self.join(Owner { pid, start: 0 }, false, visible.to_vec())
     }
@@ -145,9 +145,9 @@ impl State {
         place
     }
 
-    /// Returns the number of the next allocation, unique among all processes that can open it.
+    /// Returns a new allocation id, unique among all processes that can open the allocation.
     pub fn id(&self) -> u64 {
-        // Relaxed: the number only needs to be unique.
+        // Relaxed: the id only needs to be unique.
         (u64::from(std::process::id()) << 32) + NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -162,7 +162,7 @@ impl State {
         self.processes.iter().fold(Counts::default(), |sum, process| sum.with(&process.counts))
     }
 
-    /// Converts a process's ordinal to the machine's number of the device.
+    /// Converts a device ordinal of a process to the device's index in the machine.
     pub fn machine_device(&self, place: usize, ordinal: u32) -> Result<u32, DeviceError> {
         let visible = &self.processes[place].visible;
         visible.get(ordinal as usize).copied().ok_or(DeviceError::NoDevice(visible.len() as u32))
@@ -309,7 +309,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the allocation with number `id` of a simulated process.
+    /// Returns the allocation of a simulated process with this `id`.
     pub fn memory_of(&self, owner: Owner, id: u64) -> Option<Arc<super::memory::FakeMemory>> {
         let process =
             self.processes.iter().find(|process| process.owner == owner && !process.dead)?;

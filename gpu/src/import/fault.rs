@@ -20,7 +20,7 @@ pub enum Fault {
     Revoked,
     /// The token belongs to an earlier incarnation of the peer.
     Incarnation,
-    /// The peer no longer keeps this old version.
+    /// The peer no longer keeps the requested version of the buffer.
     Gone,
     /// The allocation was revoked and offered again while earlier transfers are in flight. Finish
     /// them first.
@@ -54,9 +54,9 @@ pub enum Fault {
 /// A failed import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImportError {
-    /// The peer.
+    /// The peer that owns the memory.
     pub peer: Peer,
-    /// The allocation, as the peer numbers it, if it was known.
+    /// The allocation's id at the peer, if it was known.
     pub alloc: Option<AllocId>,
     /// Why the import failed.
     pub why: Fault,

@@ -61,9 +61,10 @@ struct Sent {
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     number: u64,
-    /// For the last piece of a write: the number of its first piece, and its completion word.
+    /// For the last piece of a write: the number of the write's first piece, and the write's
+    /// completion word.
     last: Option<(u64, Option<u32>)>,
-    /// For a piece of our read: the read, and the number of bytes.
+    /// For a piece of our read: the index of the operation, and the number of bytes.
     read: Option<(u32, u64)>,
 }
 
@@ -78,9 +79,9 @@ pub(super) struct Relay {
     /// Replies to the peer's reads. They take turns with `jobs`, which may have to wait for
     /// replies.
     replies: VecDeque<Job>,
-    /// Whether the last piece belonged to a reply.
+    /// Whether the piece that we sent last belonged to a reply.
     replied: bool,
-    /// Number of our reads that we have requested and whose replies are incomplete.
+    /// Number of our requested reads with incomplete replies.
     asked: usize,
     sent: Box<[Option<Sent>]>,
     /// Whether a copy into the slot has an unknown outcome. If so, the slot carries only failed
@@ -90,12 +91,12 @@ pub(super) struct Relay {
     chunk: u32,
     /// Number of the first piece of the write that is arriving.
     write_began: Option<u64>,
-    /// Number of the last piece of a write that failed.
+    /// Number of the most recent piece of a write that failed here.
     failed: Option<u64>,
 }
 
-// SAFETY: the pointers refer to shared mappings and to memory of operations, neither of which is
-// tied to a thread. They stay valid until the operation completes.
+// SAFETY: the pointers refer to shared mappings and to memory of operations, which are not tied to
+// a thread. They stay valid until the operation completes.
 unsafe impl Send for Relay {}
 
 impl Relay {
@@ -145,8 +146,8 @@ impl Relay {
         self.jobs.push_back(job);
     }
 
-    /// Returns the job whose piece is sent next. Holds back a read while the peer is serving as
-    /// many of our reads as there are slots.
+    /// Returns the job that sends the next piece. Holds back a read while there is already one
+    /// unanswered read per slot.
     fn job(&self) -> Option<Job> {
         let ready =
             |job: &&Job| !matches!(job.kind, JobKind::Ask { .. }) || self.asked < self.sent.len();
@@ -157,7 +158,6 @@ impl Relay {
         }
     }
 
-    /// Returns the queue of a job.
     fn queue(&mut self, kind: JobKind) -> &mut VecDeque<Job> {
         match kind {
             JobKind::Reply { .. } => &mut self.replies,
@@ -221,7 +221,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 self.slot_over(peer, slot, 0);
             }
         }
-        // Reads whose request was acknowledged have no slot.
+        // After the peer acknowledges the request of a read, no slot refers to the read.
         for index in 0..self.config.ops.into() {
             if let Some(op) = self.ops.get_mut(index)
                 && op.peer == peer

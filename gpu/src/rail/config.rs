@@ -32,7 +32,7 @@ pub struct GpuConfig {
     pub relay_chunk: u32,
     /// Whether all transfers use bounce slots, as if no device could reach another.
     pub force_relay: bool,
-    /// Maximum length, in bytes, of a transfer that the processor copies if both ends of it are
+    /// Maximum length, in bytes, of a transfer that the processor copies. It must have both ends
     /// mapped.
     pub mapped_store: u64,
     /// Whether host regions are pinned, so that the device can access them.
@@ -41,7 +41,7 @@ pub struct GpuConfig {
     pub imports: ImportLimits,
     /// How long an import waits for its handle, and how long a detach waits for the device.
     pub timeout: Duration,
-    /// Maximum duration of the owner's sleep while there may be events that do not notify.
+    /// Maximum time that the owner sleeps while there may be events that do not wake it.
     pub longest_nap: Duration,
 }
 

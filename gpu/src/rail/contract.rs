@@ -279,7 +279,8 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         from: Untrusted<'_>,
         copy: &mut u32,
     ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Rail::place_device`, which
+        // `place_device_bytes` requires.
         unsafe { self.place_device_bytes(to, from, copy) }
     }
 
@@ -290,7 +291,8 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         into: &mut [u8],
         copy: &mut u32,
     ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Rail::fetch_device`, which
+        // `fetch_device_bytes` requires.
         unsafe { self.fetch_device_bytes(from, into, copy) }
     }
 
@@ -300,7 +302,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
-        // Reports the peer's last arrivals before its failure.
+        // Polls first, to report the last arrivals of a peer before its failure.
         self.poll_device(self.caps.depth, sink);
         let mut watch = Watch { sink, fallen: &mut self.fallen };
         self.inner.check_peers(&mut watch);

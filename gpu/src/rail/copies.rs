@@ -26,10 +26,10 @@ const SLOTS: usize = 16;
 /// Size of a slot, and so the longest copy, in bytes.
 const LEN: usize = 8192;
 
-/// Time for which the bytes of a copy from the device are kept.
+/// How long the bytes of a copy from the device are kept.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// Number of bits of a copy's name that contain its slot. Slots are counted from 1 there.
+/// Number of low bits of a copy's name that hold the slot's index plus 1.
 const SLOT_BITS: u32 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +45,9 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     state: State,
-    /// Changes with each copy.
+    /// Changes with each copy, so that the names of earlier copies become invalid.
     generation: u32,
-    /// The device memory of the copy.
+    /// Device address of the copy.
     at: DevicePtr,
     len: usize,
     /// Whether the copy is from the device. If so, the caller takes its bytes later.
@@ -62,14 +62,14 @@ impl Slot {
     }
 }
 
-/// The slots.
+/// The slots, and their pinned memory.
 #[derive(Debug)]
 pub(crate) struct Copies {
     memory: Option<(Segment, DevicePtr)>,
     slots: [Slot; SLOTS],
-    /// The slot to look at first.
+    /// Index of the slot where the next search begins.
     turn: usize,
-    /// Whether the outcome of a copy will never be known.
+    /// Whether a copy has lost its outcome, so that the device may still access a slot.
     lost: bool,
     /// The longest time that a copy may take.
     timeout: Duration,
@@ -105,7 +105,6 @@ impl Copies {
         }
     }
 
-    /// Returns whether a copy's outcome will never be known.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost
     }
@@ -148,8 +147,8 @@ impl Copies {
         Ok(())
     }
 
-    /// Fails unless a copy has ended. If the copy takes too long, the caller gets an error, but its
-    /// slot and its device memory stay in use until it ends.
+    /// Fails unless a copy has ended. If the copy takes too long, the caller gets an error. The
+    /// copy then keeps its slot and its device memory until it ends.
     fn ended<D: Device>(
         &mut self,
         device: &mut D,
@@ -177,7 +176,7 @@ impl Copies {
         PostError::Provider(super::queue::code(error))
     }
 
-    /// Takes a slot: a free one, or one whose copy has ended and was abandoned.
+    /// Takes a slot: a free slot, or the slot of an abandoned copy that has ended.
     fn take<D: Device>(&mut self, device: &mut D) -> Result<usize, PostError> {
         let order = |turn: usize| (0..SLOTS).map(move |n| (turn + n) % SLOTS);
         let mut found = order(self.turn).find(|&slot| self.slots[slot].state == State::Free);
@@ -239,7 +238,8 @@ impl Copies {
     /// [`Rail::place_device`](fishplate_core::rail::Rail).
     ///
     /// # Safety
-    /// The conditions of [`begin`](Self::begin), with the length of `from`, at most [`LEN`].
+    /// The contract of [`begin`](Self::begin) applies, with the length of `from`. `from` has at
+    /// most [`LEN`] bytes.
     unsafe fn place<D: Device>(
         &mut self,
         device: &mut D,
@@ -248,14 +248,14 @@ impl Copies {
         copy: &mut u32,
     ) -> Result<(), PostError> {
         if *copy == 0 {
-            // SAFETY: our caller guarantees the same contract.
+            // SAFETY: the caller upholds the contract of `begin`.
             *copy = unsafe { self.begin(device, to, from.len(), Some(from)) }?;
         }
         if let Some(slot) = self.slot_of(*copy) {
             self.ended(device, slot, copy)?;
             self.slots[slot].state = State::Free;
         }
-        // A copy whose slot was taken again has ended.
+        // If the slot was taken again, the copy has ended.
         *copy = 0;
         if self.lost { Err(PostError::Provider(libc::EIO)) } else { Ok(()) }
     }
@@ -264,7 +264,8 @@ impl Copies {
     /// [`Rail::fetch_device`](fishplate_core::rail::Rail).
     ///
     /// # Safety
-    /// The conditions of [`begin`](Self::begin), with the length of `into`, at most [`LEN`].
+    /// The contract of [`begin`](Self::begin) applies, with the length of `into`. `into` has at
+    /// most [`LEN`] bytes.
     unsafe fn fetch<D: Device>(
         &mut self,
         device: &mut D,
@@ -276,8 +277,8 @@ impl Copies {
             0 => None,
             copy => self.slot_of(copy),
         };
-        // The caller may ask for more bytes than before, because a rail for longer messages has
-        // returned.
+        // The caller may ask for more bytes than before, after a rail for longer messages has
+        // recovered.
         let begun =
             |slot: &usize| (self.slots[*slot].at, self.slots[*slot].len) == (from, into.len());
         let slot = match slot.filter(begun) {
@@ -285,7 +286,7 @@ impl Copies {
             // The first call of this copy, or the slot was taken again and its bytes are gone.
             None => {
                 *copy = 0;
-                // SAFETY: our caller guarantees the same contract.
+                // SAFETY: the caller upholds the contract of `begin`.
                 *copy = unsafe { self.begin(device, from, into.len(), None) }?;
                 match self.slot_of(*copy) {
                     Some(slot) => slot,
@@ -295,7 +296,7 @@ impl Copies {
         };
         self.ended(device, slot, copy)?;
         let (segment, _) = self.memory.as_ref().ok_or(PostError::Provider(libc::EIO))?;
-        // SAFETY: the slot holds `LEN` bytes, at least those of `into`, and no copy uses it.
+        // SAFETY: the slot holds `LEN` bytes, and `into` has at most `LEN`. No copy uses the slot.
         unsafe {
             copy_bytes(segment.ptr().as_ptr().add(slot * LEN), into.as_mut_ptr(), into.len())
         };
@@ -326,7 +327,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 unsafe { write_window(view, from) };
                 Ok(())
             }
-            // SAFETY: our caller guarantees the same contract.
+            // SAFETY: the caller upholds the contract of `Rail::place_device`, which includes the
+            // contract of `Rail::write_device`.
             None if len > LEN => unsafe { self.write_device_bytes(to, from) },
             // SAFETY: `own_device` has checked that the range is registered.
             None => unsafe { self.copies.place(self.sharing.driver(), target, from, copy) },
@@ -353,7 +355,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 unsafe { copy_bytes(view, into.as_mut_ptr(), len) };
                 Ok(())
             }
-            // SAFETY: our caller guarantees the same contract.
+            // SAFETY: the caller upholds the contract of `Rail::fetch_device`, which includes the
+            // contract of `Rail::read_device`.
             None if len > LEN => unsafe { self.read_device_bytes(from, into) },
             // SAFETY: `own_device` has checked that the range is registered.
             None => unsafe {

@@ -1,4 +1,4 @@
-//! The agreement of two rails before they are attached.
+//! The agreement on device memory that two rails make before they are attached.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use fishplate_shm::{HandshakeError, Link, Profile, Segment};
 
 use crate::pair::{Agreed, Agreement, Layout};
 
-/// A link whose ends have agreed on how to transfer device memory.
+/// A link with two ends that have agreed on how to transfer device memory.
 #[derive(Debug)]
 pub struct GpuLink {
     pub(super) link: Link,
@@ -16,7 +16,7 @@ pub struct GpuLink {
     pub(super) device: bool,
 }
 
-/// An agreement in progress. Dropping it hangs up.
+/// An agreement in progress. Dropping it closes the link.
 #[derive(Debug)]
 pub struct GpuAgreement {
     link: Link,

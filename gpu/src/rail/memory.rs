@@ -5,9 +5,9 @@
 //! |---------------|----------------------------------------------------------------------------|
 //! | 60..64        | 4: device memory; others: see [`ShmRail`](fishplate_shm::ShmRail)          |
 //! | 32..60        | version of the registration: keys of earlier registrations are refused     |
-//! | 0..32         | number of the allocation                                                   |
+//! | 0..32         | id of the allocation                                                       |
 //!
-//! The key's base is an offset from the start of the allocation.
+//! The key's base is the offset of the region in the allocation.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -281,8 +281,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let used = local.uses > 0 || unsure && !local.is_free();
             used && memory.overlaps(ptr, local.len as usize)
         };
-        // Operations that neither `uses` nor an import counts: operations on unpinned host memory,
-        // and operations whose remote memory belongs to this process.
+        // Operations that no `uses` and no import counts: on unpinned host memory, or with remote
+        // memory of this process.
         let uncounted = |op: &Op| match op.kind {
             OpKind::Direct => op.import.is_none(),
             _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,

@@ -1,6 +1,6 @@
 //! Memory that the rail has allocated, and the slow turns that free it when no peer has it open.
-//! All are slow paths: they make system calls, and call the driver, which may wait for the device.
-//! Only [`GpuRail::revoke_all`], [`GpuRail::revoke`], [`GpuRail::free`] and
+//! All functions are slow paths: they make system calls, and call the driver, which may wait for
+//! the device. Only [`GpuRail::revoke_all`], [`GpuRail::revoke`], [`GpuRail::free`] and
 //! [`GpuRail::close_revoked`] wait for peers.
 
 use std::time::Instant;
@@ -11,7 +11,7 @@ use fishplate_core::sync::host::Host;
 use super::GpuRail;
 use crate::{AllocId, Device, DeviceError, DevicePtr, ExportError, RevokeError};
 
-/// Number of polls between two clock reads, and minimum time in nanoseconds between two slow turns.
+/// Number of polls between two clock reads. Slow turns are at least `TURN_PAUSE` nanoseconds apart.
 pub(super) const TURN_PASSES: u32 = 16;
 const TURN_PAUSE: u64 = 1_000_000;
 

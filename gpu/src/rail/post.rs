@@ -24,7 +24,7 @@ enum Far {
     /// Reachable memory: its device address, its host address if it has one, and the import that
     /// keeps it open.
     Near(DevicePtr, Option<*mut u8>, Option<ImportId>),
-    /// Memory that neither device nor processor can reach.
+    /// Memory that is reached only through bounce slots.
     Relay,
 }
 
@@ -35,7 +35,7 @@ struct Transfer {
     len: u64,
     data: Option<u32>,
     cx: u64,
-    /// The local registration that the transfer uses.
+    /// Index of the local registration, if the transfer uses one.
     local: Option<u32>,
 }
 
@@ -417,7 +417,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.ops.insert(op)
     }
 
-    /// Returns whether the queue of completions is full. Further transfers are refused meanwhile.
+    /// Returns whether the queue of completions is full. If so, new transfers are refused.
     fn is_owed(&self) -> bool {
         self.ended.len() >= usize::from(self.config.ops)
     }

@@ -1,4 +1,4 @@
-//! The work queued on the device, and its completions. Copies in one stream complete in order, so
+//! The work queued on the device, and its completions. Copies in one stream complete in order. So
 //! only the oldest mark of each stream is polled, and one mark may stand for several copies.
 //! Nothing here waits, and only creation allocates.
 
@@ -33,9 +33,9 @@ pub(super) enum Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounced {
     pub peer: Peer,
-    /// The attachment of the peer. The peer may be detached before the copy ends.
+    /// Identifies the attachment of the peer. The peer may be detached before the copy ends.
     pub life: u32,
-    /// The number of the piece.
+    /// Sequence number of the piece. It determines the slot.
     pub number: u64,
     /// Our operation. `None` if the piece belongs to an operation of the peer.
     pub op: Option<u32>,
@@ -62,7 +62,7 @@ struct Stream {
     queued: VecDeque<Owner>,
     /// The number of the oldest queued work.
     front: u64,
-    /// Work with lower numbers has this outcome.
+    /// A number and an outcome: work with lower numbers has this outcome.
     over: (u64, End),
     /// The marks in flight, each with the number of the first work queued after it.
     marks: VecDeque<(Mark, u64)>,
@@ -115,12 +115,11 @@ impl Streams {
         self.most - self.out
     }
 
-    /// Returns the number of outstanding work items on all streams.
     pub(super) fn out(&self) -> u32 {
         self.out
     }
 
-    /// Returns a stream with little queued work.
+    /// Returns the stream with the least queued work.
     pub(super) fn idle(&self) -> u8 {
         let lens = self.streams.iter().map(|stream| stream.queued.len()).enumerate();
         lens.min_by_key(|&(_, len)| len).map_or(0, |(i, _)| i as u8)

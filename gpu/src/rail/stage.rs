@@ -1,10 +1,10 @@
-//! Synchronous copies between host and device memory, meant for a few bytes, for
+//! Synchronous copies between host and device memory, meant for a few bytes. They implement
 //! [`write_device`](fishplate_core::rail::Rail::write_device) and
 //! [`read_device`](fishplate_core::rail::Rail::read_device). Slow path: waits for the device until
 //! a deadline.
 //!
 //! An aligned word of 8 bytes is stored whole, so a kernel that polls the word sees the old value
-//! or the new one. The store goes through a bus window, or a stream of a device that [stores
+//! or the new value. The store goes through a bus window, or a stream of a device that [stores
 //! words](crate::DeviceCaps::write_word).
 
 use std::ptr::NonNull;
@@ -25,7 +25,7 @@ use crate::{Device, DeviceError, DevicePtr, Mark};
 /// Size of the buffer, and so the maximum number of bytes per copy.
 const LEN: usize = 16 * PAGE;
 
-/// Returns the value of a write that is exactly one aligned word.
+/// Returns the value of a write that is exactly one aligned word of 8 bytes.
 fn whole_word(to: u64, from: Untrusted<'_>) -> Option<u64> {
     let mut word = [0; 8];
     let is_word = from.len() == word.len() && to.is_multiple_of(8);

@@ -24,10 +24,10 @@ use crate::testing::{Random, Seen, soon};
 
 type FakeRail = GpuRail<FakeDevice, SpinHost>;
 
-/// The number under which each end of a [`Pair`] attaches the other.
+/// The peer number that each end of a [`Pair`] gives the other end.
 const PEER: Peer = Peer(3);
 
-/// Number of polls after which an event that has not arrived counts as lost.
+/// Maximum number of polls while a test waits for an event.
 const PATIENCE: u32 = 200_000;
 
 fn small() -> GpuConfig {

@@ -1,8 +1,8 @@
 //! The eventcount on which the owner of a rail with a device sleeps. A word that a device stores
-//! does not notify, and neither does the completion of a copy. While either is possible, the owner
-//! sleeps in naps. Each nap is twice as long as the last, up to a limit, and after any event the
-//! next nap is short again. So long waits cost little, and an event is noticed late by at most
-//! about the time waited so far.
+//! does not wake the owner. The completion of a copy does not wake it either. While such events are
+//! possible, the owner sleeps in naps. Each nap is twice as long as the last, up to a limit, and
+//! after any event the next nap is short again. Long waits therefore cost little. The owner notices
+//! an event late, but at most by about the time that it has already waited.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,8 +19,8 @@ const FIRST: u64 = 20_000;
 /// atomic because the wait object may outlive the rail.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Number of possible events that do not notify: copies in flight, and peers whose devices
-    /// store words.
+    /// Number of sources of events that do not wake the owner: peers with done words, and the
+    /// device while it copies.
     silent: AtomicU32,
     nap: AtomicU64,
     longest: u64,
@@ -32,7 +32,7 @@ impl Pace {
         Pace { silent: AtomicU32::new(0), nap: AtomicU64::new(FIRST), longest }
     }
 
-    /// Sets the number of possible events that do not notify.
+    /// Sets the number of sources of events that do not wake the owner.
     pub(super) fn expect(&self, silent: u32) {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.
@@ -48,7 +48,7 @@ impl Pace {
     }
 
     /// Returns the duration of the next nap in nanoseconds, and doubles the duration for the nap
-    /// after it. Returns `None` if all possible events notify.
+    /// after it. Returns `None` if every event wakes the owner.
     fn nap(&self) -> Option<u64> {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.

@@ -22,7 +22,7 @@ const RECLAIMED: usize = 32;
 /// The result of publishing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// The buffer's location.
+    /// The version, and the buffer's location in it.
     pub binding: Binding,
     /// Whether a packet was sent. If not, the peer already knew this version.
     pub told: bool,
@@ -88,9 +88,9 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Publishes a buffer's location to a peer, unless the peer already knows it. The caller may
-    /// choose the version. Otherwise it is an automatic number, greater than those of the buffer
-    /// since it was last unpublished. Before the first version in an allocation, sends the
-    /// allocation's handle, so that the peer can open it without a request.
+    /// choose the version. Otherwise the version is automatic. It is greater than all versions of
+    /// the buffer since the last [`unpublish`](Sharing::unpublish). Before the first version in an
+    /// allocation, sends the allocation's handle, so that the peer can open it without a request.
     ///
     /// # Errors
     /// See [`TellError`]. If the link has no room, nothing is sent. The peer may then request the
@@ -114,7 +114,7 @@ impl<D: Device> Sharing<D> {
         let (binding, new) =
             self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
         let told = record(&mut line).told.get(&buffer) != Some(&Some(binding));
-        // From here on the version is published. A peer to which it was not sent may request it.
+        // From here on the version is published. If it is not sent, the peer may request it.
         let room = !told || line.has_room();
         if told && room {
             tell(&self.exports, &self.device, &mut line, buffer, binding);

@@ -92,8 +92,8 @@ impl<D: Device> Sharing<D> {
         Ok((token, self.open_direct(links, peer, &token, deadline)?))
     }
 
-    /// Does the same as [`prefetch`](Sharing::prefetch), without waiting for the peer. Returns
-    /// `None` until the peer has answered the requests.
+    /// Like [`prefetch`](Sharing::prefetch), but without waiting for the peer. Returns `None` until
+    /// the peer has answered the requests.
     pub fn try_prefetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -158,8 +158,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Does the same as [`import`](Sharing::import), without waiting for the peer. Returns `None`
-    /// until the handle has arrived.
+    /// Like [`import`](Sharing::import), but without waiting for the peer. Returns `None` until the
+    /// handle has arrived.
     pub fn try_import<L: Links + ?Sized>(
         &mut self,
         links: &mut L,

@@ -67,7 +67,7 @@ fn b11_state_of_an_earlier_incarnation_is_dropped() {
     let told = a.sharing.publish(&mut a.links[..], PEER, 1, Some(1), &at).unwrap();
     let (old, imported) =
         b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
-    // The peer dies and restarts, and then the same numbers identify other memory.
+    // The peer dies and restarts. The ids of the old process now identify other memory.
     a.process().kill();
     drop(a);
     let mut a = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
@@ -429,7 +429,7 @@ fn b23_exports_without_registrations_make_room() {
     assert!(a.sharing.exports().holds(&first.unwrap()));
     settle(&mut a, &mut b);
     assert_eq!(opened(b.process()), (2, 1), "the second was revoked");
-    // Now all exports are in use, so another one is an error.
+    // Now all exports are in use, so a further export is an error.
     let mut error = None;
     for _ in 0..MAX_EXPORTS {
         let base = a.alloc(64);

@@ -122,7 +122,7 @@ fn b18_extreme_numbers_are_refused() {
     }
     // The maximum number of segments is accepted.
     assert!(take(&mut record, &whole(&[1; MAX_SEGMENTS], MAX_SEGMENTS as u64), MAX_SEGMENTS));
-    // A version whose location changes is refused.
+    // A version must not change its location.
     let binding = Binding { version: 1, alloc, offset: 0, len: 1 };
     assert!(take(&mut record, &wire::publish(1, &binding), 0));
     assert!(take(&mut record, &wire::publish(1, &binding), 0));

@@ -1,6 +1,6 @@
 //! Random operations of two processes, compared with a model: registering, freeing, importing,
 //! transferring, revoking and dying, in any order. Every allocation is filled with unique words, so
-//! a read through a mapping shows whose memory it is.
+//! a read through a mapping shows which memory it reaches.
 
 use std::collections::BTreeMap;
 
@@ -266,7 +266,7 @@ impl Run {
             return;
         }
         let result = match token {
-            // The peer makes no pass meanwhile, so its answer may be missing.
+            // The peer makes no pass here, so its answer may be missing.
             Some(token) => {
                 side.end.sharing.open_direct(&mut side.end.links[..], PEER, token, Instant::now())
             }

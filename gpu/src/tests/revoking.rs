@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Creates a pair whose second end has imported an allocation of the first end.
+/// Creates a pair. The second end has imported an allocation of the first end.
 fn shared() -> (FakeDriver, End<FakeDevice>, End<FakeDevice>, DevicePtr, Registration, Imported) {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(4096);

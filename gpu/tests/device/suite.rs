@@ -442,7 +442,7 @@ pub fn unexportable_memory_names_the_reason<K: Kit>() {
     let host = Pinned::new(&mut device, 4096);
     match device.allocation(host.seen) {
         Ok(allocation) => assert_eq!(allocation.share, Share::Never(Unshared::Host)),
-        // This device treats all host memory alike.
+        // The device does not distinguish pinned host memory from other host memory.
         Err(error) => assert_eq!(error, DeviceError::NotDeviceMemory),
     }
     host.end(&mut device);

@@ -1,5 +1,5 @@
-//! Helpers of the tests: the helpers of the shared-memory tests, and rails whose devices are host
-//! memory.
+//! Helpers of the tests: the helpers of the shared-memory tests, and rails with host memory as the
+//! device.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
@@ -15,10 +15,9 @@ use fishplate_sys::LinuxHost;
 
 pub use shm::*;
 
-/// A rail over Linux whose devices are host memory.
+/// A rail over Linux with host memory as the device.
 pub type TestGpuRail = GpuRail<HostDevice, LinuxHost>;
 
-/// Creates a rail over Linux whose device is host memory.
 pub fn gpu_rail(config: ShmConfig, gpu: GpuConfig) -> TestGpuRail {
     let (host, config) = linux(config);
     GpuRail::new(HostDevice::new(), host, config, gpu).unwrap()

@@ -131,7 +131,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Publishes a piece whose bytes are in its slot.
+    /// Publishes a piece after its bytes are in the slot.
     fn send(&mut self, peer: Peer, slot: u32) {
         let Some(relay) = self.relay_of(peer) else { return };
         let Some(sent) = &mut relay.sent[slot as usize] else { return };
@@ -207,7 +207,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Frees a slot.
+    /// Frees a slot. `code` is the peer's answer: 0, or an errno.
     pub(super) fn slot_over(&mut self, peer: Peer, slot: u32, code: u16) {
         let Some(relay) = self.relay_of(peer) else { return };
         let Some(sent) = relay.sent[slot as usize].take() else { return };

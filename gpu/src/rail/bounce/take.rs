@@ -158,8 +158,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             Place::Device(to) => to,
         };
         let Some(base) = theirs_at else { return self.taken_out(peer, taken, Err(libc::ENOTSUP)) };
-        // Uses one stream per peer, in which copies complete in order. So a write has landed when
-        // its last piece has landed.
+        // All pieces from a peer use the same stream, so their copies complete in order. So a write
+        // has landed when its last piece has landed.
         let stream = (peer.0 % u16::from(self.streams.count())) as u8;
         let from = base.at(theirs.bounce_at(slot));
         // SAFETY: `named` has checked the target, or it belongs to a read in flight. The slot's
@@ -268,7 +268,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Fails a peer that violated the protocol.
+    /// Quarantines a peer that violated the protocol.
     #[cold]
     pub(super) fn blame(&mut self, peer: Peer, violation: Violation) -> bool {
         self.inner.quarantine(peer, PeerError::Protocol(violation));

@@ -94,7 +94,7 @@ fn row_15_pieces_are_pipelined_up_to_the_number_of_slots() {
 
 #[test]
 fn device_and_host_memory_of_any_kind_reach_each_other() {
-    // Host memory is not pinned, so neither the device nor the processor can access both ends.
+    // Host memory is not pinned, so no processor or device can access both ends.
     let config = GpuConfig { pin_regions: false, ..small() };
     let mut pair = Pair::new(Behaviour::LATE, config, 4);
     let segment = Segment::create(20_000).unwrap();
@@ -199,7 +199,7 @@ fn a_relayed_write_with_a_failed_piece_is_not_reported() {
     }
 }
 
-/// The target counts failed pieces of a write until the write's last piece.
+/// A failed piece of one write must not count for the next write.
 #[test]
 fn a_relayed_write_that_is_broken_off_does_not_fail_the_next() {
     for skip in 1..5 {

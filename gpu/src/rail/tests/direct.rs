@@ -204,7 +204,7 @@ fn pinned_host_memory_is_transferred_by_one_device_copy() {
     // SAFETY: the memory outlives the pair's use of it.
     let posted = unsafe { pair.rails[0].post_read(PEER, local, pair.memory[1].remote(8), 2) };
     assert_eq!(posted, Ok(Posted::Pending));
-    // Deregisters while the copy is in flight, which waits for the copy.
+    // Deregistering waits for the copy in flight.
     pair.rails[0].deregister(key).unwrap();
     assert_eq!(host, bytes(2, 4000));
     assert_eq!(pair.rails[0].stats().relayed, 0);

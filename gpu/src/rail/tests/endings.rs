@@ -1,8 +1,8 @@
-//! Tests of failed peers, of lost or slow devices, and of the time at which memory may be reused.
+//! Tests of failed peers, and of lost or slow devices. Memory must not be reused too early.
 
 use super::*;
 
-/// A delay of copies, in steps, that no test waits for.
+/// A delay of copies, in steps, that is longer than every test.
 const NEVER: u32 = 1_000_000;
 
 #[test]
@@ -18,7 +18,7 @@ fn b14_a_write_reported_as_failed_does_not_land_later() {
             }
             pair.read(30_000, 0, 4000, 6);
             pair.poll();
-            // Detaches while copies are in flight, and so waits for the device.
+            // Detaching waits for the copies in flight.
             pair.rails[0].detach(PEER);
             let mut seen = Seen::default();
             while pair.rails[0].poll(8, &mut seen) > 0 {}

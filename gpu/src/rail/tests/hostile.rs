@@ -64,7 +64,7 @@ fn b13_sizes_out_of_bounds_are_refused_and_write_nothing_outside() {
 
 #[test]
 fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
-    // All of these claim not to be the last piece, so even the right range is invalid.
+    // Each reply claims not to be the last one, so even the correct range is invalid.
     for (offset, len) in
         [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096), (0, 100)]
     {
@@ -252,7 +252,7 @@ fn imports_from_oneself_and_from_a_plain_peer_are_checked() {
     );
     rail.import(own, key, 64).unwrap();
 
-    // Attaches a peer whose rail has no device.
+    // Attaches a peer that has no device.
     let mut plain = ShmRail::new(SpinHost::new(100_000), shm()).unwrap();
     let (x, y) = socket_pair().unwrap();
     let profile = plain.profile();

@@ -3,10 +3,10 @@
 use super::*;
 use crate::RevokeError;
 
-/// A delay of copies, in steps, that no test waits for.
+/// A delay of copies, in steps, that is longer than every test.
 const NEVER: u32 = 1_000_000;
 
-/// Creates a pair whose first end is still copying into memory of the second end.
+/// Creates a pair. Its first end is still copying into memory of the second end.
 fn copying() -> Pair {
     let mut pair =
         Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::from_secs(20), ..small() }, 8);
@@ -83,7 +83,7 @@ fn revoke_all_counts_each_late_peer_once() {
         "{revoked:?}"
     );
     polls(&mut pair);
-    // Now the peer has only one allocation open, into which it is copying.
+    // The peer now has one allocation open, and is copying into it.
     let (copied, _) = pair.rails[1].sharing.exports().find(pair.memory[1].at, 1).unwrap();
     let left = pair.rails[1].revoke_all(soon());
     assert_eq!(left, Err(RevokeError::Deadline { alloc: copied, peer: PEER, peers: 1 }));
@@ -94,7 +94,7 @@ fn revoke_all_counts_each_late_peer_once() {
     pair.check();
 }
 
-/// A program frees registered memory of its own once its node is closed.
+/// A program may free its own registered memory after it has closed its node.
 #[test]
 fn revoke_all_waits_for_memory_that_the_program_allocated() {
     let mut pair = Pair::new(Behaviour::PLAIN, small(), 8);
