@@ -116,8 +116,8 @@ fn skip(mut ranges: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
 /// none of that memory, because the process could delay a copy through pages that another program
 /// provides.
 pub(crate) fn is_permitted(pid: i32) -> bool {
-    // The kernel makes the same check for opening this file as for a copy, except that the check
-    // for a copy uses the real user and group.
+    // The kernel makes the same check to open this file as to copy. But the check for a copy uses
+    // the real user and group.
     pid > 0 && is_possible() && File::open(format!("/proc/{pid}/mem")).is_ok()
 }
 
@@ -127,7 +127,7 @@ fn is_possible() -> bool {
     let (pid, is_itself) = unsafe {
         (libc::getpid(), libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid())
     };
-    // In a new PID namespace, `/proc` may still show another one.
+    // In a new PID namespace, `/proc` may still show the processes of another namespace.
     let sees_itself = || {
         fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == pid.to_string().as_str())
     };
@@ -169,7 +169,7 @@ mod tests {
         unsafe { copy(pid, Way::Get, &[range]) }.is_ok()
     }
 
-    /// Returns what a forked child returns.
+    /// Runs `answer` in a forked child, and returns the result.
     fn in_a_child(answer: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child makes system calls and allocates, which glibc permits after a fork. It
         // exits in this block.

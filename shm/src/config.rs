@@ -6,7 +6,7 @@ use fishplate_core::error::AttachError;
 
 use crate::lane;
 
-/// The users whose processes may become peers.
+/// Selects the users that may run peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Users {
     /// Only the effective user of this process.
@@ -38,9 +38,9 @@ pub struct ShmConfig {
     /// If either end does not use `membarrier`, the rail itself issues a full fence before it
     /// notifies. So the rail's host may omit that fence (`peer_uses_membarrier(true)`).
     pub membarrier: bool,
-    /// Length, in bytes, from which the kernel always copies two-sided payloads in private memory.
-    /// Shorter payloads take the path that was faster recently: the kernel, or the lane while the
-    /// sender makes progress. With 0 the kernel copies all payloads.
+    /// Length, in bytes, of the shortest two-sided payload in private memory that the kernel always
+    /// copies. Shorter payloads take the path that was faster recently: the kernel, or the lane
+    /// while the sender makes progress. With 0 the kernel copies all payloads.
     pub read_from: usize,
     /// Whether private memory is staged through the lane even where the kernel could copy it
     /// directly.
@@ -49,10 +49,10 @@ pub struct ShmConfig {
     /// the peer's pages. A process that serves its pages through `userfaultfd(2)`, or that maps a
     /// FUSE file, can block the copy.
     pub force_staging: bool,
-    /// The number by which this process identifies itself to peers: see
+    /// The number that identifies this process to peers: see
     /// [`Link::peer_id`](crate::Link::peer_id).
     pub id: u64,
-    /// The users whose processes may become peers.
+    /// The users that may run peers.
     pub users: Users,
     /// How long an import waits until the peer has announced the segment. An import on behalf of a
     /// message never waits.

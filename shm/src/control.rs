@@ -1,7 +1,7 @@
 //! The socket of a link after the handshake. It carries blobs of the layer above, announcements of
 //! segments, packets of other packages (see [`extension`]), rings and the Bye. All arrive in the
-//! order in which they were sent. Slow path: allocates, makes system calls, and waits only in calls
-//! with a deadline.
+//! order of sending. Slow path: allocates, makes system calls, and waits only in calls with a
+//! deadline.
 //!
 //! The number of announced segments and of pending blobs is bounded. A peer that exceeds a bound
 //! violates the protocol. A correct peer has at most one pending blob.
@@ -96,7 +96,7 @@ impl Control {
         self.socket.fd()
     }
 
-    /// Adds the socket to an epoll set on which this process sleeps. The socket leaves the set when
+    /// Adds the socket to an epoll set for this process to sleep on. The socket leaves the set when
     /// the connection ends.
     pub(crate) fn watch(&mut self, set: &Arc<OwnedFd>) -> Result<(), HandshakeError> {
         self.watch = Some(Watch::new(set, self.fd()).map_err(HandshakeError::System)?);
@@ -179,8 +179,7 @@ impl Control {
     }
 
     /// Withdraws a segment that no longer holds a region. If its announcement is still queued,
-    /// removes the announcement instead, so that a peer that does not read cannot keep the memory
-    /// alive.
+    /// removes the announcement instead. So a peer that does not read cannot keep the memory alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
         let is_it = |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
         if let Some(untold) = self.notices.iter().position(is_it) {
@@ -229,7 +228,7 @@ impl Control {
         self.ended.is_some()
     }
 
-    /// Waits for room in the socket. Receives meanwhile, because the peer may wait for room too.
+    /// Waits for room in the socket. Also receives packets, because the peer may wait for room too.
     fn make_room(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -361,7 +360,7 @@ impl Control {
         self.map(number, offset, len, Mapping::quickly)
     }
 
-    /// Returns the segment of this number, if it is announced and not withdrawn.
+    /// Returns the segment with this number, if it is announced and not withdrawn.
     fn announced(&mut self, number: u32) -> Option<&mut Announced> {
         self.segments.iter_mut().find(|known| known.number == number && !known.withdrawn)
     }
@@ -380,7 +379,7 @@ impl Control {
         }
         let mapping = match segment.mapping.take() {
             Some(mapping) => mapping,
-            // `sort` verified the size, and that it is sealed, when the peer announced the segment.
+            // `sort` verified the size and the seals when the peer announced the segment.
             None => map(segment.fd.as_fd(), segment.len as usize, Access::Write)?,
         };
         // SAFETY: `offset <= segment.len` was checked above, and the mapping is `segment.len` bytes

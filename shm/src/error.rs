@@ -18,7 +18,7 @@ pub enum SegmentError {
     Unsealed,
     /// The memory consists of huge pages.
     Pages,
-    /// The size differs from the agreed one.
+    /// The size differs from the agreed size.
     Size {
         /// Actual size, in bytes.
         actual: u64,
@@ -102,7 +102,7 @@ pub enum HandshakeError {
     Segment(SegmentError),
     /// The path or abstract name to listen on is in use.
     InUse,
-    /// The address is neither a path nor an abstract name that fits into a socket address.
+    /// The address is not a path or an abstract name, or does not fit into a socket address.
     Address,
     /// The blob or packet is longer than a packet can be.
     TooLong {
@@ -111,7 +111,7 @@ pub enum HandshakeError {
         /// The limit, in bytes.
         max: usize,
     },
-    /// No peer of this number is attached over a socket.
+    /// No peer with this number is attached over a socket.
     UnknownPeer,
     /// A system call failed with this errno.
     System(i32),

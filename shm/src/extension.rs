@@ -2,7 +2,7 @@
 //!
 //! - Packets of their own over the sockets of links: [`Extension`], [`Line`], [`Writer`] and
 //!   [`Reader`].
-//! - Descriptors from peers, whose drop must not block: [`Foreign`], [`Batch`].
+//! - Descriptors from peers, dropped without blocking: [`Foreign`], [`Batch`].
 //! - Sealed memory behind descriptors: [`create`], [`seal`], [`verify`], [`Mapping`], [`unmap`].
 //! - A rail over [`ShmRail`](crate::ShmRail): its methods [`line`](crate::ShmRail::line),
 //!   [`is_up`](crate::ShmRail::is_up), [`land`](crate::ShmRail::land).

@@ -12,8 +12,8 @@
 //! its queue. So [`Socket`](crate::socket::Socket) leaves a packet in its queue unless there is
 //! room for all its descriptors, and is set aside itself if some are in its queue.
 //!
-//! So with each connection, a stranger can leave one descriptor here, plus the few of an Offer.
-//! Beyond [`most`] resources a [`Listener`](crate::Listener) accepts no connections.
+//! So each connection lets a stranger leave one descriptor here, plus the few of an Offer. While
+//! [`most`] resources are set aside, a [`Listener`](crate::Listener) accepts no connections.
 
 mod list;
 
@@ -178,8 +178,8 @@ pub fn has_aside() -> bool {
     !ASIDE.is_empty() || !WAITING.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
 }
 
-/// Returns whether so many resources are set aside that a listener accepts no connections. May be
-/// stale on return.
+/// Returns whether a listener must not accept connections, because too many resources are set
+/// aside. May be stale on return.
 pub(crate) fn is_full() -> bool {
     u64::from(HELD.load(Ordering::Relaxed)) >= most()
 }

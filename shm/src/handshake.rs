@@ -6,7 +6,7 @@
 //! | step  | both sides send | both sides check |
 //! |-------|---|---|
 //! | 0     |  | the peer's user, from the kernel |
-//! | Hello | version, role, sizes, number, fresh nonce | version, role, sizes; the sender's user |
+//! | Hello | version, role, sizes, id, fresh nonce | version, role, sizes; the sender's user |
 //! | Offer | *the peer's nonce*, descriptors | our nonce; seals, sizes; the lane's header |
 //! | Ready | the peer's nonce again | our nonce, sent by the Hello's process |
 //!
@@ -113,8 +113,8 @@ impl Listener {
     /// [`accept`](Self::accept) with the same profile continues the handshake and returns its link.
     /// The time limit is the same as for a handshake with a connecting peer.
     ///
-    /// - [`HandshakeError::System`]: `ECONNREFUSED` or `ENOENT` if nothing listens there, `EAGAIN`
-    ///   if the backlog is full. Dial again later.
+    /// - [`HandshakeError::System`]: `ECONNREFUSED` or `ENOENT` if nothing listens at the address,
+    ///   `EAGAIN` if the backlog is full. Dial again later.
     /// - [`HandshakeError::User`]: the listener's user is not admitted.
     /// - [`HandshakeError::Address`]: the address is invalid.
     pub fn dial(
@@ -148,8 +148,8 @@ impl Listener {
 }
 
 /// Connects to a path, or to an abstract name if the address begins with `@`, and performs the
-/// handshake. Retries until the deadline while nothing listens there, or while the listener hangs
-/// up because it has too many connections.
+/// handshake. Retries until the deadline while nothing listens at the address, or while the
+/// listener hangs up because it has too many connections.
 pub fn connect(
     address: impl AsRef<OsStr>,
     profile: &Profile,
@@ -211,7 +211,8 @@ impl Link {
     ) -> Result<Region, SegmentError> {
         let mapping = self.common.as_ref().ok_or(SegmentError::Range)?;
         let kind = RegionKind::Common { peer, offset: offset as u64 };
-        // SAFETY: our contract includes that of `Region::new`, which is all that `cut` requires.
+        // SAFETY: the caller upholds the contract of `Region::new`, which is all that `cut`
+        // requires.
         unsafe { segment::cut(mapping, offset, len, kind) }
     }
 

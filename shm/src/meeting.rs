@@ -3,8 +3,8 @@
 //! A process that connects to a listener may stay silent or send invalid data. That costs only its
 //! own connection: each handshake advances when its peer sends, has its own deadline, and fails
 //! alone. At most [`MOST`] are open. Beyond that, a new handshake evicts the oldest of the least
-//! advanced ones. Handshakes that this process [dialled](Meetings::dial) do not count and are not
-//! evicted.
+//! advanced handshakes. Handshakes that this process [dialled](Meetings::dial) do not count and are
+//! not evicted.
 //!
 //! Slow path: allocates and makes system calls. Only [`Meetings::next`] and [`meet`] wait, at most
 //! until their deadline.
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::segment::errno;
 
-/// Maximum number of open handshakes, not counting dialled ones.
+/// Maximum number of open handshakes. Dialled handshakes do not count.
 pub const MOST: usize = 64;
 
 /// Maximum number of connections accepted in one pass.
@@ -26,7 +26,8 @@ const PASS: usize = 16;
 /// Pause between two attempts to accept, while [`HalfOpen::may_accept`] returns false.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Number of refusals that are kept for the user. Older ones are dropped.
+/// Maximum number of refusals that wait for [`Meetings::refused`]. A later refusal replaces the
+/// oldest.
 const REFUSALS: usize = 8;
 
 /// A handshake over a connected socket. It never waits: each [`step`](Self::step) advances it as
@@ -100,10 +101,10 @@ impl<H: HalfOpen> Meetings<H> {
         Meetings { open: Vec::new(), refused: VecDeque::new(), failed: Vec::new(), patience }
     }
 
-    /// Waits until a handshake completes, and returns its result. Accepts connections meanwhile,
-    /// and calls `begin` to start the handshake over each. The other handshakes stay open for the
-    /// next call. Returns `None` if the deadline expired. Polls at least once, even after the
-    /// deadline.
+    /// Waits until a handshake completes, and returns its result. Accepts connections while it
+    /// waits, and calls `begin` to start the handshake over each connection. The other handshakes
+    /// stay open for the next call. Returns `None` if the deadline expired. Polls at least once,
+    /// even after the deadline.
     ///
     /// # Errors
     /// [`HalfOpen::system`] with the system's code, if the listener fails.
@@ -166,8 +167,8 @@ impl<H: HalfOpen> Meetings<H> {
         std::mem::take(&mut self.failed)
     }
 
-    /// Drops every handshake for which `keep` returns false. A dialled one is reported by
-    /// [`failed`](Self::failed) as late.
+    /// Drops each handshake if `keep` returns false for it. [`failed`](Self::failed) reports a
+    /// dropped dialled handshake as late.
     pub fn retain(&mut self, mut keep: impl FnMut(&H) -> bool) {
         for entry in self.open.extract_if(.., |entry| !keep(&entry.handshake)) {
             if let Who::Dialled(address) = entry.who {
@@ -260,7 +261,7 @@ impl<H: HalfOpen> Meetings<H> {
     }
 
     /// Waits until a connection arrives, an open handshake is ready, or `until` has passed. While
-    /// connections may not be accepted, waits at most a [`PAUSE`]. Returns which open handshakes
+    /// connections may not be accepted, waits at most for [`PAUSE`]. Returns which open handshakes
     /// are ready.
     fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
         let entry =

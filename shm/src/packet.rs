@@ -162,7 +162,7 @@ impl<'a> Reader<'a> {
     /// its body.
     ///
     /// # Errors
-    /// The packet is malformed, or its kind is not that of an extension.
+    /// The packet is malformed, or its kind does not belong to an extension.
     pub fn extension(packet: &'a [u8]) -> Result<(u16, Self), HandshakeError> {
         match Self::open(packet)? {
             (PacketKind::Extension(kind), body) => Ok((kind, body)),

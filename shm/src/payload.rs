@@ -217,7 +217,7 @@ impl Class {
         }
     }
 
-    /// Returns the cost of the slower path divided by that of the faster, from 1 to [`WORST`].
+    /// Returns the ratio of the slower path's cost to the faster path's cost, from 1 to [`WORST`].
     fn ratio(&self) -> u32 {
         let [kernel, lane] = self.cost.map(|cost| cost.max(1));
         (kernel.max(lane) / kernel.min(lane)).min(WORST) as u32

@@ -1,6 +1,6 @@
-//! One attached peer: its lanes, imports, operations in flight, and state. Sending and receiving
-//! neither allocate, block nor make a system call. Waking the peer, teardown and liveness checks
-//! may.
+//! One attached peer: its lanes, imports, operations in flight, and state. Sending and receiving do
+//! not allocate, block or make a system call. Waking the peer, teardown and liveness checks may do
+//! so.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -64,8 +64,7 @@ pub(crate) struct Attached {
     pub(crate) hot: bool,
     /// Whether a record has arrived since the last check for cold peers.
     pub(crate) heard: bool,
-    /// Imports, indexed by the slot in their key, up to the highest slot in use. At most
-    /// `max_imports`.
+    /// The imports. The index is the slot in the import's key. Has at most `max_imports` entries.
     imports: Vec<Option<Import>>,
     max_imports: usize,
     pub(crate) staged: Staged,
@@ -81,7 +80,7 @@ pub(crate) struct Attached {
 }
 
 // SAFETY: the pointers are not tied to a thread. They refer to mappings that this value owns, to
-// registered memory, or to memory that its owner keeps valid until a post completes.
+// registered memory, or to memory that the poster keeps valid until a post completes.
 unsafe impl Send for Attached {}
 
 /// Sizes of one peer's tables.
@@ -265,8 +264,8 @@ impl Attached {
     }
 
     /// Does rare work: reports the failed posts of a failed peer, or sends records that waited for
-    /// room. Returns the number of reported events, or 1 if more records could be sent now. In that
-    /// case the owner must not sleep, because nothing would notify it.
+    /// room. Returns the number of reported events, or 1 if more records could be sent now. After
+    /// such a 1 the owner must not sleep, because nothing would notify it.
     #[cold]
     #[inline(never)]
     pub(crate) fn chores<S: Sink>(
@@ -351,9 +350,9 @@ impl Attached {
     pub(crate) fn ring<H: Host>(&self, host: &H) {
         let Some(remote) = &self.remote else { return };
         if !remote.light {
-            // This is the notifier's side of the race with a sleeper for which `membarrier` does
-            // not work. The fence orders the published records before the load of the event page.
-            // It pairs with the fence of the sleeper.
+            // This is the notifier's side of the race with a sleeper that does not use
+            // `membarrier`. The fence orders the published records before the load of the event
+            // page. It pairs with the fence of the sleeper.
             notifier_fence();
         }
         remote.event_page.event().notify_with(host, || remote.control.ring());
@@ -455,10 +454,10 @@ impl Remote {
     }
 
     /// Returns whether the process of the handshake is still alive and linked to us. The answer may
-    /// be up to [`KNOWN`] old. A fresh answer would prove no more, because the caller may be
-    /// preempted before it uses the answer. If the process has exited and its ID is not reused, the
-    /// copy itself fails. If the last answer has expired, makes a system call, which takes about
-    /// 0.5 us.
+    /// be up to [`KNOWN`] nanoseconds old. A fresh answer would prove no more, because the caller
+    /// may be preempted before it uses the answer. If the process has exited and its ID is not
+    /// reused, the copy itself fails. If the last answer has expired, makes a system call, which
+    /// takes about 0.5 us.
     pub(crate) fn lives(&mut self, now: u64) -> bool {
         if now < self.known_until {
             return true;

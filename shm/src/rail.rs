@@ -43,7 +43,8 @@ pub const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Number of peers that one call of [`check_peers`](Rail::check_peers) checks.
 const CHECKED: usize = 32;
 
-/// Maximum number of failed kernel copies with unreported completions. Further copies are refused.
+/// Maximum number of failed kernel copies with unreported completions. At this limit, further
+/// copies are refused.
 const MAX_ENDED: usize = 64;
 
 /// The rail between processes of one machine.
@@ -198,8 +199,8 @@ impl<H: Host> ShmRail<H> {
     }
 
     /// Returns the socket to an attached peer, for packages with [packets of their
-    /// own](crate::extension). Returns `None` if no peer is attached there, or the peer is this
-    /// rail itself.
+    /// own](crate::extension). Returns `None` if no peer with this number is attached, or the peer
+    /// is this rail itself.
     pub fn line(&mut self, peer: Peer) -> Option<Line<'_>> {
         let peer::Remote { control, pidfd, .. } = self.remote(peer)?;
         Some(Line::new(control, pidfd.as_ref()))
@@ -683,7 +684,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             let [socket, pidfd] = [polls[0].revents, polls[1].revents];
             // Pumps even without input if announcements wait for room in the socket.
             let heard = (socket == 0 && !remote.control.has_notices()) || remote.control.pump();
-            // A Bye may be queued behind more packets than one pass receives, so a dead process
+            // A Bye may be queued behind more packets than one pass receives. So a dead process
             // counts as died only once its socket is drained.
             let ended = remote.control.ended().or((pidfd != 0 && heard).then_some(PeerError::Died));
             let Some(why) = ended else { continue };

@@ -4,7 +4,7 @@
 //!
 //! | kind    | value               | payload                                                     |
 //! |---------|---------------------|-------------------------------------------------------------|
-//! | message | length in bytes     | a gap as long as the kind's second byte; the message        |
+//! | message | length in bytes     | a gap, its length in the kind's second byte; the message    |
 //! | landed  | completion word     | none                                                        |
 //! | write   | length of the chunk | key, offset, id and flags, completion word; the chunk       |
 //! | read    | 0                   | key, offset, id, length                                     |
@@ -46,8 +46,8 @@ pub(crate) const DATA: u64 = 1 << 33;
 /// Maximum length of a chunk, in bytes.
 const CHUNK: usize = 4096;
 
-/// Returns the chunk length of a rail whose messages have at most `max_message` bytes. The record
-/// of a chunk is no longer than the record of the longest message.
+/// Returns the chunk length for a rail with messages of at most `max_message` bytes. The record of
+/// a chunk is no longer than the record of the longest message.
 pub(crate) fn chunk_len(max_message: usize) -> usize {
     CHUNK.min(max_message / CELL * CELL)
 }
@@ -71,7 +71,7 @@ pub(crate) type Words = [u64; 6];
 pub(crate) unsafe fn load(record: *const u8) -> Words {
     let mut words = [0; 6];
     // SAFETY: the fields lie inside the cell, which the caller guarantees to be readable. The peer
-    // may change them meanwhile, so this is a raw copy.
+    // may change them at any time, so this is a raw copy.
     unsafe {
         ptr::copy_nonoverlapping(record.add(PAYLOAD), words.as_mut_ptr().cast(), size_of::<Words>())
     };

@@ -6,7 +6,7 @@
 //! | 60..64        | kind: 1 private, 2 shared, 3 common                           |
 //! | 48..60        | generation of the slot: keys of an earlier region are refused |
 //! | 32..48        | slot in this table                                            |
-//! | 0..32         | shared: the segment's number; common: the pair's; private: 0  |
+//! | 0..32         | shared: the segment's number; common: pair id; private: 0     |
 //!
 //! The base of a key is an offset from the start of the segment. For private memory it is an
 //! address. Free slots are used in rotation, so a key repeats only after 4096 registrations in
@@ -23,9 +23,9 @@ use crate::segment::Segment;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyKind {
     Private,
-    /// In this segment of the region's owner.
+    /// In the owner's segment with this number.
     Shared(u32),
-    /// In the common segment of this pair.
+    /// In the common segment of the pair with this id.
     Common(u32),
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::SegmentError;
 
-/// Minimum size, in bytes, of allocations that are checked. [`RESERVE`] covers smaller ones.
+/// Minimum size, in bytes, of allocations that are checked. [`RESERVE`] covers smaller allocations.
 const SMALL: usize = 1 << 20;
 
 /// Free memory of the machine or control group that we leave to other programs, in bytes.

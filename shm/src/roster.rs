@@ -21,7 +21,7 @@ use crate::peer::Attached;
 /// Number of polls of hot peers between two checks for peers that have become cold.
 const LOOKS: u32 = 4096;
 
-/// Number of passes that poll each cold peer once.
+/// Number of passes that together poll each cold peer once.
 const ROUND: usize = 64;
 
 /// Minimum number of cold peers that each pass polls.
@@ -30,7 +30,8 @@ const LEAST: usize = 4;
 /// The peers of a rail, by number.
 pub(crate) type Places = [Option<Box<Attached>>];
 
-/// The attached peers that may have something to report: hot ones and cold ones, both unordered.
+/// The attached peers that may have something to report, as hot and cold peers. Both lists are
+/// unordered.
 #[derive(Debug)]
 pub(crate) struct Roster {
     /// The peers that every pass polls.
@@ -92,7 +93,7 @@ impl Roster {
         self.hot.push(peer);
     }
 
-    /// Polls the cold peers whose turn it is, or all of them. Makes the peers hot that sent a
+    /// Polls the next cold peers in turn, or all of them. Makes each peer hot that has sent a
     /// record.
     #[inline]
     pub(crate) fn look(&mut self, places: &mut Places, all: bool) {
@@ -135,7 +136,7 @@ impl Roster {
         }
     }
 
-    /// Makes those hot peers cold that sent nothing since the last call and have no work left.
+    /// Makes each hot peer cold if it sent nothing since the last call and has no work left.
     #[cold]
     #[inline(never)]
     fn cool(&mut self, places: &mut Places) {
@@ -143,7 +144,7 @@ impl Roster {
         self.hot.retain(|peer| {
             let Some(Some(attached)) = places.get_mut(usize::from(peer.0)) else { return false };
             attached.hot = mem::take(&mut attached.heard) || !attached.rests();
-            // The lane of a failed peer is not read again, so such a peer joins neither list.
+            // A failed peer joins neither list, because its lane is not read again.
             if !attached.hot && attached.is_up() {
                 self.cold.push(Cold { record: attached.input.watch(), peer: *peer });
             }

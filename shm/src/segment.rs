@@ -24,7 +24,7 @@ pub(crate) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Seals that fix the size and the seals themselves.
+/// Seals that fix the size and forbid further seals.
 const FIXED: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// The accesses that a mapping allows.
@@ -45,7 +45,7 @@ impl Access {
     }
 }
 
-/// Maximum size, in bytes, of memory whose pages [`Mapping::quickly`] maps in advance.
+/// Largest memory, in bytes, that [`Mapping::quickly`] maps with all pages in advance.
 const POPULATED: usize = 1 << 20;
 
 /// Mapped memory of a descriptor. Dropping it unmaps the memory.
@@ -188,13 +188,13 @@ pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     }
 }
 
-/// Seals the size of a memfd, and its seals.
+/// Fixes the size of a memfd, and forbids further seals.
 pub fn seal(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED)
 }
 
-/// Seals the size of a memfd, its seals, and its contents against new writable mappings. A process
-/// that receives the descriptor can then only read. Existing writable mappings remain.
+/// Fixes the size of a memfd, and forbids further seals and new writable mappings. A process that
+/// receives the descriptor can then only read. Existing writable mappings remain.
 pub(crate) fn seal_against_writers(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED | libc::F_SEAL_FUTURE_WRITE)
 }
@@ -369,7 +369,8 @@ impl Segment {
     /// segment.
     pub unsafe fn region(&self, offset: usize, len: usize) -> Result<Region, SegmentError> {
         let kind = RegionKind::Shared { segment: self.inner.number, offset: offset as u64 };
-        // SAFETY: our contract includes that of `Region::new`, which is all that `cut` requires.
+        // SAFETY: the caller upholds the contract of `Region::new`, which is all that `cut`
+        // requires.
         unsafe { cut(&self.inner.mapping, offset, len, kind) }
     }
 

@@ -62,7 +62,7 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// An unknown sender. The user ID is the kernel's value for users without a number here.
+    /// The kernel reported no sender. `u32::MAX` is never a valid user ID.
     const UNKNOWN: Sender = Sender { pid: 0, uid: u32::MAX, pidfd: None };
 
     fn is_named(&self) -> bool {
@@ -106,8 +106,8 @@ impl Socket {
         self.fd.as_fd()
     }
 
-    /// Returns the ID and the effective user of the process that connected, or that created the
-    /// socket pair, at that time. The process may have passed the socket on.
+    /// Returns the process ID and the effective user ID of the process that connected, or that
+    /// created the socket pair. The process may have passed the socket on since then.
     pub(crate) fn connected_by(&self) -> Result<(i32, u32)> {
         // SAFETY: `ucred` consists of three numbers, so all zeroes are a valid value.
         let mut cred: libc::ucred = unsafe { mem::zeroed() };
@@ -124,7 +124,7 @@ impl Socket {
 
     fn switch(&self, name: i32, on: bool) -> Result<()> {
         let value = i32::from(on);
-        // SAFETY: the kernel reads one number, a local variable, whose size is passed with it.
+        // SAFETY: the kernel reads the local variable `value`. Its size is passed with it.
         let rc = unsafe {
             libc::setsockopt(
                 self.fd.as_raw_fd(),
@@ -347,7 +347,7 @@ impl Socket {
     }
 }
 
-/// Returns whether a packet has descriptors that were not received. `flags` are the kernel's.
+/// Returns whether a packet has descriptors that were not received. `flags` come from the kernel.
 fn has_fds(flags: i32) -> bool {
     flags & libc::MSG_CTRUNC != 0
 }
@@ -429,8 +429,8 @@ impl Control {
 
     fn take(&self, message: &libc::msghdr) -> (Vec<Foreign>, Sender) {
         let (mut fds, mut sender) = (Vec::new(), Sender::UNKNOWN);
-        // SAFETY: the kernel filled the control buffer, to which `message` still points, and set
-        // its length. The macros iterate over the headers inside that length. The kernel opened
+        // SAFETY: the kernel filled the control buffer and set its length, and `message` still
+        // points to it. The macros iterate over the headers inside that length. The kernel opened
         // each descriptor under SCM_RIGHTS and SCM_PIDFD for this receive, so nothing else owns it.
         // A pidfd that could not be opened is negative. The numbers are read unaligned.
         unsafe {

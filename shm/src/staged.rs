@@ -28,8 +28,8 @@ use crate::lane::{Consumer, Producer, Refused};
 use crate::record::{self, DATA, LAST, READ, REPLY, STAGED, STATUS, WRITE, chunk_cells};
 use crate::regions::Regions;
 
-/// Maximum number of chunks of a write that one pass sends: about as many as a lane of the default
-/// size holds.
+/// Maximum number of chunks of a write that one pass sends. A lane of the default size holds about
+/// this number.
 const CHUNKS: u32 = 16;
 
 /// Maximum number of reply records that one pass sends.
@@ -78,7 +78,7 @@ pub(crate) struct Staged {
     owed_count: u32,
     /// The index in `owed` where the next search begins.
     turn: usize,
-    /// The id of the write whose last chunk has not been sent yet.
+    /// The id of the write with an unsent last chunk, if there is one.
     sending: Option<u8>,
     /// The result so far of the write that is arriving: 0 or an error code.
     arriving: i32,
@@ -399,8 +399,8 @@ pub(crate) fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
-/// Returns the peer's error if our outgoing lane refused a record because of one. Returns `None` if
-/// the lane is only full.
+/// Returns the peer's violation if our outgoing lane refused a record because of it. Returns `None`
+/// if the lane is only full.
 pub(crate) fn blame(refused: Refused) -> Option<PeerError> {
     match refused {
         Refused::Full => None,

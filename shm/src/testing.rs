@@ -9,7 +9,7 @@ use fishplate_core::sync::host::{Host, SpinHost};
 
 use crate::{Link, Role, ShmConfig, ShmRail, socket_pair};
 
-/// The number under which each end of a [`couple`] attaches the other.
+/// The peer number that each end of a [`couple`] gives the other end.
 pub(crate) const PEER: Peer = Peer(3);
 
 /// Returns a deadline for events that must happen.

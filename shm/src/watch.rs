@@ -1,4 +1,4 @@
-//! Adds a socket to an `epoll(7)` set on which the rail's owner sleeps. Slow path: makes system
+//! Adds a socket to the `epoll(7)` set that the rail's owner sleeps on. Slow path: makes system
 //! calls that do not block.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::segment::errno;
 
-/// The membership of a descriptor in the set. Drop it before the descriptor is closed.
+/// Keeps a descriptor in the set, until this value is dropped. Drop it before the descriptor is
+/// closed.
 #[derive(Debug)]
 pub(crate) struct Watch {
     set: Arc<OwnedFd>,

@@ -1,4 +1,4 @@
-//! Reads and sets the processors on which the calling thread may run. Nothing here blocks.
+//! Reads and sets the processors that may run the calling thread. Nothing here blocks.
 
 use core::{ffi::c_int, fmt, mem};
 
@@ -15,7 +15,7 @@ impl CpuSet {
 
     /// Creates an empty set.
     pub fn empty() -> Self {
-        // SAFETY: `cpu_set_t` is an array of integers, for which zero is valid.
+        // SAFETY: `cpu_set_t` is an array of integers, so zero bytes are valid.
         Self(unsafe { mem::zeroed() })
     }
 
@@ -54,10 +54,10 @@ impl fmt::Debug for CpuSet {
     }
 }
 
-/// The kernel's thread number for the calling thread.
+/// The thread ID that stands for the calling thread.
 const THIS_THREAD: c_int = 0;
 
-/// Returns the processors on which the calling thread may run.
+/// Returns the processors that may run the calling thread.
 ///
 /// # Errors
 ///
@@ -97,7 +97,7 @@ pub fn pin(cpu: usize) -> Result<(), Errno> {
     allow(&set)
 }
 
-/// Returns the processor on which the calling thread runs now.
+/// Returns the processor that runs the calling thread now.
 ///
 /// # Errors
 ///

@@ -33,7 +33,6 @@ fn read(clock: libc::clockid_t) -> Result<u64, Errno> {
     Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64))
 }
 
-/// Converts `ns` to the kernel's form.
 pub(crate) fn timespec(ns: u64) -> libc::timespec {
     libc::timespec {
         // At most 18.4e9 seconds, which fit a 64-bit `time_t`.

@@ -7,7 +7,7 @@ use core::{error::Error, ffi::c_int, fmt};
 #[repr(transparent)]
 pub struct Errno(c_int);
 
-/// Defines the named numbers.
+/// Defines a constant and a name for each error number.
 macro_rules! named {
     ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
         impl Errno {

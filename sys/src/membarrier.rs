@@ -28,8 +28,9 @@ pub fn register(scope: Scope) -> Result<(), Errno> {
     })
 }
 
-/// Runs a full barrier on the calling thread, and on every processor that runs a thread of this
-/// process (private) or of any registered process (shared).
+/// Runs a full barrier on the calling thread and on other processors. With the private scope it
+/// covers every processor that runs a thread of this process. With the shared scope it covers every
+/// processor that runs a registered process.
 ///
 /// # Errors
 ///

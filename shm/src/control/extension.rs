@@ -33,11 +33,12 @@ const MAX_NOTICES: usize = 16 * 1024;
 /// The state of another package at one end of a link, which handles that package's packets. Dropped
 /// with the link.
 pub trait Extension: Any + Debug + Send {
-    /// The packet kinds: within [`EXTENSIONS`], and disjoint from those of other extensions. A
-    /// shared kind is handled by the extension that was registered first.
+    /// The packet kinds of this extension, within [`EXTENSIONS`]. If two extensions share a kind,
+    /// the extension that was registered first handles it.
     const KINDS: RangeInclusive<u16>;
 
-    /// Maximum number of segments that this extension announces, in addition to the rail's.
+    /// Maximum number of segments that this extension announces, in addition to the rail's
+    /// segments.
     const SEGMENTS: u16;
 
     /// Maximum number of descriptors in one packet.
@@ -55,7 +56,7 @@ pub trait Extension: Any + Debug + Send {
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
 }
 
-/// An [`Extension`] whose concrete type is erased.
+/// An [`Extension`] without its concrete type.
 trait Handler: Any + Debug + Send {
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
 }
@@ -193,7 +194,7 @@ impl<'a> Line<'a> {
         control.send_notices();
     }
 
-    /// Receives a bounded number of packets and sends queued ones, without blocking. Returns
+    /// Receives a bounded number of packets and sends queued packets, without blocking. Returns
     /// whether the socket is drained.
     pub fn pump(&mut self) -> bool {
         self.control.pump()
@@ -224,7 +225,7 @@ impl<'a> Line<'a> {
         self.control.take_blob()
     }
 
-    /// Waits until a packet has arrived, or a queued one can be sent.
+    /// Waits until a packet has arrived, or a queued packet can be sent.
     ///
     /// # Errors
     /// The deadline expired, or the peer is gone.
@@ -237,7 +238,7 @@ impl<'a> Line<'a> {
         self.control.announce(segment);
     }
 
-    /// Withdraws the segment of this number.
+    /// Withdraws our segment with this number.
     pub fn withdraw(&mut self, number: u32) {
         self.control.withdraw(number);
     }

@@ -11,7 +11,7 @@ use loom::sync::Arc;
 use loom::thread;
 use primitive::AtomicPtr;
 
-/// A value whose accesses loom checks.
+/// A value. Loom checks every access to it.
 struct Thing(UnsafeCell<u32>);
 
 // SAFETY: loom checks every access to the cell, and fails the test on a race.

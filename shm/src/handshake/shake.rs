@@ -116,8 +116,8 @@ fn nonce() -> Result<Nonce, HandshakeError> {
     if n == nonce.len() as isize { Ok(nonce) } else { Err(HandshakeError::System(errno())) }
 }
 
-/// A nonce of an open handshake of this process. A peer with such a nonce and our process ID is
-/// this process. After a fork, the ID alone does not prove that.
+/// A nonce of an open handshake of this process. A peer is this process if it has this nonce and
+/// our process ID. After a fork, the ID alone does not prove that.
 #[derive(Debug)]
 struct Mine(Nonce);
 
@@ -310,7 +310,7 @@ impl Shake {
         Ok(Stage::Offer(theirs, Given { lane, event_page, common, home, shown }))
     }
 
-    /// Creates our memory, and queues its Offer.
+    /// Creates our memory, and queues the Offer that carries it.
     fn make(&mut self, theirs: &Hello) -> Result<(), HandshakeError> {
         let config = &*self.profile.config;
         let lane = LaneMemory::create(config.lane_cells, self.ours.nonce, theirs.nonce)?;

@@ -79,8 +79,8 @@ unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
-/// Minimum number of cells that the producer claims. With half as many, 8-byte messages are a
-/// little slower. Twice as many gain nothing.
+/// Minimum number of cells that the producer claims. With 4 cells, 8-byte messages are a little
+/// slower. 16 cells gain nothing.
 pub(super) const CLAIMED: u64 = 8;
 
 /// Prefetch distance of the consumer, in cells. It lies just beyond the cells claimed behind a
@@ -184,7 +184,7 @@ impl Producer {
     #[inline(always)]
     fn clean(&mut self, position: u64) {
         // SAFETY: `cell` stays within the ring, and `reserve` left this cell free for us. Relaxed:
-        // only we store there, and edge `lane.stamp` publishes the store.
+        // only we store to this cell, and edge `lane.stamp` publishes the store.
         unsafe {
             let cell = &*self.cell(position).cast::<AtomicU64>();
             if cell.load(Ordering::Relaxed) == stamp(position) {
@@ -193,8 +193,8 @@ impl Producer {
         }
     }
 
-    /// Claims free cells behind the record of `cells` cells that was just published. Claims as many
-    /// cells as the record took, at least [`CLAIMED`] and at most a quarter of the lane.
+    /// Claims free cells behind the record of `cells` cells that was just published. Claims `cells`
+    /// cells, but at least [`CLAIMED`] and at most a quarter of the lane.
     ///
     /// Not inlined, because it runs only once for several short records. If it were inlined, every
     /// record would have to save registers.
@@ -207,8 +207,8 @@ impl Producer {
         let goal = free.min(1 + cells.min(self.mask / 4).max(CLAIMED));
         for ahead in claimed..goal {
             // SAFETY: `cell` stays within the ring, and this cell is free: it is less than a lane
-            // beyond `freed`. Relaxed: only we store there, and edge `lane.stamp` of the following
-            // records publishes the store.
+            // beyond `freed`. Relaxed: only we store to this cell, and edge `lane.stamp` of the
+            // following records publishes the store.
             unsafe {
                 let cell = &*self.cell(self.at.wrapping_add(ahead)).cast::<AtomicU64>();
                 cell.store(0, Ordering::Relaxed);
@@ -269,7 +269,7 @@ impl Consumer {
         Watch { place: self.record().cast(), stamp: stamp(self.at) }
     }
 
-    /// Returns the first byte of the next record. A whole lane is readable from there.
+    /// Returns the first byte of the next record. A whole lane is readable from that byte on.
     #[inline(always)]
     pub(crate) fn record(&self) -> *const u8 {
         // SAFETY: the masked position is less than the number of cells, and the caller of `new`
@@ -304,8 +304,8 @@ impl Consumer {
     #[inline(always)]
     pub(crate) fn advance(&mut self, cells: u64) -> bool {
         self.at = self.at.wrapping_add(cells);
-        // Storing the cursor takes its line from the producer, so it is stored only every quarter
-        // of the lane.
+        // A store takes the cursor's cache line from the producer. So the cursor is stored once per
+        // quarter of the lane.
         if self.at.wrapping_sub(self.told) <= self.mask / 4 {
             return false;
         }

@@ -15,14 +15,14 @@ pub(super) struct Header {
     pub(super) sizes: AtomicU64,
     /// Nonce of the end that created the segment.
     pub(super) maker: [AtomicU64; 2],
-    /// Nonce of the end for which the segment was created.
+    /// Nonce of the other end.
     pub(super) guest: [AtomicU64; 2],
     pub(super) freed: Cursor,
 }
 
-/// The position up to which the segment's creator has consumed its incoming lane. Aligned to 128
-/// bytes, so that nothing else is in its cache line, or in the adjacent line that the processor
-/// prefetches.
+/// The position of the segment's creator in its incoming lane: all earlier cells are consumed.
+/// Aligned to 128 bytes, so that nothing else is in its cache line, or in the adjacent line that
+/// the processor prefetches.
 #[repr(C, align(128))]
 pub(super) struct Cursor(pub(super) AtomicU64);
 

@@ -39,9 +39,9 @@ struct Lane {
     payload: Box<[UnsafeCell<u64>]>,
 }
 
-// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
+// SAFETY: the fields are atomics and loom cells, and loom checks every access to a cell.
 unsafe impl Send for Lane {}
-// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
+// SAFETY: the fields are atomics and loom cells, and loom checks every access to a cell.
 unsafe impl Sync for Lane {}
 
 impl Lane {

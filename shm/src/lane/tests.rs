@@ -11,8 +11,8 @@ use super::*;
 use crate::testing::Random;
 
 impl LaneMemory {
-    /// Returns the address and length of the whole writable segment, for tests that write values
-    /// which no correct peer writes.
+    /// Returns the address and length of the whole writable segment, for tests that store invalid
+    /// values.
     pub(crate) fn raw(&self) -> (*mut u8, usize) {
         (self.mapping.ptr().as_ptr(), CELLS + self.cells as usize * CELL)
     }
@@ -35,7 +35,6 @@ fn lane(cells: u32, start: u64) -> (LaneMemory, Producer, Consumer) {
     (memory, producer, consumer)
 }
 
-/// Publishes a record with that payload.
 fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     let cells = cells_for(payload.len());
     let record = producer.reserve(cells)?;
@@ -48,7 +47,7 @@ fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Consumes the next record, which has that payload.
+/// Consumes the next record, and returns the payload.
 fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     let len = consumer.header()? as usize;
     let mut payload = vec![0; len];
@@ -119,8 +118,7 @@ fn any_sequence_of_pushes_and_pops_is_a_queue() {
             } else {
                 assert_eq!(pop(&mut consumer), model.pop_front(), "seed {seed}");
             }
-            // At least the cell of the next record is clean, and no cell is claimed that the
-            // consumer may still read.
+            // The cell of the next record is clean, and the consumer has freed all claimed cells.
             assert!(producer.claimed.wrapping_sub(producer.at) >= 1, "seed {seed}");
             assert!(producer.claimed.wrapping_sub(producer.freed) <= 64, "seed {seed}");
         }
@@ -153,8 +151,8 @@ fn a_record_as_long_as_the_last_finds_its_cells_claimed() {
             push(&mut producer, &vec![n as u8; len]).unwrap();
             pop(&mut consumer).unwrap();
             let free = producer.freed + 64 - producer.at;
-            // At most a quarter of the lane and the cell behind it, and at least the cell of the
-            // next record.
+            // The producer claims at most a quarter of the lane and one more cell, and at least the
+            // cell of the next record.
             let (most, least) =
                 (1 + cells.clamp(CLAIMED, 15), if cells < CLAIMED { 2 } else { 1 + cells.min(15) });
             let ahead = producer.claimed - producer.at;
@@ -191,12 +189,11 @@ fn payload_that_looks_like_a_stamp_is_not_taken_for_a_record() {
     }
 }
 
-/// Publishes records of 8 bytes, and longer records with one of `lengths` sizes, behind a forged
-/// record.
+/// Publishes forged records. After each, publishes records of 8 to 7 + `lengths` bytes.
 fn payload_that_looks_like_a_stamp(lengths: u64) {
     let (_memory, mut producer, mut consumer) = lane(64, 0);
     // The forged record of the first lap is filled with the stamps that the second lap waits for.
-    // The second lap has short records there.
+    // The second lap has short records in the same cells.
     for first in 1..40u64 {
         let mut forged = Vec::new();
         let base = producer.position();
@@ -282,8 +279,8 @@ fn a_consumer_beside_never_takes_payload_for_a_record() {
             let mut random = Random(seed);
             for _ in 0..rounds {
                 let len = len(&mut random);
-                // Every word of every cell is the stamp that the consumer expects there in the next
-                // lap.
+                // In every cell, every word is the stamp that the consumer expects at that cell in
+                // the next lap.
                 let at = producer.position();
                 let word =
                     |n: usize| stamp(at + 64 + ((PAYLOAD + 8 * n) / CELL) as u64).to_ne_bytes();

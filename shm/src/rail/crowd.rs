@@ -1,4 +1,5 @@
-//! Many peers, most of them silent: tests which peers a pass polls, and that it polls all in time.
+//! Many peers, most of them silent. Tests which peers a pass polls, and that passes poll every peer
+//! in time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -156,7 +157,7 @@ fn a_cold_peer_that_is_given_up_is_reported_and_looked_at_no_more() {
     assert_eq!(seen.down, [(Peer(9), PeerError::Protocol(Violation::Kind))]);
     say(&mut spokes[9], 1);
     cool(&mut hub);
-    // With other peers present, the checks find all that left, and skip none.
+    // With other peers present, the checks find every peer that left.
     let (gone, left) = spokes.split_at_mut(20);
     gone.iter_mut().for_each(|spoke| spoke.detach(PEER));
     say(&mut left[0], 1);

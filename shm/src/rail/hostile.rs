@@ -137,9 +137,9 @@ fn b18_whatever_a_peer_writes_it_is_an_error_and_nothing_else() {
             let local = Local { ptr: lent.ptr(), len: random.below(lent.len), desc: 0 };
             let remote = Remote { key: their_key, offset: random.below(1000) as u64 };
             let post = match random.below(4) {
-                // SAFETY: `lent` outlives the rail, and nothing reads it meanwhile.
+                // SAFETY: `lent` outlives the rail, and nothing reads it.
                 0 => unsafe { victim.post_read(PEER, local, remote, left) },
-                // SAFETY: `lent` outlives the rail, and nothing writes to it meanwhile.
+                // SAFETY: `lent` outlives the rail, and nothing writes to it.
                 1 => unsafe { victim.post_write(PEER, local, remote, Some(1), left) },
                 _ => victim.post_message(PEER, &[1; 32], Untrusted::from_slice(&[2; 100]), left),
             };
@@ -192,8 +192,8 @@ fn b18_every_violation_is_found_by_its_name() {
     use crate::record::{DATA, LANDED, LAST, MESSAGE, READ, REPLY, STATUS, WRITE, header};
     use Violation::{Bounds, Kind, Length, Reply, Sequence};
 
-    // The victim has a read of 2000 bytes in flight as number 0, and a partly sent write as number
-    // 1. It has 4096 bytes registered, and chunks have 1024 bytes.
+    // The victim has a read of 2000 bytes in flight with id 0, and a partly sent write with id 1.
+    // It has registered 4096 bytes, and its chunks have 1024 bytes.
     const END: u64 = 4096;
     type Forged = fn(u64) -> Vec<(u64, u64, record::Words)>;
     let cases: [(&str, Violation, Forged); 28] = [

@@ -12,7 +12,7 @@ use fishplate_core::sync::primitive::{AtomicU32, Ordering};
 use crate::testing::{PEER, Random, Seen, TestRail, couple};
 use crate::{ShmConfig, WaitObject};
 
-/// Returns a configuration whose lanes hold more than one pass sends, even if the consumer delays
+/// Returns a configuration. Its lanes hold more than one pass sends, even if the consumer delays
 /// freeing a quarter of a lane.
 fn wide() -> ShmConfig {
     ShmConfig { lane_cells: 1 << 16, force_staging: true, ..ShmConfig::default() }
@@ -110,9 +110,9 @@ fn reads_that_are_posted_again_and_again_hold_up_no_other() {
     let mut seen = [Seen::default(), Seen::default()];
     let [first, second] = back.each_mut().map(|bytes| lend(bytes));
     let remote = Remote { key, offset: 0 };
-    // SAFETY: `back` outlives the rails, and nothing reads it meanwhile.
+    // SAFETY: `back` outlives the rails, and nothing reads it before the completion.
     assert_eq!(unsafe { a.post_read(PEER, first, remote, 0) }, Ok(Posted::Pending));
-    // SAFETY: `back` outlives the rails, and nothing reads it meanwhile.
+    // SAFETY: `back` outlives the rails, and nothing reads it before the completion.
     assert_eq!(unsafe { a.post_read(PEER, second, remote, 1) }, Ok(Posted::Pending));
     let write = unsafe {
         // SAFETY: the post sends all 64 bytes before it returns, so they need not outlive it.
@@ -127,7 +127,7 @@ fn reads_that_are_posted_again_and_again_hold_up_no_other() {
             assert_eq!(result, Ok(()));
             ends[cx as usize] += 1;
             if cx == 0 {
-                // SAFETY: `back` outlives the rails, and nothing reads it meanwhile.
+                // SAFETY: `back` outlives the rails, and nothing reads it before the completion.
                 assert_eq!(unsafe { a.post_read(PEER, first, remote, 0) }, Ok(Posted::Pending));
             }
         }

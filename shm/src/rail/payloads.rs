@@ -39,7 +39,7 @@ impl Host for &Clock {
     }
 }
 
-/// An end that reads, and an end whose memory is read.
+/// Two ends. The first end reads the memory of the second.
 struct Ends<'c> {
     clock: &'c Clock,
     rails: [ShmRail<&'c Clock>; 2],

@@ -61,7 +61,7 @@ impl<H: Host> ShmRail<H> {
         let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
         let ptr = match place {
             Place::Mapped(ptr) => ptr,
-            // SAFETY: the caller upholds our contract, which is also that of `post_private`.
+            // SAFETY: the caller upholds the contract of `post`, which `post_private` requires too.
             // `resolve` has checked the range.
             Place::Private(address) => unsafe {
                 return self.post_private(peer, way, local, address, remote, data, cx);
@@ -87,7 +87,8 @@ impl<H: Host> ShmRail<H> {
     /// Moves data like `post`, to or from private memory.
     ///
     /// # Safety
-    /// The contract of `post` applies, and the checked range begins at `address` in the peer.
+    /// The contract of `post` applies. The range was checked, and begins at `address` in the peer's
+    /// process.
     #[expect(clippy::too_many_arguments, reason = "a post and its resolved address")]
     #[inline(never)]
     unsafe fn post_private(
@@ -164,7 +165,7 @@ impl<H: Host> ShmRail<H> {
         let (len, host) = (local.len, &self.host);
         if matches!(place, Place::Mapped(_)) || !attached.cma || len >= self.config.read_from {
             // SAFETY: the caller upholds the contract of `Rail::post_rendezvous_read`, which
-            // includes that of `Rail::post_read`.
+            // includes the contract of `Rail::post_read`.
             return unsafe { self.post(peer, Way::Get, local, remote, None, cx) };
         }
         let (by, measured) = attached.payloads.choose(len, || host.now_ns());
@@ -172,7 +173,7 @@ impl<H: Host> ShmRail<H> {
         match by {
             By::Kernel => {
                 // SAFETY: the caller upholds the contract of `Rail::post_rendezvous_read`, which
-                // includes that of `Rail::post_read`.
+                // includes the contract of `Rail::post_read`.
                 let posted = unsafe { self.post(peer, Way::Get, local, remote, None, cx) }?;
                 let took = began.map(|began| self.host.now_ns().saturating_sub(began));
                 // A pending read is not counted: the kernel refused the copy, or the copy failed.
@@ -308,7 +309,7 @@ unsafe fn direct(
     if !remote.lives(host.now_ns()) {
         return Err(CmaError::Gone);
     }
-    // SAFETY: our contract on the local ranges is what `cma::copy` requires.
+    // SAFETY: the caller guarantees the local ranges, as `cma::copy` requires.
     let result = unsafe { cma::copy(remote.pid, way, ranges) };
     if result == Err(CmaError::Refused) {
         attached.cma = false;
@@ -317,7 +318,7 @@ unsafe fn direct(
 }
 
 /// Reads memory of a peer's process at an address. The address is valid only while the peer is
-/// attached to us, so this function checks afterwards that the peer is still attached.
+/// attached to us. So this function checks after the copy that the peer is still attached.
 ///
 /// # Safety
 /// `local` is writable.

@@ -335,7 +335,7 @@ fn staged_operations_are_bounded_and_refusals_change_nothing() {
         let want = if cx < depth { Ok(Posted::Pending) } else { Err(PostError::Again) };
         assert_eq!(read(&mut rails[0], into, key, 0, cx as u64), want);
     }
-    // The lane is full, so neither a write nor a read finds room. A refused post changes nothing.
+    // The lane is full, so writes and reads find no room. A refused post changes nothing.
     settle(&mut rails, &mut seen);
     assert_eq!(seen[0].done.len(), depth);
     while send(&mut rails[0], &[0; 40]).is_ok() {}

@@ -1,4 +1,4 @@
-//! An address vector: the addresses of peers, by number. Slow path.
+//! An address vector: maps numbers (`fi_addr_t`) to addresses of peers. Slow path.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -13,7 +13,8 @@ use super::object;
 use super::raw::*;
 
 /// The form of a provider's addresses, derived from its own address. libfabric does not pass the
-/// length of an address to the provider, so the length of a peer's address is checked here first.
+/// length of an address to the provider. So [`allows`](Self::allows) checks the length of a peer's
+/// address first.
 #[derive(Clone, Debug)]
 pub struct AddressForm {
     format: u32,
@@ -30,7 +31,7 @@ impl AddressForm {
         AddressForm { format, own: own.into() }
     }
 
-    /// Returns the format, one of the `FI_ADDR_` and `FI_SOCKADDR` numbers.
+    /// Returns the format, one of the `FI_ADDR_` and `FI_SOCKADDR` constants.
     pub fn format(&self) -> u32 {
         self.format
     }
@@ -101,14 +102,14 @@ impl AddressVector {
         self.fid.as_ptr()
     }
 
-    /// Inserts an address in the provider's form, and returns its number.
+    /// Inserts an address in the provider's form, and returns its `fi_addr_t`.
     ///
     /// # Errors
     /// The provider's code, or `FI_EINVAL` if the provider rejects the address.
     ///
     /// # Safety
-    /// The address has the provider's [form](AddressForm). The provider does not know the address's
-    /// length, so it reads as many bytes as the form implies.
+    /// The address has the provider's [form](AddressForm). The provider does not know the length of
+    /// the address. It reads the length that the form implies.
     #[doc(alias = "fi_av_insert")]
     pub unsafe fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
         type Insert = unsafe extern "C" fn(
@@ -141,12 +142,12 @@ impl AddressVector {
     /// The provider's code: some providers fail while posts are outstanding.
     ///
     /// # Safety
-    /// [`insert`](Self::insert) returned the number, which was not removed since.
+    /// [`insert`](Self::insert) returned `number`, which has not been removed since.
     #[doc(alias = "fi_av_remove")]
     pub unsafe fn remove(&mut self, mut number: u64) -> Result<(), CallError> {
         type Remove = unsafe extern "C" fn(*mut fid_av, *mut u64, usize, u64) -> c_int;
         let call = "fi_av_remove";
-        // SAFETY: the vector is open, and the array has the one element that the count says.
+        // SAFETY: the vector is open, and the count of addresses is 1.
         unsafe {
             let this = self.as_ptr();
             let remove = entry::<_, Remove>((*this).ops, offset_of!(fi_ops_av, remove));

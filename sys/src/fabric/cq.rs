@@ -70,7 +70,7 @@ pub struct CompletionQueue {
     domain: Arc<Domain>,
 }
 
-/// The wait object of a rail's queue, on which a thread sleeps until the queue has an entry. If the
+/// The wait object of a rail's queue. A thread sleeps on it until the queue has an entry. If the
 /// rail replaces its queue, the wait object follows. It does not keep the queue open.
 #[derive(Clone, Debug)]
 pub struct CqWait(Arc<WaitObject>);
@@ -82,7 +82,7 @@ struct WaitObject {
     // All accesses are Relaxed: only the thread that may use the rail reads or writes these fields.
     queue: AtomicPtr<fid_cq>,
     fd: AtomicI32,
-    /// A descriptor of the epoll set that [`CqWait::join`] was given, or -1.
+    /// A duplicate of the descriptor that [`CqWait::join`] received, or -1.
     set: AtomicI32,
 }
 
@@ -104,8 +104,9 @@ impl CqWait {
     }
 
     /// Adds the queue's descriptor to an `epoll(7)` set, edge-triggered, because `fi_trywait` of
-    /// tcp before 1.18 leaves the descriptor readable. It becomes readable once the queue may have
-    /// an entry. If the rail replaces its queue, the set gets the new descriptor. Call this once.
+    /// tcp before 1.18 leaves the descriptor readable. The descriptor becomes readable once the
+    /// queue may have an entry. If the rail replaces its queue, the set gets the new descriptor.
+    /// Call this once.
     ///
     /// # Errors
     /// The error of `fcntl(2)` or `epoll_ctl(2)`.
@@ -202,7 +203,7 @@ impl CompletionQueue {
             ("fi_cq_readerr", offset_of!(fi_ops_cq, readerr)),
         ];
         for (call, offset) in needed {
-            // SAFETY: the queue is open, and its table is as long as its size says.
+            // SAFETY: the queue is open, and its table is as long as its `size` field says.
             let found = unsafe { entry::<_, *const c_void>((*fid.as_ptr()).ops, offset) };
             found.ok_or(CallError::missing(call))?;
         }
@@ -228,7 +229,7 @@ impl CompletionQueue {
         self.wait.clone()
     }
 
-    /// Takes over the wait object of a queue that this one replaces in its rail.
+    /// Takes over the wait object of `old`, the queue that this queue replaces in its rail.
     ///
     /// # Errors
     /// `FI_ENOSYS` if this queue has no wait object, or the error of `epoll_ctl(2)`. Nothing has

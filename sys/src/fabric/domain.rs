@@ -12,7 +12,7 @@ use super::object;
 use super::raw::*;
 
 /// An open domain. Drop closes the domain, then its fabric. Under `FI_THREAD_DOMAIN` only one
-/// thread at a time may use a domain and its objects, so none of them is `Send` or `Sync`.
+/// thread at a time may use a domain and its objects. So these types are not `Send` or `Sync`.
 #[derive(Debug)]
 pub struct Domain {
     fid: NonNull<fid_domain>,

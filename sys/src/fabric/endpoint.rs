@@ -45,8 +45,8 @@ pub struct Target {
 }
 
 /// An open and enabled endpoint. Drop closes the endpoint, then its completion queue and its
-/// address vector. A rail may close the endpoint and open a new one in the same value; between the
-/// two it posts nothing.
+/// address vector. A rail may close the endpoint and reopen it in the same value. It posts nothing
+/// in between.
 #[derive(Debug)]
 pub struct Endpoint {
     fid: NonNull<fid_ep>,
@@ -105,7 +105,7 @@ impl Endpoint {
     /// endpoint. Slow path.
     ///
     /// # Errors
-    /// The provider's code. There is no endpoint then.
+    /// The provider's code. After an error there is no endpoint.
     pub(super) fn reopen(&mut self, domain: &Arc<Domain>, info: &Info) -> Result<(), CallError> {
         if !self.closed {
             return Ok(());
@@ -129,7 +129,7 @@ impl Endpoint {
 
     /// Checks that the tables contain all functions of the data path.
     fn check_tables(&mut self) -> Result<(), CallError> {
-        // SAFETY: the endpoint is open, and each table is as long as its size says.
+        // SAFETY: the endpoint is open, and each table is as long as its `size` field says.
         unsafe {
             let this = self.fid.as_ptr();
             let msg = [
@@ -247,14 +247,14 @@ impl Endpoint {
     /// The provider's code: some providers fail while posts are outstanding.
     ///
     /// # Safety
-    /// [`insert`](Self::insert) returned the number, which was not removed since.
+    /// [`insert`](Self::insert) returned `number`, which has not been removed since.
     #[doc(alias = "fi_av_remove")]
     pub unsafe fn remove(&mut self, number: u64) -> Result<(), CallError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `AddressVector::remove`.
         unsafe { self.av.remove(number) }
     }
 
-    /// Takes over the wait object of an endpoint that this one replaces in its rail.
+    /// Takes over the wait object of `old`, the endpoint that this endpoint replaces in its rail.
     ///
     /// # Errors
     /// The errors of [`CompletionQueue::take_over`]. Nothing has changed then.
@@ -334,7 +334,7 @@ impl Endpoint {
     /// `FI_EAGAIN` if the provider has no room.
     ///
     /// # Safety
-    /// [`insert`](Self::insert) returned `peer`, which was not removed since.
+    /// [`insert`](Self::insert) returned `peer`, which has not been removed since.
     #[doc(alias = "fi_inject")]
     #[inline(always)]
     pub unsafe fn inject(&mut self, bytes: &[u8], peer: u64) -> Result<(), Code> {
@@ -500,8 +500,8 @@ impl Endpoint {
     /// `FI_EAGAIN` if the provider has no room.
     ///
     /// # Safety
-    /// The conditions of [`recv`](Self::recv), and those of [`inject`](Self::inject) for the peer
-    /// of `from`.
+    /// The conditions of [`recv`](Self::recv), and the conditions of [`inject`](Self::inject) for
+    /// the peer of `from`.
     #[doc(alias = "fi_read")]
     #[inline(always)]
     pub unsafe fn read(
@@ -621,9 +621,9 @@ pub enum AtomicKind {
 /// The words of an atomic. The datatype gives the width of each word.
 #[derive(Clone, Copy, Debug)]
 pub struct AtomicWords {
-    /// The operand.
+    /// Address of the operand.
     pub operand: *const u64,
-    /// The comparand.
+    /// Address of the comparand.
     pub compare: *const u64,
     /// Destination of the previous value.
     pub result: *mut u64,

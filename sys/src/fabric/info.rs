@@ -1,5 +1,5 @@
 //! `fi_info`: the offers of providers, and hints. Slow path. The library allocates and frees all
-//! `fi_info` structures, because its versions may be longer than ours.
+//! `fi_info` structures, because they may be longer than our declarations.
 
 use alloc::string::String;
 use alloc::vec::Vec;

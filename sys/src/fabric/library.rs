@@ -129,8 +129,8 @@ impl Library {
     /// Wraps functions that did not come from the dynamic linker.
     ///
     /// # Safety
-    /// The functions behave as libfabric's do. Each table of their objects is as long as its size
-    /// says.
+    /// The functions behave as libfabric's do. Each table of their objects is as long as its `size`
+    /// field says.
     pub const unsafe fn from_entries(entries: Entries) -> Library {
         Library { entries }
     }

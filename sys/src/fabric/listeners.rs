@@ -1,14 +1,14 @@
 //! Bounds how long a provider over TCP waits for a client of its listening socket.
 //!
-//! The tcp provider accepts connections in its progress, and receives the request of each from a
-//! blocking socket, in two parts. A client that sends only the first part would block the caller
-//! for ever. Accepted sockets inherit the receive timeout of their listener. It has no effect on
-//! the non-blocking sockets that the provider uses after the request.
+//! The tcp provider accepts connections while it makes progress. It receives each connection's
+//! request from a blocking socket, in two parts. A client that sends only the first part would
+//! block the caller for ever. Accepted sockets inherit the receive timeout of their listener. The
+//! timeout has no effect on the non-blocking sockets that the provider uses after the request.
 
 use core::ffi::CStr;
 use core::mem;
 
-/// The shortest time that a kernel waits is one of its ticks.
+/// The shortest timeout. The kernel rounds it up to one of its ticks.
 static TIMEOUT: libc::timeval = libc::timeval { tv_sec: 0, tv_usec: 1 };
 
 /// Sets the receive timeout of the sockets of this process that listen at `address`, an encoded
@@ -45,7 +45,8 @@ fn listens_at(descriptor: i32, address: &[u8]) -> bool {
     named == 0 && own.get(..len as usize) == Some(address)
 }
 
-/// The numbers of all open descriptors, from an open folder, or null.
+/// Iterates over the numbers of all open descriptors. Holds the open folder `/proc/self/fd`, or
+/// null.
 struct Descriptors(*mut libc::DIR);
 
 impl Descriptors {

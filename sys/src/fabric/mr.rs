@@ -25,7 +25,7 @@ impl MemoryRegion {
     /// The provider's code: `FI_ENOKEY` if the key is taken.
     ///
     /// # Safety
-    /// The memory is valid for `len` bytes until the registration is dropped. Meanwhile peers may
+    /// The memory is valid for `len` bytes until the registration is dropped. Until then peers may
     /// read and write the memory as `access` allows.
     #[doc(alias = "fi_mr_reg")]
     pub unsafe fn register(
@@ -158,7 +158,7 @@ impl MemoryRegion {
         }
     }
 
-    /// Returns the key with which peers access the memory.
+    /// Returns the key that peers use to access the memory.
     #[doc(alias = "fi_mr_key")]
     pub fn key(&self) -> u64 {
         // SAFETY: the registration is open until it is dropped.

@@ -14,7 +14,7 @@ use super::raw::*;
 pub(super) unsafe fn close(object: *mut fid) -> Result<(), CallError> {
     type Close = unsafe extern "C" fn(*mut fid) -> c_int;
     // SAFETY: our caller guarantees that the object is open, so its table is valid and as long as
-    // its size says.
+    // its `size` field says.
     unsafe {
         let close = entry::<fi_ops, Close>((*object).ops, offset_of!(fi_ops, close));
         let close = close.ok_or(CallError::missing("fi_close"))?;

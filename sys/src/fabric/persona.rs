@@ -23,7 +23,7 @@
 /// which do not name a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
-    /// The data has 8 bytes, and the upper half is the sender's signature.
+    /// The data has 8 bytes. The upper half is the signature of the sender's rail.
     Word,
     /// The provider reports the source address of each completion.
     Source,
@@ -54,15 +54,15 @@ pub struct Persona {
     /// belongs to the endpoint and only this process writes to its memory.
     pub fences: bool,
     /// Versions of the provider that free their record of a read twice if the endpoint is closed
-    /// while the data arrives. Records belong to the domain, which is damaged from then on: two
+    /// while the data arrives. Records belong to the domain. A double free damages the domain: two
     /// operations may get the same record.
     pub frees_reads_twice: &'static [(u32, u32)],
     /// Requested depth of the completion queue. If the provider may overrun the queue, this depth
     /// is the only bound on outstanding completions.
     pub completions: usize,
-    /// Maximum length of one write or read in bytes. Longer ones are cut. With one long write, a
-    /// socket's sender waits for room while the receiver reads, and the receiver waits for data
-    /// while the sender writes. Several writes overlap.
+    /// Maximum length of one write or read in bytes. Longer transfers are split. With one long
+    /// write, sender and receiver of a socket wait for each other in turn. Several shorter writes
+    /// overlap.
     pub max_rma: usize,
 }
 

@@ -20,13 +20,13 @@
 //!
 //! Every post that does not complete at once has an entry in the completion queue; there are no
 //! counters. [`Notify`] lists the three ways to learn the sender of an arrived write. Each message
-//! begins with an eight-byte header of the rail: the sender's number and a kind.
+//! begins with an eight-byte header of the rail: the signature of the sender's rail, and a kind.
 //!
-//! Each post is checked against the [imported](Rail::import) regions, so that no bad key is sent.
-//! The rail checks it, except in [`post_write_checked`](Rail::post_write_checked), whose caller has
-//! checked it. At the target the provider checks arrivals against its registrations. A peer's
-//! signature is random but not secret: with `Word` and `Message` an attached peer can pose as
-//! another peer and disturb its stream. With `Source` the provider names the sender.
+//! Each post is checked against the [imported](Rail::import) regions, so that no invalid key is
+//! sent. The caller of [`post_write_checked`](Rail::post_write_checked) has made this check itself.
+//! At the target the provider checks arrivals against its registrations. A peer's signature is
+//! random but not secret: with `Word` and `Message` an attached peer can pose as another peer and
+//! disturb its stream. With `Source` the provider names the sender.
 //!
 //! # Failed peers
 //!
@@ -93,7 +93,7 @@ use super::persona::Notify;
 use super::raw::*;
 use crate::clock::monotonic_ns;
 
-/// Length of the rail's message header in bytes: number u32, kind u32.
+/// Length of the rail's message header in bytes: signature u32, kind u32.
 const HEAD: usize = 8;
 
 /// Message kinds.
@@ -118,7 +118,7 @@ struct Registered {
     key: u64,
     ptr: NonNull<u8>,
     len: usize,
-    /// The number of the device if it is device memory.
+    /// The ordinal of the device, if the region is device memory.
     ordinal: Option<u32>,
     memory: MemoryRegion,
 }
@@ -182,9 +182,9 @@ pub struct FabricRail {
     desc: *mut c_void,
     /// Flags of each write, if the provider needs the completion level per post.
     say_level: Option<u64>,
-    /// Writes shorter than this are injected, longer ones take the fast path. `None` means that
-    /// every write needs the general path: the rail batches writes, sets a completion level or
-    /// sends a message per write, or may read device memory.
+    /// Writes shorter than this are injected. Longer writes take the fast path. With `None` every
+    /// write needs the general path, because the rail batches writes, sets a completion level per
+    /// write, sends words in messages, or may read device memory.
     short_below: Option<usize>,
     /// Whether writes are batched.
     more: bool,
@@ -217,10 +217,10 @@ pub struct FabricRail {
     returns: Vec<Return>,
     entries: Batch,
     sources: [u64; BATCH],
-    /// Buffer in which injected messages are composed.
+    /// Buffer for composing injected messages.
     scratch: Box<[u8]>,
 
-    /// The device whose memory the rail registers.
+    /// The device, if the rail registers device memory.
     device: Option<Reached>,
     broken: bool,
     /// Whether the provider [frees reads twice](super::persona::Persona::frees_reads_twice).
@@ -325,7 +325,7 @@ impl FabricRail {
         Ok(())
     }
 
-    /// Adds the device whose memory can be registered. The offer must have been requested with
+    /// Adds a device, so that its memory can be registered. The offer must have been requested with
     /// [`Ask::devices`](super::Ask::devices). If the device [must be
     /// flushed](DeviceMemory::must_flush), the rail flushes it once per batch of completions,
     /// before it reports them.
@@ -345,7 +345,7 @@ impl FabricRail {
         Ok(())
     }
 
-    /// Returns the offer on which the rail was opened.
+    /// Returns the offer that the rail was opened with.
     pub fn offer(&self) -> &Offer {
         &self.offer
     }
@@ -355,7 +355,7 @@ impl FabricRail {
         self.offer.progress
     }
 
-    /// Returns the level at which writes complete.
+    /// Returns the completion level of writes.
     pub fn level(&self) -> Level {
         self.offer.level
     }
@@ -370,8 +370,8 @@ impl FabricRail {
         self.stats
     }
 
-    /// Returns the wait object on which the owning thread sleeps until there may be a completion,
-    /// if the provider has one. A call of [`CqWait::may_sleep`] counts as a use of the rail.
+    /// Returns the wait object, if the provider has one. The owning thread sleeps on it until there
+    /// may be a completion. A call of [`CqWait::may_sleep`] counts as a use of the rail.
     pub fn wait(&self) -> Option<CqWait> {
         self.endpoint.wait()
     }
@@ -471,7 +471,7 @@ impl Drop for FabricRail {
 pub struct FabricSetup<'a>(&'a mut FabricRail);
 
 impl FabricSetup<'_> {
-    /// Calls [`FabricRail::attach`].
+    /// Attaches a peer: see [`FabricRail::attach`].
     ///
     /// # Errors
     /// The errors of [`FabricRail::attach`].
@@ -479,7 +479,7 @@ impl FabricSetup<'_> {
         self.0.attach(peer, address)
     }
 
-    /// Calls [`FabricRail::attach_self`].
+    /// Attaches the rail to itself: see [`FabricRail::attach_self`].
     ///
     /// # Errors
     /// The errors of [`FabricRail::attach_self`].
@@ -487,7 +487,7 @@ impl FabricSetup<'_> {
         self.0.attach_self(peer)
     }
 
-    /// Calls [`FabricRail::reach`].
+    /// Adds a device: see [`FabricRail::reach`].
     ///
     /// # Errors
     /// The errors of [`FabricRail::reach`].
@@ -538,7 +538,8 @@ unsafe impl Rail for FabricRail {
         }
         let base = if mode & FI_MR_VIRT_ADDR != 0 { ptr.as_ptr() as u64 } else { 0 };
         let key = memory.key();
-        // Another domain would have another descriptor. Such a provider does not need it.
+        // The rail may replace its domain, which would invalidate the descriptor. The affected
+        // provider needs none.
         let desc = if self.frees_reads_twice { 0 } else { memory.desc() as u64 };
         let start = ptr.as_ptr().addr();
         if let Some(reached) = self.device.as_mut().filter(|_| ordinal.is_some()) {
@@ -642,7 +643,7 @@ unsafe impl Rail for FabricRail {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Rail::post_write`, which `write` requires.
         unsafe { self.write(peer, local, remote, data, cx) }
     }
 
@@ -655,7 +656,8 @@ unsafe impl Rail for FabricRail {
         data: u32,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Rail::post_write_checked`, which
+        // `write_checked` requires.
         unsafe { self.write_checked(peer, local, remote, data, cx) }
     }
 
@@ -667,7 +669,7 @@ unsafe impl Rail for FabricRail {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Rail::post_read`, which `read` requires.
         unsafe { self.read(peer, local, remote, cx) }
     }
 
@@ -690,7 +692,7 @@ unsafe impl Rail for FabricRail {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Rail::post_atomic`, which `atomic` requires.
         unsafe { self.atomic(peer, amo, remote, fetch, cx) }
     }
 
@@ -701,13 +703,15 @@ unsafe impl Rail for FabricRail {
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Rail::write_device`, which
+        // `write_device_bytes` requires.
         unsafe { self.write_device_bytes(to, from) }
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Rail::read_device`, which `read_device_bytes`
+        // requires.
         unsafe { self.read_device_bytes(from, into) }
     }
 

@@ -30,7 +30,7 @@ const LONGEST: usize = 1024;
 pub(super) struct Address<'a> {
     /// How the rail learns the sender of an arrived write.
     pub notify: Notify,
-    /// The rail's signature.
+    /// Random 32-bit signature of the rail.
     pub number: u32,
     /// The libfabric format of `provider` (`FI_SOCKADDR_IN`, ...).
     pub format: u32,

@@ -166,8 +166,8 @@ impl FabricRail {
         }
         let written = |entry: &Entry| {
             let slot = entry.op_context.cast::<Slot>();
-            // SAFETY: an entry that is neither an arrival nor a receive has a context from our
-            // pool, and contexts never move.
+            // SAFETY: other entries than arrivals and receives have a context from our pool, and
+            // contexts never move.
             let is_read = || !slot.is_null() && unsafe { (*slot).kind } == ContextKind::Read;
             is_arrival(entry) || entry.flags & FI_RECV != 0 || is_read()
         };
@@ -178,11 +178,12 @@ impl FabricRail {
         }
     }
 
-    /// Handles `count` completions. Reports consecutive ones with the same context word together.
+    /// Handles `count` completions. Reports consecutive completions with the same context word
+    /// together.
     #[inline(never)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
         let mut next = self.entries.first();
-        // SAFETY: `count` entries were read into the batch, so it has at least as many.
+        // SAFETY: `count` entries were read into the batch, so it has room for them.
         let end = unsafe { next.add(count) };
         while next != end {
             // SAFETY: `next` is before `end`, so its entry was read into the batch.
@@ -196,7 +197,7 @@ impl FabricRail {
                 continue;
             };
             // SAFETY: `ended_write` returns only contexts from our pool, which never move. The
-            // provider has completed this one.
+            // provider has completed the post of this context.
             let (cx, peer) = unsafe { ((*slot).cx, (*slot).peer) };
             let first = next;
             loop {
@@ -260,7 +261,7 @@ impl FabricRail {
         }
     }
 
-    /// Handles an arrived write whose data does not name the sender, or that used a receive buffer.
+    /// Handles an arrived write that used a receive buffer, or that has no signature in its data.
     /// Returns its peer, if known.
     #[inline(never)]
     fn arrival(&mut self, entry: &Entry, place: *const Entry) -> Option<u16> {
@@ -336,7 +337,7 @@ impl FabricRail {
     #[inline]
     fn ended<S: Sink>(&mut self, slot: *mut Slot, sink: &mut S) {
         // SAFETY: contexts of completed posts are from our pool and never move. The provider has
-        // completed this one.
+        // completed the post of this context.
         let (cx, peer, extra, (kind, orphan)) =
             unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
@@ -422,7 +423,7 @@ impl FabricRail {
             return;
         }
         // SAFETY: contexts of failed posts are from our pool and never move. The provider has
-        // completed this one.
+        // completed the post of this context.
         let (cx, peer, extra, (kind, orphan)) =
             unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {

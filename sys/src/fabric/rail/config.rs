@@ -38,7 +38,7 @@ pub struct FabricConfig {
     /// atomics](fishplate_core::mem::Region::with_native_atomics). The offer must have been
     /// requested with [`Ask::atomics`](crate::fabric::Ask::atomics).
     pub native_atomics: bool,
-    /// Seed of the keys and of the rail's number. `None` takes random numbers from the kernel.
+    /// Seed of the keys and of the rail's signature. `None` takes random numbers from the kernel.
     pub seed: Option<u64>,
 }
 

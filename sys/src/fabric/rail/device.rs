@@ -67,7 +67,7 @@ impl Drop for Dmabuf {
     }
 }
 
-/// A device whose memory a rail registers.
+/// A device with memory that a rail registers.
 ///
 /// # Safety
 /// - A [`Dmabuf`] refers to the requested memory.
@@ -79,7 +79,7 @@ pub unsafe trait DeviceMemory: Send {
     /// Returns the device's driver.
     fn interface(&self) -> Interface;
 
-    /// Returns the device's number in this process, as in
+    /// Returns the device's ordinal in this process, as in
     /// [`RegionKind::Device`](fishplate_core::mem::RegionKind::Device).
     fn ordinal(&self) -> u32;
 
@@ -226,8 +226,10 @@ impl FabricRail {
         self.device.as_ref().is_some_and(|reached| reached.holds(ptr.addr(), len))
     }
 
+    /// Copies bytes into local memory, on the device or on the host. Slow path.
+    ///
     /// # Safety
-    /// The conditions of [`Rail::write_device`](fishplate_core::rail::Rail::write_device).
+    /// The contract of [`Rail::write_device`](fishplate_core::rail::Rail::write_device) applies.
     #[cold]
     pub(super) unsafe fn write_device_bytes(
         &mut self,
@@ -253,8 +255,10 @@ impl FabricRail {
         }
     }
 
+    /// Copies bytes out of local memory, on the device or on the host. Slow path.
+    ///
     /// # Safety
-    /// The conditions of [`Rail::read_device`](fishplate_core::rail::Rail::read_device).
+    /// The contract of [`Rail::read_device`](fishplate_core::rail::Rail::read_device) applies.
     #[cold]
     pub(super) unsafe fn read_device_bytes(
         &mut self,

@@ -52,7 +52,7 @@ const CALM: u64 = Duration::from_secs(20).as_nanos() as u64;
 /// When a fenced peer may return, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Return {
-    /// Time of the first report as up after the last fence, and time of the next report.
+    /// `from`: time of the first report as up after the last fence. `at`: time of the next report.
     from: u64,
     at: u64,
     /// Interval between the next two reports.
@@ -243,8 +243,7 @@ impl FabricRail {
         self.peers.detach(peer.0);
         if addr != FI_ADDR_NOTAVAIL {
             // On an error the provider keeps an unused address, which is harmless. SAFETY: `addr`
-            // was the peer's number in the vector. The slot is free, so no post uses the number any
-            // more.
+            // was the peer's `fi_addr_t`. The slot is free, so no post uses it any more.
             let _ = unsafe { self.endpoint.remove(addr) };
         }
         let inserted = self.endpoint.insert(theirs.provider);
@@ -266,8 +265,8 @@ impl FabricRail {
         }
     }
 
-    /// Reads the completions of the closed endpoint. Reports its completed posts, whose data is
-    /// flushed first, and drops its arrivals.
+    /// Reads the completions of the closed endpoint. Flushes the device, then reports completed
+    /// posts. Drops arrivals.
     fn drain(&mut self) {
         loop {
             match self.endpoint.completions(self.entries.room(BATCH)) {

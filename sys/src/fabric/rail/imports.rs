@@ -1,5 +1,5 @@
-//! The imported regions of peers. Every post is checked against them, because providers treat bad
-//! keys differently: some close the connection, some write by address without a check.
+//! The imported regions of peers. Every post is checked against them, because providers treat
+//! invalid keys differently: some close the connection, some write by address without a check.
 //!
 //! The table is a hash table of fixed size, keyed by (peer, key) and at most half full. Lookup is
 //! hot and probes a bounded number of entries. Changes are slow.

@@ -30,8 +30,8 @@ pub(super) struct PeerSlot {
     pub attached: bool,
     /// Whether the provider has ever rejected a post to the peer.
     pub refused: bool,
-    /// Whether the endpoint was replaced after the peer was attached. Nothing from the peer arrives
-    /// then.
+    /// Whether the peer is cut off: the endpoint was replaced, or the peer has closed its own
+    /// endpoint. Nothing from the peer arrives then.
     pub fenced: bool,
     /// Number of further messages that are posted with a completion, because the error of an inject
     /// names no peer. Once this is 0, short messages are injected. Never 0 while the peer is not
@@ -46,7 +46,8 @@ pub(super) struct PeerSlot {
     pub injected: u32,
     /// Number of arrivals from the peer. Wraps.
     pub arrived: u32,
-    /// The random number of the peer's rail, which its writes and messages carry.
+    /// Random 32-bit signature of the peer's rail. Writes carry it in the upper half of their data,
+    /// and messages in their header.
     pub number: u32,
     /// [`heard`](Self::heard) at the last check that saw a change.
     pub marked: u32,
@@ -93,7 +94,7 @@ impl PeerSlot {
         self.posted.wrapping_add(self.injected)
     }
 
-    /// Returns a number that changes with every sign of life of the peer.
+    /// Returns a counter that changes with every sign of life of the peer.
     pub fn heard(&self) -> u32 {
         self.ended.wrapping_add(self.arrived)
     }
@@ -120,7 +121,8 @@ const DOWN: u32 = u32::MAX - 1;
 
 const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 
-/// The value of `last` while there is no last hit. No peer has this number.
+/// The value of `last` while there is no last hit. `FI_ADDR_NOTAVAIL` is no peer's signature or
+/// address.
 const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
 
 /// A hash table from signatures or addresses to peers, at most half full. It is rebuilt, and grows,
@@ -170,7 +172,7 @@ impl Names {
         }
     }
 
-    /// Returns the peer with this number if the peer is up. The number must not be
+    /// Returns the peer with this signature or address, if the peer is up. `number` must not be
     /// `FI_ADDR_NOTAVAIL`.
     #[inline(always)]
     fn find(&mut self, number: u64) -> Option<u16> {
@@ -185,12 +187,12 @@ impl Names {
         Some(self.last.peer as u16)
     }
 
-    /// Returns whether an attached peer has this number.
+    /// Returns whether an attached peer has this signature or address.
     fn has(&self, number: u64) -> bool {
         self.look_up(number) != NOBODY
     }
 
-    /// Marks the peer with this number as failed.
+    /// Marks the peer with this signature or address as failed.
     fn take_down(&mut self, number: u64, peer: u16) {
         let at = self.place(number);
         if self.places[at].peer == peer as u32 {
@@ -209,7 +211,7 @@ impl Names {
         }
     }
 
-    /// Probes past the first entry for a number.
+    /// Probes past the first entry for a signature or address.
     #[cold]
     #[inline(never)]
     fn further(&self, number: u64) -> u32 {
@@ -231,8 +233,8 @@ impl Peers {
         Peers { slots: vec![], numbers: Names::new(0), addresses: Names::new(0) }
     }
 
-    /// Attaches a peer to a free slot. Writes shorter than `short_below` are injected, longer ones
-    /// take the fast path. With `None` all writes take the general path.
+    /// Attaches a peer to a free slot. Writes shorter than `short_below` are injected. Longer
+    /// writes take the fast path. With `None` all writes take the general path.
     pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
         let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
         if self.slots.len() <= peer as usize {

@@ -22,7 +22,7 @@ pub(super) enum ContextKind {
     Free,
     /// A write.
     Write,
-    /// A write whose word is sent once it completes.
+    /// A write. The rail sends its word after the write has completed.
     WriteThenWord,
     /// A read.
     Read,

@@ -130,8 +130,8 @@ impl FabricRail {
     ) -> Result<Posted, PostError> {
         let to = self.target(peer, remote, local.len)?;
         let (ptr, desc) = (local.ptr.as_ptr(), local.desc as *mut c_void);
-        // SAFETY: our caller guarantees the same contract, and `target` has checked the peer and
-        // the range.
+        // SAFETY: the caller upholds the contract of `Rail::post_write`. `target` has checked the
+        // peer and the range, as `write_to` requires.
         unsafe { self.write_to(peer, ptr, local.len, desc, to.addr, to.key, data, cx) }
     }
 
@@ -152,7 +152,8 @@ impl FabricRail {
         debug_assert!(!matches!(self.target(peer, remote, local.len), Err(PostError::BadKey)));
         let addr = remote.key.base.wrapping_add(remote.offset);
         let (ptr, desc) = (local.ptr.as_ptr(), local.desc as *mut c_void);
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Rail::post_write_checked`, which `write_to`
+        // requires.
         unsafe { self.write_to(peer, ptr, local.len, desc, addr, remote.key.key, Some(data), cx) }
     }
 
@@ -182,7 +183,8 @@ impl FabricRail {
         let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
         let short = len < slot.short_below;
         if !short && !slot.plain {
-            // SAFETY: our caller guarantees the same contract.
+            // SAFETY: the caller upholds the contract of `write_to`, which `unusual_write`
+            // requires.
             return unsafe { self.unusual_write(peer, ptr, len, desc, addr, key, data, cx) };
         }
         let word = data.map(|data| self.signature | data as u64);
@@ -199,9 +201,9 @@ impl FabricRail {
         self.end(peer, slot, result)
     }
 
-    /// Posts a write on the general path. A write takes this path if the peer is down, or if the
-    /// rail batches writes, sets a completion level per write, sends words in messages, or reaches
-    /// a device.
+    /// Posts a write on the general path. The fast path excludes writes to failed peers, batched
+    /// writes, and writes with their own completion level. It also excludes rails that send words
+    /// in messages or reach a device.
     #[allow(clippy::too_many_arguments, reason = "as above")]
     #[cold]
     #[inline(never)]
@@ -223,7 +225,8 @@ impl FabricRail {
         let (from, to) = (Buffer { ptr, len, desc }, Target { peer: slot.addr, addr, key });
         let word = match data {
             Some(data) if self.notify == Notify::Message => {
-                // SAFETY: our caller guarantees the same contract.
+                // SAFETY: the caller upholds the contract of `unusual_write`, which
+                // `write_and_word` requires.
                 return unsafe { self.write_and_word(peer, from, to, data, cx) };
             }
             Some(data) => Some(self.signature | data as u64),
@@ -257,7 +260,8 @@ impl FabricRail {
         word: Option<u64>,
         slot: *mut Slot,
     ) -> Result<(), Code> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller upholds the contract of `Endpoint::write`, which `write_with` requires
+        // too.
         unsafe {
             match self.say_level {
                 Some(flags) => {
@@ -385,7 +389,7 @@ impl FabricRail {
         }
         let mut bytes = [0; HEAD + 4];
         Writer::new(&mut bytes).put_u32(self.number).put_u32(WORD).put_u32(data);
-        // SAFETY: the peer is up, so `slot.addr` is its number in the address vector.
+        // SAFETY: the peer is up, so `slot.addr` is its `fi_addr_t`.
         let result = unsafe { self.endpoint.inject(&bytes, slot.addr) };
         match self.over(Peer(peer), result) {
             Err(PostError::Again) => false,
@@ -446,8 +450,7 @@ impl FabricRail {
                 compose(self.number, head, body, scratch);
                 core::slice::from_raw_parts(scratch, len + HEAD)
             };
-            // SAFETY: `first` is 0 only while the peer is up, so `addr` is its number in the
-            // address vector.
+            // SAFETY: `first` is 0 only while the peer is up, so `addr` is its `fi_addr_t`.
             let result = unsafe { self.endpoint.inject(bytes, addr) };
             return self.over(peer, result);
         }
@@ -532,7 +535,7 @@ impl FabricRail {
 #[inline(always)]
 unsafe fn compose(number: u32, head: &[u8], body: Untrusted<'_>, into: *mut u8) {
     // SAFETY: our caller guarantees room and no overlap. A raw copy tolerates a body that changes
-    // meanwhile.
+    // during the copy.
     unsafe {
         into.cast::<[u8; 4]>().write(number.to_le_bytes());
         into.add(4).cast::<[u8; 4]>().write(USER.to_le_bytes());

@@ -3,8 +3,8 @@
 //! When a peer's process dies, some providers complete posts with errors, some retry for ever, and
 //! some return `FI_EAGAIN` for every post. So the rail watches for signs of life. A peer fails if
 //! it shows none within the deadline while a post to it is outstanding, or while only its posts are
-//! rejected. The rail must have been polled meanwhile, so that a pause of this process fails no
-//! peer. The rail cannot know whether the peer's process is alive, so it reports
+//! rejected. A pause of this process fails no peer, because the deadline counts only with enough
+//! polls. The rail cannot know whether the peer's process is alive. So it reports
 //! [`PeerError::Lost`], never `Died`.
 
 use core::mem;
@@ -144,7 +144,7 @@ impl FabricRail {
             return;
         }
         // On an error the provider keeps an unused address, which is harmless. SAFETY: `addr` was
-        // the peer's number in the vector. The slot is free, so no post uses the number any more.
+        // the peer's `fi_addr_t`. The slot is free, so no post uses it any more.
         let _ = unsafe { self.endpoint.remove(addr) };
     }
 

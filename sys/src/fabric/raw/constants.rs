@@ -1,4 +1,4 @@
-//! Numbers: capabilities, flags, modes, orders, classes and errors.
+//! Constants: capabilities, flags, modes, orders, classes and errors.
 
 /// Packs a version number in libfabric's format.
 pub const fn fi_version(major: u32, minor: u32) -> u32 {
