@@ -124,6 +124,13 @@ impl Am {
         }
     }
 
+    /// Makes passes of an endpoint that closes: drops messages that have arrived, because no handler
+    /// runs any more. Returns true once no send is in flight.
+    pub fn drain(&mut self) -> bool {
+        while self.next().is_some() {}
+        self.sends.is_empty()
+    }
+
     /// True if a request to this peer need not wait.
     pub fn has_room(&self, to: PeerId) -> bool {
         self.requests.get(&to).is_none_or(|count| *count < REQUESTS)

@@ -13,6 +13,7 @@ use fishplate::core::error::{Missing, Unfinished};
 use fishplate::node::{Error as NodeError, Fabric, OpenError};
 use fishplate::{Limits, Node};
 
+use crate::active::Am;
 use crate::door::{Door, Sockets};
 use crate::error::{Error, global, report, set_global};
 use crate::frame::Frame;
@@ -53,8 +54,9 @@ const MATCHING: MatchConfig = MatchConfig {
 /// Maximum time that closing an endpoint waits for its peers.
 const CLOSE: Duration = Duration::from_secs(30);
 
-/// Longest part of a wait for peers that still need the closing endpoint.
+/// Longest part of the wait of a closing node, and of each of two nodes that close in turns.
 const SLICE: Duration = Duration::from_millis(100);
+const TURN: Duration = Duration::from_millis(1);
 
 /// Initializes the library. Each call needs a matching [`psm2_finalize`].
 #[unsafe(no_mangle)]
@@ -303,26 +305,56 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
     }
     let now = Instant::now();
     let until = (!timeout.is_zero()).then_some((now + timeout, now + CLOSE));
-    let left = leave(node, until);
-    let left_am = am.is_none_or(|am| leave(am.node, until));
-    if until.is_some() && !(left && left_am) { Error::CLOSE_TIMEOUT } else { Error::OK }
+    let left = leave(node, am, until);
+    if until.is_some() && !left { Error::CLOSE_TIMEOUT } else { Error::OK }
 }
 
-/// Closes a node. Waits for the answers of peers until the first deadline, and for peers that still
-/// need the node until the second. Returns whether no peer needed the node at the end. Does not
-/// wait if `until` is `None`.
-fn leave(mut node: Node, until: Option<(Instant, Instant)>) -> bool {
-    let Some((answers, all)) = until else { return node.shutdown(Duration::ZERO).is_ok() };
-    let mut end = answers;
-    loop {
-        match node.shutdown(end.saturating_duration_since(Instant::now())) {
-            Err(NodeError::Unfinished(Unfinished { missing: Missing::Answer, .. })) => return true,
-            Err(NodeError::Unfinished(_)) if end < all => {
-                end = all.min(Instant::now().max(answers) + SLICE);
-            }
-            Err(NodeError::Unfinished(_)) => return false,
-            // A failed peer needs no node.
-            _ => return true,
+/// Closes the two nodes in turns, because a peer may need one before it lets the other go. Waits
+/// for the answers of peers until the first deadline, and for peers that still need a node until
+/// the second. Returns whether no peer needed a node at the end. Does not wait if `until` is `None`.
+fn leave(mut node: Node, mut am: Option<Box<Am>>, until: Option<(Instant, Instant)>) -> bool {
+    let Some(until) = until else {
+        let left = am.is_none_or(|mut am| am.node.shutdown(Duration::ZERO).is_ok());
+        return node.shutdown(Duration::ZERO).is_ok() && left;
+    };
+    let (mut node, mut left) = (Some(node), true);
+    while node.is_some() || am.is_some() {
+        let slice = if node.is_some() && am.is_some() { TURN } else { SLICE };
+        if let Some(open) = &mut node
+            && let Some(ended) = leave_part(open, slice, until)
+        {
+            left &= ended;
+            node = None;
+        }
+        let Some(open) = &mut am else { continue };
+        let ended = if open.drain() {
+            leave_part(&mut open.node, slice, until)
+        } else {
+            std::thread::yield_now();
+            (Instant::now() >= until.1).then_some(false)
+        };
+        if let Some(ended) = ended {
+            left &= ended;
+            am = None;
         }
     }
+    left
+}
+
+/// Continues to close a node for at most `slice`. Returns `None` if the close has to go on, else
+/// whether no peer needed the node. See [`leave`] for the deadlines.
+fn leave_part(
+    node: &mut Node,
+    slice: Duration,
+    (answers, all): (Instant, Instant),
+) -> Option<bool> {
+    let end = all.min(Instant::now() + slice);
+    let Err(NodeError::Unfinished(Unfinished { missing, .. })) =
+        node.shutdown(end.saturating_duration_since(Instant::now()))
+    else {
+        // A failed peer needs no node.
+        return Some(true);
+    };
+    let needed = missing != Missing::Answer;
+    (Instant::now() >= if needed { all } else { answers }).then_some(!needed)
 }
