@@ -283,7 +283,6 @@ impl<'m, H: Host> Context<'m, H> {
         self.queue.wait_reply(id, deadline_ns)
     }
 
-    /// Returns the id behind a ticket, if the ticket belongs to this context.
     fn own(&self, ticket: Ticket) -> Result<Id, OpError> {
         if ticket.of == self.queue.identity() { Ok(ticket.id) } else { Err(OpError::StaleToken) }
     }

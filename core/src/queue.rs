@@ -128,7 +128,7 @@ pub struct Queue<'m, H: Host> {
     channel: Channel<'m>,
     pool: Pool<'m, Entry<'m>>,
     side: Side<'m>,
-    /// Number of submitted commands whose slots have not been released.
+    /// Number of submitted commands with slots that were not released.
     pending: u64,
     /// Whether the worker was not notified of the latest submissions.
     untold: bool,

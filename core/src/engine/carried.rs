@@ -471,7 +471,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Returns the oldest unanswered get of a stream.
     fn oldest_get(&self, stream: u32) -> Option<Answer> {
         let resuming = self.failover.as_ref()?.streams.get(stream as usize)?;
         resuming.gets[..resuming.asked as usize].first().copied()

@@ -64,7 +64,7 @@ pub(crate) struct Parting {
     sent: u16,
     /// Number of passes since all Byes were sent and received.
     lingered: u16,
-    /// Contexts whose Byes have arrived, as a bitmask.
+    /// Contexts with a Bye that has arrived, as a bitmask.
     heard: [u64; 4],
 }
 

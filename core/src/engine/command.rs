@@ -77,7 +77,7 @@ pub enum Command {
         cmp: Cmp,
         /// The value to compare the word with.
         value: u64,
-        /// The peer whose failure ends the watch.
+        /// The peer that signals, if known. Its failure ends the watch.
         from: Option<PeerId>,
     },
     /// Fills registered local memory with a pattern. Each turn of the worker writes one piece.
@@ -228,7 +228,6 @@ pub struct Entry<'m> {
     watch: Watch,
 }
 
-/// The worker's state of a command.
 #[derive(Debug, Default)]
 pub(super) struct Work<'m> {
     /// The events that must happen before the command begins.
@@ -265,7 +264,7 @@ const _: () = assert!(
 );
 
 impl<'m> Entry<'m> {
-    /// Creates a command for the queue whose worker notifies these listeners.
+    /// Creates a command. The queue's worker notifies `listeners` when the command has ended.
     #[inline]
     pub(crate) fn new(command: Command, listeners: &'m Listeners<'m>) -> Self {
         Entry {
@@ -354,14 +353,12 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// Returns whether the command has ended.
     #[inline]
     pub(crate) fn is_done(&self) -> bool {
         // Acquire, edge `queue.done`: pairs with the store in `finish`.
         self.state.load(edge!("queue.done.load", Acquire)) != PENDING
     }
 
-    /// Returns how the command ended, or `None` if it has not.
     #[inline]
     pub(crate) fn reply(&self) -> Option<Reply> {
         if !self.is_done() {

@@ -73,7 +73,7 @@ pub(crate) struct Meeting {
     /// Epochs to which a Hello is due, oldest first.
     answers: [u32; ANSWERS],
     count: u8,
-    /// Whether our streams to the peer are kept for failover. Hellos carry this.
+    /// Whether our streams to the peer are kept for failover. Hellos carry this flag.
     keeps: bool,
     /// Whether the next Hello reports that earlier Hellos may have been lost.
     again: bool,
@@ -120,7 +120,6 @@ impl Meeting {
         1
     }
 
-    /// Returns the oldest waiting Hello.
     fn first(&self) -> Option<Hello> {
         let yours = *self.answers[..self.count as usize].first()?;
         Some(Hello {
@@ -180,8 +179,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let in_word = |epoch| stamp(0, epoch, self.mask);
         let before = self.pairings[peer as usize].last;
         let mut epoch = self.epoch.wrapping_add(1).max(1);
-        // A completion word carries only the low bits of the epoch. Skip an epoch whose low bits
-        // equal those of the previous one.
+        // A completion word carries only the low bits of the epoch. Skip an epoch that has the same
+        // low bits as the previous epoch.
         if in_word(epoch) == in_word(before) {
             epoch = epoch.wrapping_add(1).max(1);
         }
@@ -402,8 +401,8 @@ mod tests {
 
     #[test]
     fn peers_that_are_all_attached_anew_share_no_epoch_with_what_they_were_before() {
-        // A window whose words have room for four bits of an epoch, and as many peers as four bits
-        // can distinguish.
+        // With this window, a word has room for four bits of an epoch. The tables have one slot for
+        // each value of these bits.
         const MASK: u32 = sequence_mask(1 << 19);
         let mut tables = Tables::<1, 16, 1, 1, 1>::new();
         let config = Config { window: 1, ..Config::DEFAULT };

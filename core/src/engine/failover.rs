@@ -118,9 +118,7 @@ pub struct FailoverPeer {
     pub(super) joined: u16,
     /// Rails that have failed, and that will be fenced once the peer is heard from.
     suspect: u16,
-    /// Rails that are being fenced.
     fencing: u16,
-    /// Rails that are fenced.
     fenced: u16,
     /// Rails that the user has disabled.
     disabled: u16,
@@ -148,7 +146,7 @@ pub struct FailoverPeer {
     back: Back,
     /// Longest write that all joined rails accept, in bytes.
     pub(super) longest: u64,
-    /// Why each rail failed.
+    /// Why each rail failed. `None` for a rail in use.
     why: [Option<Fault>; RAILS_MAX],
 }
 
@@ -265,7 +263,6 @@ impl Failover<'_> {
         self.streams.get(peer as usize).is_some_and(|stream| stream.kept)
     }
 
-    /// Drops the failover state of a stream.
     fn forget(&mut self, stream: u32) {
         if self.streams[stream as usize].kept {
             sent::clear(self.of(stream));
@@ -446,7 +443,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         failover.peers.get_mut(peer as usize).map(|kept| unsafe { kept.assume_init_mut() })
     }
 
-    /// Returns the rails that joined a peer when it was connected, as a bitmask.
     pub(super) fn joined_rails(&self, peer: u16) -> u16 {
         self.kept_peer(peer).map_or(self.peers[peer as usize].rails, |kept| kept.joined)
     }
@@ -473,8 +469,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Stops keeping the streams to a peer whose Hello says that it does not keep its own. Returns
-    /// `false` if a rail to the peer has already failed, which fails the peer.
+    /// Stops keeping the streams to a peer, because the peer's Hello says that it does not keep its
+    /// own. Returns `false` if a rail to the peer has already failed, which fails the peer.
     #[cold]
     pub(super) fn keep_no_more(&mut self, peer: u16) -> bool {
         let Some(kept) = self.kept_peer(peer) else { return true };
@@ -496,7 +492,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// Drops the failover state of a peer.
     pub(super) fn forget_kept(&mut self, peer: u16) {
         let (contexts, peers) = (self.config.contexts as u32, self.peers.len() as u32);
         let Some(failover) = &mut self.failover else { return };

@@ -72,8 +72,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         completion
     }
 
-    /// Handles an acknowledgement: the peer has applied everything below the number whose low 32
-    /// bits are `ack`.
+    /// Handles an acknowledgement: the peer has applied everything below a number, and `ack` has
+    /// the low 32 bits of that number.
     #[inline(always)]
     pub(super) fn acknowledged(&mut self, stream: u32, ack: u32) -> Result<(), Violation> {
         if ack == truncate::<32>(self.streams[stream as usize].acked.0) {
@@ -159,7 +159,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Records the completion of one post of an operation.
     #[inline]
     pub(super) fn post_done(&mut self, rail: usize, index: u32, result: Result<(), CompleteError>) {
         let Some(slot) = self.pending.slots.get_mut(index as usize) else { return };
@@ -371,7 +370,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.fail_matching(peer, why);
     }
 
-    /// Counts a failed silent operation.
     #[cold]
     fn lose(&mut self, stream: u32) {
         let s = &mut self.streams[stream as usize];

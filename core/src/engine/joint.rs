@@ -53,8 +53,8 @@ pub struct Pairing {
     pub(crate) last: u32,
 }
 
-// SAFETY: all fields are numbers, flags, or `Bond`, whose first variant is 0, so zeros are a valid
-// value.
+// SAFETY: zeros are a valid value, because all fields are numbers, flags or `Bond`, and the first
+// variant of `Bond` is 0.
 unsafe impl Zeroable for Pairing {}
 
 impl Pairing {
@@ -97,7 +97,6 @@ impl Pairing {
         Ok((pairing, ours))
     }
 
-    /// Returns the peer's number for one of our rails.
     #[inline]
     pub(super) fn theirs(&self, ours: usize) -> usize {
         (self.theirs >> (4 * ours) & 15) as usize

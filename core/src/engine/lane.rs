@@ -377,7 +377,6 @@ impl<'m> CommandConsumer<'m> {
         }
     }
 
-    /// Ends a command and returns its slot to the queue.
     pub(super) fn end(&mut self, job: Job<'m>, reply: Reply) {
         // SAFETY: `end` consumes the job, so it ends once, and only this worker has it.
         unsafe { job.entry.finish(reply) };
@@ -434,7 +433,6 @@ impl<'m> CommandConsumer<'m> {
         flight.entry.as_ref().map(|_| u64::from(flight.stamp) << 16 | u64::from(slot))
     }
 
-    /// Returns how many entries each side has not taken.
     pub(super) fn pending(&mut self) -> Pending {
         self.side.pending()
     }
@@ -469,7 +467,6 @@ impl<'m> CommandConsumer<'m> {
 }
 
 impl Drop for CommandConsumer<'_> {
-    /// Abandons commands that are not done.
     fn drop(&mut self) {
         let begun = self
             .flights
@@ -488,7 +485,6 @@ impl Drop for CommandConsumer<'_> {
     }
 }
 
-/// Makes an event from the queue's own handle to a submitted command.
 impl<'m> From<Shared<'m, Entry<'m>>> for Event<'m> {
     fn from(entry: Shared<'m, Entry<'m>>) -> Self {
         Event(entry)

@@ -51,7 +51,6 @@ impl<const LIST: usize> Fifo<LIST> {
         }
     }
 
-    /// Returns the index of the oldest slot.
     #[inline(always)]
     pub(crate) fn first(&self) -> Option<u32> {
         (self.head != NONE).then_some(self.head)

@@ -103,7 +103,6 @@ pub(crate) struct Loads<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Loads<RAILS> {
-    /// Creates the loads of rails with nothing outstanding.
     pub(crate) fn new(clock: Option<fn() -> u64>) -> Self {
         Loads { rails: [Load::NEW; RAILS], clock, passes: 0, last: 0, busy: 0, slow: 0, shared: 0 }
     }

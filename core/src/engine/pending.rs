@@ -18,7 +18,7 @@ use super::wire::Body;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Open,
-    /// Also the state of a free slot.
+    /// The operation has completed, or the slot is free.
     Ended,
 }
 
@@ -35,9 +35,9 @@ pub(crate) enum OpKind {
     Atomic,
     /// A tagged message.
     Send,
-    /// A put whose data travels in numbered messages, then perhaps a numbered message.
+    /// A put with its data in numbered messages, then perhaps a numbered message.
     Carry,
-    /// A get whose data arrives in messages.
+    /// A get with its data in messages.
     Fetch,
 }
 
@@ -215,7 +215,7 @@ impl PendingSlot {
         }
     }
 
-    /// Records the first failure. A failure whose data may still land takes precedence.
+    /// Records the first failure. A failure after which data may still land takes precedence.
     #[cold]
     pub(crate) fn fail(&mut self, fault: Fault, quiescent: bool) {
         if self.kind == OpKind::Carry {
@@ -257,7 +257,7 @@ impl Slot for PendingSlot {
 
 pub(crate) struct Pending<'m> {
     pub slots: Slots<'m, PendingSlot>,
-    /// Completed operations whose completion was not taken, oldest first.
+    /// Completed operations that wait until their completion is taken, oldest first.
     pub ended: Fifo,
     /// Number of completions so far, of operations and of receives.
     pub ends: u64,

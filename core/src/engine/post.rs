@@ -122,7 +122,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts the next piece of a write or read.
     #[inline]
     pub(super) fn post_piece(
         &mut self,

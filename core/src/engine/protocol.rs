@@ -198,7 +198,7 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     /// The matcher's memory: at least one slot for each of `receives`, and at least
     /// [`MatchConfig::unexpected`]`(S)` slots for messages.
     pub matcher: MatcherMemory<'m>,
-    /// One slot per receive whose status was not taken.
+    /// One slot per receive, until the status of the receive is taken.
     pub receives: &'m mut [RecvSlot],
     /// One account per stream: `S`.
     pub accounts: &'m mut [Account],
@@ -246,7 +246,7 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub blocks: Blocks<'m>,
     pub headers: Headers<'m, RAILS>,
     pub outgoing: Blocks<'m>,
-    /// Sends whose payload the receiver pulls.
+    /// Sends with a payload that the receiver pulls in chunks.
     pub pulled: rendezvous::Pulled,
     /// Number of our operations that read payloads.
     pub reads: u32,
@@ -444,7 +444,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Sets up the accounts of a peer.
     #[cold]
     pub(super) fn reset_accounts(&mut self, peer: u16) {
         for context in 0..self.config.contexts {

@@ -76,7 +76,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
-    /// Executes an atomic, and returns the old value.
     #[inline(always)]
     pub(super) fn apply_amo(&mut self, at: Place, amo: Amo) -> Result<u64, Violation> {
         let word = self.word(at, amo.width)?;
@@ -284,7 +283,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         }
     }
 
-    /// Quarantines a peer that violated the protocol.
     #[cold]
     pub(super) fn quarantine(&mut self, peer: u16, violation: Violation) {
         if (peer as usize) < self.peers.len() {

@@ -105,7 +105,7 @@ impl<'m, T: Slot> Slots<'m, T> {
         }
     }
 
-    /// Returns the slot whose holder has this name.
+    /// Returns the slot with this name, unless the name is stale.
     #[inline(always)]
     pub(crate) fn find(&self, name: u64) -> Option<u32> {
         let index = name as u32;

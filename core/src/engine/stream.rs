@@ -47,7 +47,6 @@ pub struct Stream {
     /// Outstanding posts of silent operations without a slot.
     pub(crate) silent_posts: u32,
     pub(crate) peer: u16,
-    /// The generation of the peer.
     pub(crate) generation: u16,
     pub(crate) context: u8,
     /// Whether the stream is [open](Self::open).
@@ -237,7 +236,6 @@ impl Due {
         self.len += 1;
     }
 
-    /// Removes the oldest stream and returns it.
     #[inline(always)]
     pub(crate) fn pop(&mut self, streams: &mut [Stream]) -> Option<u32> {
         let index = self.head;

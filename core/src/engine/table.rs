@@ -198,7 +198,6 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 
-    /// Returns whether the slot holds a region of this peer.
     pub(crate) fn is_of(&self, peer: u16) -> bool {
         self.taken && self.peer == peer
     }

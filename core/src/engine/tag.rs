@@ -274,7 +274,6 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.store(key, len, cookie)
     }
 
-    /// Stores a message that no receive accepts.
     #[inline(never)]
     fn store(&mut self, key: Key, len: u64, cookie: u64) -> Result<Arrive, TagError> {
         let Some(stored) = self.unexpected.store(key, len, cookie) else {

@@ -409,7 +409,6 @@ impl<const RAILS: usize> super::State<'_, RAILS> {
         })
     }
 
-    /// Returns whether a peer is connected here but has not answered.
     fn is_unanswered(&self, peer: u16) -> bool {
         (peer as usize) < self.peers.len() && self.is_meeting(peer)
     }

@@ -35,7 +35,8 @@ pub(crate) enum Action {
     Tagged { lo: u64, hi: u32, kept: u64 },
     /// An executed atomic with a reply that waits for room in a rail.
     Reply { token: u64, value: u64 },
-    /// A piece for device memory, in this block. `copy` is the copy in progress, or 0.
+    /// A piece for device memory, in this block. `copy` is the rail's id of the copy in progress,
+    /// or 0.
     Piece { block: u32, copy: u32 },
     /// Send the rest of requested data. The low 16 bits of `into` hold the length of the longest
     /// piece, and the other bits hold the offset of the rest in the buffer. With three words, a
@@ -48,7 +49,6 @@ impl Parked {
     pub const EMPTY: MaybeUninit<Parked> = MaybeUninit::uninit();
 }
 
-/// The effect of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     /// The arrival has the next number. Take it with [`Window::next`].
@@ -59,7 +59,6 @@ pub(crate) enum Arrival {
     Duplicate,
 }
 
-/// The next item in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Nothing, because number [`Window::expected`] is missing.
@@ -92,7 +91,6 @@ pub(crate) struct Cells<'a> {
 }
 
 impl Cells<'_> {
-    /// Returns the slot of a number.
     #[inline(always)]
     fn index(&self, seq: Seq) -> u32 {
         // The number of slots is the size of the window, a power of two.
@@ -119,7 +117,6 @@ impl Window {
         Window { expected: first, held: 0, stamp }
     }
 
-    /// Returns the context and epoch bits of arriving words.
     #[inline(always)]
     pub(crate) fn stamp(&self) -> u32 {
         self.stamp

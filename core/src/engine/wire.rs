@@ -100,7 +100,6 @@ pub(crate) struct Place {
     pub offset: u64,
 }
 
-/// The contents of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     /// Changes a signal word. `data` has the target and the length in bytes of the payload that
@@ -388,7 +387,6 @@ impl PostTag {
         }
     }
 
-    /// Decodes the context word of a post.
     #[inline(always)]
     pub(crate) fn unpack(cx: u64) -> Self {
         let generation = |from: u32| (cx >> from) as u16 & GENERATION_MASK;

@@ -302,7 +302,6 @@ fn landed(consumer: &mut CommandConsumer<'_>, ticket: u64, reply: Reply) {
     }
 }
 
-/// The result of one step of a command.
 enum Step {
     Replied(Reply),
     /// The command is in the engine. Its completion there will end it.

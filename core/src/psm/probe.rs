@@ -96,7 +96,6 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     }
 }
 
-/// Returns the status of a probed message.
 fn found(envelope: Envelope) -> Status2 {
     let len = status::length(envelope.len);
     Status2 {

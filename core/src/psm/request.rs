@@ -55,7 +55,6 @@ impl Deferred {
     }
 }
 
-/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Deferred(Deferred),
@@ -124,7 +123,6 @@ impl Slot for MqSlot {
     }
 }
 
-/// All requests of a queue.
 pub(super) struct Requests<'m> {
     pub slots: Slots<'m, MqSlot>,
     completed: Fifo,
@@ -180,7 +178,6 @@ impl<'m> Requests<'m> {
         self.completed.push(&mut self.slots, index);
     }
 
-    /// Removes a completed request from its list.
     #[inline(always)]
     pub(super) fn dequeue(&mut self, index: u32) {
         self.completed.remove(&mut self.slots, index);
@@ -251,7 +248,6 @@ impl<'m> Requests<'m> {
         idle
     }
 
-    /// Returns the number of peers with deferred sends.
     #[inline(always)]
     pub(super) fn waiting(&self) -> u32 {
         self.waiting

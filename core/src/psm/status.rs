@@ -79,7 +79,6 @@ impl Status2 {
         context: 0,
     };
 
-    /// Creates the status of a completed receive.
     #[inline(always)]
     pub(super) fn received(end: &Ended, context: u64) -> Self {
         let error_code = match end.outcome {

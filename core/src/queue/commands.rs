@@ -44,7 +44,6 @@ impl fmt::Display for CommandError {
 
 impl Error for CommandError {}
 
-/// Checks that the arguments of a command are valid.
 #[inline]
 pub(super) fn check(command: &Command) -> Result<(), CommandError> {
     match *command {

@@ -10,7 +10,6 @@ impl Random {
         Random(seed)
     }
 
-    /// Returns the next 64 bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

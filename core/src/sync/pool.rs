@@ -278,8 +278,8 @@ impl<T> Slot<T> {
     }
 
     const_new! {
-        /// Creates a slot whose 48-bit generation starts at `generation`. Tests start just below
-        /// the wrap.
+        /// Creates a slot with a 48-bit generation that starts at `generation`. Tests start just
+        /// below the wrap.
         pub fn starting_at(generation: u64) -> Self {
             Self {
                 state: AtomicU64::new(generation.wrapping_mul(GENERATION)),

@@ -44,7 +44,7 @@ struct Turn {
     said: u16,
     /// The serial of the last message received about the rail.
     heard: u16,
-    /// A hash of the peer's address that is attached.
+    /// A hash of the peer's address that was attached last.
     address: u32,
 }
 
@@ -53,7 +53,7 @@ struct Turn {
 pub(super) struct Back {
     /// Rails that may return. Set by the rail, by the user, or by the peer's offer.
     ready: u16,
-    /// Rails offered to the peer, which may begin their next epoch.
+    /// Rails offered to the peer. The peer may have begun their next epoch.
     offered: u16,
     /// Rails that are attached again.
     attached: u16,

@@ -178,7 +178,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         })
     }
 
-    /// Posts a piece of a write again.
     fn rewrite(
         &mut self,
         peer: u16,

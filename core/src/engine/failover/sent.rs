@@ -69,7 +69,7 @@ pub(in super::super) enum Sent {
         len: u64,
         into: u64,
     },
-    /// A piece that answers such a request of the peer.
+    /// A piece of the answer to a `Get` of the peer.
     Got {
         at: Place,
         len: u32,
@@ -98,9 +98,9 @@ pub struct SentSlot {
 // that any thread may access registered memory. The blocks are accessed only through the engine.
 unsafe impl Send for SentSlot {}
 
-// SAFETY: zeroed memory is a valid value. The first variant of either enum is 0, because of their
-// `repr(u8)`: `Nothing`, which has no fields, and `By`, whose field is a number. All other fields
-// are numbers and a flag.
+// SAFETY: zeroed memory is a valid value. Because of their `repr(u8)`, the first variant of either
+// enum is 0: `Nothing` has no fields, and the field of `By` is a number. All other fields are
+// numbers and a flag.
 unsafe impl Zeroable for SentSlot {}
 
 impl SentSlot {
@@ -130,7 +130,6 @@ impl Failover<'_> {
         &mut self.sent[stream as usize * window..(stream as usize + 1) * window]
     }
 
-    /// Returns the record of a number.
     pub(super) fn at(&mut self, stream: u32, seq: Seq) -> &mut SentSlot {
         let index = seq.0 as usize & (self.window as usize - 1);
         &mut self.of(stream)[index]
@@ -260,8 +259,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         cursor
     }
 
-    /// Returns the cursor up to which operations may complete. It stops before an atomic whose
-    /// reply is missing, so that the target keeps the value.
+    /// Returns the cursor up to which operations may complete. The cursor stops before an atomic
+    /// with a missing reply, so that the target keeps the value.
     fn hold_back(&mut self, stream: u32, cursor: Seq) -> Seq {
         let Some(failover) = &mut self.failover else { return cursor };
         let heard = &mut failover.streams[stream as usize].heard;

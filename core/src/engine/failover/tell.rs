@@ -40,7 +40,6 @@ impl FailoverPeer {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Fences the failed rails of a peer.
     pub(super) fn fence_rails(&mut self, peer: u16) {
         self.state.count_time();
         self.answer_leave(peer);
@@ -318,8 +317,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         nth(self.peers[peer as usize].rails, kept.told.into())
     }
 
-    /// Translates a bitmask of the peer's rails into ours. Drops the rails whose epoch in the
-    /// message is not the current one here. A peer may end an epoch that has not begun here.
+    /// Translates a bitmask of the peer's rails into ours. Drops the rails with an epoch in the
+    /// message that is not current here. A peer may end an epoch that has not begun here.
     fn of_this_epoch(&mut self, peer: u16, told: &Told, theirs: u16) -> Result<u16, Violation> {
         let joined = self.joined_rails(peer);
         let pairing = &self.pairings[peer as usize];

@@ -6,7 +6,7 @@
 pub struct Held {
     /// The command's [`Event::index`](super::super::command::Event::index).
     pub command: u16,
-    /// What the command waits for.
+    /// The reason why a command waits.
     pub by: HeldBy,
 }
 

@@ -112,7 +112,6 @@ impl Rig {
         (self.given[0] + self.given[1]) as f64 / able
     }
 
-    /// Lets all posts complete.
     fn drain(&mut self) {
         for rail in [0, 1] {
             while self.loads.rails[rail].posts != 0 {

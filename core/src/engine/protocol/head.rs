@@ -78,13 +78,11 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Creates the head of a message that carries a tag.
     #[inline(always)]
     pub(crate) fn tagged(kind: u8, context: u8, tag: Tag) -> Head {
         Head { kind, context, op: 0, word: 0, ack: 0, freed: 0, words: [tag.lo, tag.hi as u64] }
     }
 
-    /// Encodes the head in 32 bytes.
     #[inline(always)]
     pub(crate) fn write(&self) -> [u8; HEAD] {
         let mut bytes = [0; HEAD];
@@ -147,7 +145,6 @@ pub(crate) struct Offer<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Offer<RAILS> {
-    /// An empty offer.
     pub(crate) const NONE: Self = Offer {
         token: 0,
         len: 0,

@@ -104,7 +104,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Continues a message whose receive is into device memory.
+    /// Continues a message that has matched a receive into device memory.
     #[cold]
     #[inline(never)]
     fn next_for_device(&mut self, stream: u32, context: u64, tag: Tag, payload: Untrusted<'_>) {

@@ -65,8 +65,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Fast path: posts a receive into host memory whose message has not arrived. Returns `None` in
-    /// any other case, and changes nothing.
+    /// Posts a receive into host memory on the fast path, if its message has not arrived. Returns
+    /// `None` in any other case, and changes nothing.
     #[inline(always)]
     fn recv_now(
         &mut self,
@@ -342,7 +342,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Resolves and checks the buffer of a receive.
     #[inline(always)]
     fn buffer(&self, into: Destination) -> Result<Buffer, OpError> {
         match into {

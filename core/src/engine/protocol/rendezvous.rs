@@ -78,7 +78,6 @@ impl Pulled {
 /// Maximum number of bytes that are copied by address at once. It bounds the time of a pass.
 const STEP: u64 = 1 << 20;
 
-/// The result of an attempt to read a payload.
 enum Read {
     /// The payload has been copied.
     Copied,

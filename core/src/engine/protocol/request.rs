@@ -137,7 +137,6 @@ impl From<Span> for Destination {
 /// The region number of memory that is not registered.
 pub(in super::super) const UNREGISTERED: u16 = u16::MAX;
 
-/// The checked buffer of a receive.
 #[derive(Clone, Copy)]
 pub(super) struct Buffer {
     pub ptr: *mut u8,
@@ -248,7 +247,6 @@ pub struct RecvSlot {
     pub(crate) fit: Fit,
     /// Whether to drop the status when the receive ends.
     pub(crate) unclaimed: bool,
-    /// The stream of the message.
     pub(crate) stream: u32,
     /// Index of the header that describes the payload at the sender.
     pub(crate) header: u32,
@@ -359,10 +357,9 @@ impl Slot for RecvSlot {
     }
 }
 
-/// All receive requests, and their queues.
 pub(crate) struct Requests<'m> {
     pub slots: Slots<'m, RecvSlot>,
-    /// Ended receives whose status was not taken, oldest first.
+    /// Ended receives that wait until their status is taken, oldest first.
     ended: Fifo,
     /// Receives with something to post. `due_len` is their number.
     due: Fifo,
@@ -393,13 +390,11 @@ impl<'m> Requests<'m> {
         Request(slot.name.word())
     }
 
-    /// Returns the id of the receive in a slot.
     #[inline(always)]
     pub(crate) fn name(&self, index: u32) -> Request {
         Request(self.slots[index as usize].name.word())
     }
 
-    /// Returns the slot of a receive whose status was not taken.
     #[inline(always)]
     pub(crate) fn find(&self, request: Request) -> Result<u32, OpError> {
         self.slots.find(request.0).ok_or(OpError::StaleToken)
@@ -445,7 +440,6 @@ impl<'m> Requests<'m> {
         self.due_len
     }
 
-    /// Returns the receive that ended first.
     #[inline(always)]
     pub(crate) fn oldest(&self) -> Option<u32> {
         self.ended.first()
@@ -474,7 +468,6 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Takes the status of the receive that ended first.
     #[inline(always)]
     pub(crate) fn take_oldest(&mut self) -> Option<Status> {
         let index = self.oldest()?;

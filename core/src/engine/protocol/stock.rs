@@ -36,7 +36,6 @@ impl Kept {
         }
     }
 
-    /// Decodes the matcher's cookie.
     #[inline(always)]
     pub(crate) fn unpack(word: u64) -> Self {
         if word & Self::HEADER == 0 { Kept::Block(word as u32) } else { Kept::Header(word as u32) }
@@ -113,7 +112,6 @@ impl<'m> Blocks<'m> {
         Blocks { bytes, short_bytes, slots, size, long, free, free_short }
     }
 
-    /// Returns the size of a block, in bytes.
     #[inline(always)]
     pub(crate) fn size(&self) -> usize {
         self.size
@@ -179,7 +177,6 @@ impl<'m> Blocks<'m> {
         };
     }
 
-    /// Returns a pointer to the first byte of a block.
     #[inline]
     pub(crate) fn bytes(&mut self, index: u32) -> *mut u8 {
         if let Some(short) = (index as usize).checked_sub(self.long) {
@@ -336,9 +333,9 @@ pub(crate) struct Carriage {
     recent: u64,
     /// Low 32 bits of the number after the last piece.
     upto: u32,
-    /// The copy in progress for a get of the peer, or 0.
+    /// The rail's id of the copy in progress for a get of the peer, or 0.
     pub(crate) answering: u32,
-    /// The copy in progress for our get, or 0.
+    /// The rail's id of the copy in progress for our get, or 0.
     pub(crate) placing: u32,
     /// `first` and `last`: the list of blocks with pieces of our get that were not copied to the
     /// device. `got` is their number. The token of a block is the offset of its piece.
@@ -347,7 +344,7 @@ pub(crate) struct Carriage {
     pub(crate) got: u8,
     /// Number of pieces of the peer's puts that wait in blocks.
     pub(crate) kept: u8,
-    /// Number of our gets whose last piece has not arrived, from a peer with failover.
+    /// Number of our incomplete gets from a peer with failover.
     pub(crate) asked: u8,
 }
 

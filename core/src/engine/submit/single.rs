@@ -21,7 +21,6 @@ use super::super::{ContextId, Engine, State};
 use super::queue::Target;
 use super::{Issued, Notice};
 
-/// The parameters of one post.
 struct Way {
     peer: u16,
     context: u8,

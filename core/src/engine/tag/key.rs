@@ -20,7 +20,6 @@ impl Key {
         Key { lo: tag.lo, hi: tag.hi as u64 | (source as u64) << 32 }
     }
 
-    /// Returns the mask of a receive.
     #[inline(always)]
     pub(super) const fn mask(exact_source: bool, ignore: Tag) -> Self {
         let source = if exact_source { u32::MAX } else { 0 };

@@ -67,7 +67,6 @@ impl PostedSlot {
         Key::mask(self.exact, !Tag::from_words([next, prev, self.mask_hi]))
     }
 
-    /// Returns whether the slot holds a waiting receive.
     #[inline(always)]
     pub(super) fn waits(&self) -> bool {
         matches!(self.state, State::Fresh | State::Indexed)

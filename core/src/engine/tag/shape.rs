@@ -38,7 +38,6 @@ pub(super) struct Shape {
 
 const _: () = assert!(size_of::<Shape>() == 64);
 
-/// The result of looking up a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// The mask has this slot.

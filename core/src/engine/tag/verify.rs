@@ -229,7 +229,6 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
         Ok(())
     }
 
-    /// Returns the length of a list of free slots.
     fn count_free<T: Listed<0>>(
         &self,
         slots: &[T],

@@ -9,7 +9,6 @@ const NOTICE: u64 = 200;
 const FENCE: u64 = 60;
 
 impl World<'_> {
-    /// Cuts the link from one node to another.
     pub(super) fn cut(&mut self, from: u16, to: u16, rail: u16, late: u32) {
         let (own, there) = (from * self.rails + rail, to * self.rails + rail);
         self.cuts.cut[own as usize] |= 1 << to;
@@ -98,8 +97,8 @@ impl World<'_> {
         self.end_each(sent, late.max(1));
     }
 
-    /// Fences a node whose endpoint is closed. Drops its messages, but its writes still land,
-    /// unreported. Returns `false` while posts to the node are in flight.
+    /// Fences a node that has closed its endpoint. Drops the node's messages. The node's writes
+    /// still land, but are not reported. Returns `false` while posts to the node are in flight.
     pub(super) fn part(&mut self, own: u16, node: u16) -> bool {
         let reads = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
         let late_read =

@@ -34,7 +34,7 @@ impl Cuts {
         fenced_at: [0; ENDPOINTS],
     };
 
-    /// Returns the nodes whose cut must now be reported to an endpoint, as bits.
+    /// Returns the nodes that must now be reported to an endpoint as cut off, as bits.
     pub(super) fn reported(&self, endpoint: usize, now: u64) -> u64 {
         if now < self.told_at[endpoint] { 0 } else { self.broken[endpoint] }
     }
@@ -47,7 +47,6 @@ impl Cuts {
         self.broken[endpoint] &= self.cut[endpoint] | !(1 << node);
     }
 
-    /// Restores the link to a node.
     pub(super) fn heal(&mut self, endpoint: usize, node: u16) {
         self.cut[endpoint] &= !(1 << node);
     }

@@ -197,7 +197,6 @@ struct Down {
 /// Maximum number of failed links at a time.
 const MOST: usize = 2 * ENDPOINTS;
 
-/// A list of fixed capacity.
 #[derive(Clone)]
 struct List<T> {
     items: [T; MOST],
@@ -243,10 +242,9 @@ impl<T> DerefMut for List<T> {
     }
 }
 
-/// Where the events come from.
 #[derive(Clone)]
 enum Source<'s> {
-    /// Drawn, in this many of 1000 turns.
+    /// Drawn from `random`, in `often` of 1000 turns.
     Drawn { random: Random, often: u64 },
     /// Given in a list, in order of time. If `spares` is set, an event that could take the last
     /// rail between two nodes is left out.

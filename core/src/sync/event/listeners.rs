@@ -90,7 +90,6 @@ impl<'e, const N: usize> Listeners<'e, N> {
         if self.is_empty() { 0 } else { self.notify_all(host) }
     }
 
-    /// Returns whether there are no listeners.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         // Relaxed: in `notify`, the caller's barrier orders these loads after the publication of

@@ -211,8 +211,8 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
     const ALL: u64 = rounds(2, 2_000);
 }
 
-/// A host whose notifiers execute no barrier, as `membarrier` allows. Only edge `event.listen`
-/// orders the registration of a listener before its use.
+/// A host without a notifier's barrier, as `membarrier` allows. Only edge `event.listen` orders the
+/// registration of a listener before its use.
 struct Asymmetric(LockHost);
 
 impl Host for Asymmetric {

@@ -102,7 +102,6 @@ impl<'m, T> Pool<'m, T> {
         })
     }
 
-    /// Checks the number of slots.
     pub(super) fn checked(slots: usize) -> Result<u32, AttachError> {
         match slots.is_power_of_two() && slots <= MAX_CAPACITY {
             true => Ok(slots as u32),
@@ -312,7 +311,6 @@ impl<'m, T> Pool<'m, T> {
         unsafe { self.own.header.as_ref() }
     }
 
-    /// Returns the slot with this index.
     #[inline(always)]
     fn slot(&self, index: u32) -> NonNull<Slot<T>> {
         // SAFETY: every caller checked that the index is below the capacity.
@@ -328,7 +326,6 @@ impl<'m, T> Pool<'m, T> {
         Ok((self.slot(index as u32), (id.0 & !(GENERATION - 1)) | ID_OUT))
     }
 
-    /// Takes a free slot and returns its index.
     #[inline(always)]
     fn take(&mut self) -> Option<u32> {
         let mut index = self.own.free.head_index();
@@ -399,7 +396,6 @@ impl<'m, T> Pool<'m, T> {
 }
 
 impl<T> Drop for Pool<'_, T> {
-    /// Closes the pool.
     fn drop(&mut self) {
         // Acquire, edge `pool.freed`: pairs with the pushes in `Header::give_back`, so `length`
         // observes the links.

@@ -19,7 +19,7 @@ struct PoolMemory<const N: usize> {
     ended: Arc<AtomicUsize>,
 }
 
-/// Creates a pool whose memory is freed when the last reference is dropped. `ended` counts the
+/// Creates a pool that frees its memory when the last reference is dropped. `ended` counts the
 /// freed pools.
 fn pool_of<const N: usize>(ended: &Arc<AtomicUsize>) -> Pool<'static, u64> {
     fn free<const N: usize>(memory: *mut ()) {

@@ -135,7 +135,6 @@ impl<'m, T: Copy> Span<'m, T> {
         Ok(Self { first, mask: slots as u64 - 1, memory: PhantomData })
     }
 
-    /// Returns the number of slots.
     #[inline(always)]
     pub(super) fn capacity(&self) -> u64 {
         self.mask + 1

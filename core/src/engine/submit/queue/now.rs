@@ -16,7 +16,6 @@ use super::Target;
 /// [`get_now`](Engine::get_now) moves.
 pub const NOW_MAX: usize = 64;
 
-/// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Put,
