@@ -6,8 +6,8 @@
 //!
 //! A context offers the operations of an engine over a [`Queue`], with tickets in place of events.
 //! Submitting takes a slot of the queue's pool, writes to its ring, and wakes the worker if it
-//! sleeps. It never blocks or allocates. A reply stays in its slot until the ticket's holder takes
-//! it. Only the waits block, until their deadline.
+//! sleeps. Submitting never blocks or allocates. A reply stays in its slot until the ticket's
+//! holder takes it. Only the waits block, until their deadline.
 
 use crate::engine::command::{Command, Reply};
 use crate::engine::lane::CommandConsumer;
@@ -149,7 +149,8 @@ impl<'m, H: Host> Context<'m, H> {
     /// Submits [`Engine::probe`](crate::engine::Engine::probe) and waits for the reply.
     ///
     /// # Errors
-    /// The errors of that call, and [`WaitError::Deadline`] if the worker does not answer in time.
+    /// The errors of `Engine::probe`, and [`WaitError::Deadline`] if the worker does not answer in
+    /// time.
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn probe(
         &mut self,
@@ -249,8 +250,8 @@ impl<'m, H: Host> Context<'m, H> {
     /// The worker polls the word.
     ///
     /// # Errors
-    /// The errors of that call. After the deadline the worker still watches the word. A context has
-    /// one watch at a time.
+    /// The errors of `Engine::wait_signal`. After the deadline the worker still watches the word. A
+    /// context has one watch at a time.
     pub fn wait_signal(
         &mut self,
         at: LocalAddr,

@@ -229,9 +229,9 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
     /// Mask of the sequence bits in the 32-bit word of a write or message.
     pub mask: u32,
-    /// The first peer slot that is not set up; at least 1. The tables of later slots are untouched,
-    /// so a peer costs no memory before it is reserved. No rail has attached such a peer, so
-    /// nothing arrives from it.
+    /// The first peer slot that is not set up; at least 1. The tables from this slot on are
+    /// untouched, so a peer costs no memory before it is reserved. No rail has attached such a
+    /// peer, so nothing arrives from it.
     pub reached: usize,
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],
@@ -263,8 +263,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Longest write that each rail copies before the post returns, in bytes.
     pub inject: [u64; RAILS],
     // Limits that hold for all peers, so that the fast path need not look up the limits of a peer.
-    /// Longest write, in bytes, that is one post on every rail. It is not striped, and its length
-    /// fits the tag of a silent post.
+    /// Longest write, in bytes, that every rail takes in one post. Such a write is not striped, and
+    /// its length fits the tag of a silent post.
     pub single_max: u64,
     /// Longest payload, in bytes, of a put-signal that is sent to any peer as one message.
     pub eager: u32,

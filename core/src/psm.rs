@@ -8,9 +8,9 @@
 //!
 //! # Rules
 //!
-//! - Version 1 has tags of 64 bits and no source: `irecv` matches messages from any peer, whatever
-//!   the third word of their tag is. Version 2 has three words of 32 bits and a source. A bit that
-//!   is set in `tagsel` is compared.
+//! - Version 1 has tags of 64 bits and no source: `irecv` matches messages from any peer, and
+//!   ignores the third word of their tags. Version 2 has three words of 32 bits and a source. A bit
+//!   that is set in `tagsel` is compared.
 //! - Sends and receives complete in one common order. [`Mq::ipeek`] reports the oldest completed
 //!   request and leaves it in the queue; it makes progress only if no request has completed.
 //!   [`Mq::test`] makes no progress.

@@ -260,9 +260,9 @@ impl<'m, H: Host> Queue<'m, H> {
         self.idle.notify(self.host, self.channel.send);
     }
 
-    /// Cancels an unmatched receive of this queue. The receive completes once in any case, whatever
-    /// the result of the cancellation. A cancellation waits behind earlier markers like any
-    /// command, so put no marker behind a receive that you may cancel.
+    /// Cancels an unmatched receive of this queue. The receive completes once, cancelled or not. A
+    /// cancellation waits behind earlier markers like any command, so put no marker behind a
+    /// receive that you may cancel.
     ///
     /// # Errors
     /// [`CreateError::Full`], as for [`create`](Self::create). [`CreateError::Refused`] if the

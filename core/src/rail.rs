@@ -9,7 +9,7 @@
 //! 1. **Nothing on refusal.** A post that returns an error has changed nothing. After
 //!    [`PostError::Again`], poll and post again.
 //! 2. **One completion per post.** A post that returned [`Posted::Pending`] yields exactly one
-//!    [`Sink::done`] with its context word, whatever happens to the peer. A post that returned
+//!    [`Sink::done`] with its context word, even if the peer fails. A post that returned
 //!    [`Posted::Done`] yields none. Success means only that the local memory may be reused.
 //! 3. **Data before its word.** At the target, [`Sink::landed`] is reported only when all bytes of
 //!    that write are visible to the target's processor. Messages arrive whole.
@@ -17,8 +17,8 @@
 //!    [`Caps::order`] says which posts keep their order. All other posts may be reordered.
 //! 5. **Messages are copied** before the post returns. The caller may reuse the bytes at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for
-//!   a peer, with two exceptions. Methods documented as slow paths may block, allocate or wait.
-//!   `write_device` and `read_device` may wait for a device.
+//!    a peer, with two exceptions. Methods documented as slow paths may block, allocate or wait.
+//!    `write_device` and `read_device` may wait for a device.
 //! 7. **Not trusted.** The target checks each access against the memory registered on this rail
 //!    before it writes anything. The post of a refused access returns [`PostError::BadKey`] or
 //!    completes with an error. [`Sink::peer_down`] reports a peer that breaks the protocol, and the
@@ -140,8 +140,7 @@ pub struct Remote {
 pub struct RailKey {
     /// Identifies the region to the rail on both sides.
     pub key: u64,
-    /// The address by which the provider names the region's first byte, or 0 if offsets count from
-    /// 0.
+    /// The provider's address of the region's first byte, or 0 if offsets count from 0.
     pub base: u64,
 }
 
@@ -233,8 +232,8 @@ pub unsafe trait Rail {
 
     /// Returns whether a post may still access any of these bytes. Such a post is pending, or
     /// completed as [`CompleteError::Unknown`]. A failed [`write_device`](Rail::write_device) or
-    /// [`read_device`](Rail::read_device) counts until the device reports its end. False positives
-    /// are allowed. Slow path: may scan all posts, and call a driver.
+    /// [`read_device`](Rail::read_device) counts until the device reports the end of the copy.
+    /// False positives are allowed. Slow path: may scan all posts, and call a driver.
     fn touches(&mut self, memory: Local) -> bool;
 
     /// Prepares access to `len` bytes that `peer` has registered. Returns their address in this
@@ -293,12 +292,12 @@ pub unsafe trait Rail {
     #[cold]
     fn mute(&mut self, _peer: Peer) {}
 
-    /// Cuts this rail and a peer off from each other like [`fence`](Rail::fence), but costs no
-    /// other peer. The peer has closed its endpoint. Everything from the peer has arrived on this
-    /// rail, except perhaps messages without an effect. Returns [`Fence::Pending`] until all posts
-    /// to the peer have completed. A rail that [fences all](Rail::fences_all) should implement
-    /// this: by default, the engine waits, and then closes the endpoint. A wrapper forwards the
-    /// call.
+    /// Cuts this rail and a peer off from each other like [`fence`](Rail::fence), but does not
+    /// affect other peers. The peer has closed its endpoint. Everything from the peer has arrived
+    /// on this rail, except perhaps messages without an effect. Returns [`Fence::Pending`] until
+    /// all posts to the peer have completed. A rail that [fences all](Rail::fences_all) should
+    /// implement this: by default, the engine waits, and then closes the endpoint. A wrapper
+    /// forwards the call.
     #[cold]
     fn fence_left(&mut self, peer: Peer) -> Fence {
         if self.fences_all() { Fence::Pending } else { self.fence(peer) }
@@ -329,9 +328,9 @@ pub unsafe trait Rail {
     }
 
     /// Returns whether a [`fence`](Rail::fence) cuts off every peer of this rail.
-    /// [`Sink::peer_down`] then reports the other peers. The engine first asks them to leave this
-    /// rail. If a fence would cut off another peer for good, the engine fails the peer instead. The
-    /// answer never changes. A wrapper forwards the call.
+    /// [`Sink::peer_down`] then reports the other peers. The engine first asks the other peers to
+    /// leave this rail. If a fence would cut off another peer for good, the engine fails the peer
+    /// instead. The answer never changes. A wrapper forwards the call.
     #[cold]
     fn fences_all(&self) -> bool {
         false
@@ -521,10 +520,10 @@ pub unsafe trait Rail {
         Ok(())
     }
 
-    /// Like [`write_device`](Rail::write_device), but does not wait for the device. `copy` names
-    /// the copy between calls, and is 0 before the first call. `from` is copied when the copy
-    /// begins. Copies take effect in the order in which they begin. A copy that is not continued
-    /// ends by itself.
+    /// Like [`write_device`](Rail::write_device), but does not wait for the device. `copy` is the
+    /// rail's id of the copy between calls, and is 0 before the first call. `from` is copied when
+    /// the copy begins. Copies take effect in the order in which they begin. A copy that is not
+    /// continued ends by itself.
     ///
     /// # Errors
     /// [`PostError::Again`] while the copy is in progress, or if no staging memory is free: call

@@ -4,8 +4,8 @@
 //!
 //! | operation | what is sent | at the other end |
 //! |---|---|---|
-//! | put | numbered Data messages | into host memory at once, into a device in their turn |
-//! | get | numbered [`Get`] messages | answered in their turn by [`Got`] messages |
+//! | put | numbered Data messages | at once into host memory, in order into a device |
+//! | get | numbered [`Get`] messages | answered in order by [`Got`] messages |
 //!
 //! Pieces for a device wait in blocks of the two-sided protocol. The handle of the memory says how
 //! many pieces of one stream its owner stores. The sender has at most that number of pieces
@@ -149,8 +149,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         let ptr = NonNull::new(ptr).ok_or(PostError::BadKey)?;
         let from = Local { ptr, len, desc: desc[COPIER.0 as usize] };
-        // SAFETY: the range was checked against its region, which is registered with this rail. Its
-        // owner may read it.
+        // SAFETY: the range was checked against its region, which is registered with this rail. The
+        // owner of the region may read it.
         unsafe { self.rails.first_mut().fetch_device(from, &mut into[..len], copy) }?;
         Ok(Untrusted::from_slice(&into[..len]))
     }
@@ -292,7 +292,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.state.locals.get(region as usize).map_or(0, |local| local.desc[COPIER.0 as usize]);
         let to = Local { ptr, len, desc };
         // SAFETY: the caller has checked the range against its region, which is registered with
-        // this rail. Its owner may write it.
+        // this rail. The owner of the region may write it.
         match unsafe { self.rails.first_mut().place_device(to, from, &mut copy) } {
             Ok(()) => Ok(None),
             Err(PostError::Again) => Ok(Some(copy)),

@@ -145,9 +145,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Make progress until [`has_left`](Self::has_left) returns `true`. Does not block. Closing
     /// twice changes nothing.
     ///
-    /// The other side closes too, and answers while it makes progress. Its program need not call
-    /// anything. Its operations in flight are applied here first. Its sends that no receive has
-    /// matched fail.
+    /// The other side closes too, and answers while it makes progress, without a call of its
+    /// program. Operations of the other side that are in flight are applied here first. Sends of
+    /// the other side fail if no receive has matched them.
     ///
     /// # Errors
     /// [`OpError::UnknownPeer`] if the peer was removed or is not connected yet.

@@ -222,8 +222,7 @@ pub struct Entry<'m> {
     state: AtomicU32,
     /// The result. Only the worker writes it, once, before it sets `state` to [`DONE`].
     reply: UnsafeCell<Reply>,
-    /// The worker's state. Written by the only holder before the submission, and by the worker
-    /// afterwards.
+    /// The worker's state. The queue writes it before the submission, and the worker afterwards.
     work: UnsafeCell<Work<'m>>,
     watch: Watch,
 }
@@ -335,8 +334,8 @@ impl<'m> Entry<'m> {
         self.watch.write(0);
         // SAFETY: no thread reads `reply` before the store below, and only this worker writes it.
         unsafe { *self.reply.get() = reply };
-        // Release, edge `queue.done`: pairs with the load in `is_done`. A thread that observes the
-        // end observes the result, and what the command did to memory.
+        // Release, edge `queue.done`: pairs with the load in `is_done`. A thread that observes
+        // `DONE` also observes the result, and all that the command wrote to memory.
         self.state.store(DONE, edge!("queue.done.store", Release));
     }
 

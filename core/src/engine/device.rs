@@ -1,5 +1,5 @@
-//! Handles signals and atomics on words in device memory: receives them, applies them in their
-//! turn, and waits for such a word. Slow paths that wait only for the device.
+//! Handles signals and atomics on words in device memory: receives them, applies them in order, and
+//! waits for such a word. Slow paths that wait only for the device.
 //!
 //! The processor does not access the word: the first rail reads and writes it. So the message is
 //! parked on arrival, even if it is next in order, and a later step of the pass applies it. A
@@ -50,8 +50,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// has no room now, or if this pass has already changed a word in device memory.
     ///
     /// # Errors
-    /// `why`, if the word is not in device memory. [`PeerError::Rail`] if the device has failed; it
-    /// may or may not change the word.
+    /// The violation `why` if the word is not in device memory. [`PeerError::Rail`] if the device
+    /// has failed; it may or may not change the word.
     #[cold]
     #[inline(never)]
     pub(super) fn signal_on_device(
@@ -91,8 +91,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut copied = Copied([0; 8]);
         let reads = fetch || amo.op != AmoOp::Set;
         if reads {
-            // SAFETY: `device_word` checked that the word is in memory registered with this rail,
-            // which its owner may read.
+            // SAFETY: `device_word` checked that the word is in memory registered with this rail.
+            // The owner of that memory may read it.
             match unsafe { rail.read_device(word, &mut copied.0[..word.len]) } {
                 Err(PostError::Again) => return Ok(None),
                 read => read.map_err(|_| PeerError::Rail(COPIER))?,
@@ -104,8 +104,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let old = unsafe { amo.apply(copied.0.as_mut_ptr()) };
         if !reads || copied.0 != before {
             let bytes = Untrusted::from_slice(&copied.0[..word.len]);
-            // SAFETY: `device_word` checked that the word is in memory registered with this rail,
-            // which its owner may write.
+            // SAFETY: `device_word` checked that the word is in memory registered with this rail.
+            // The owner of that memory may write it.
             match unsafe { rail.write_device(word, bytes) } {
                 Err(PostError::Again) => return Ok(None),
                 written => written.map_err(|_| PeerError::Rail(COPIER))?,
@@ -151,8 +151,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut word = [0; SIGNAL as usize];
         let (ptr, _) = locate(self.state.locals, at, word.len() as u64)?;
         let desc = self.state.locals[at.region.index()].desc[COPIER.0 as usize];
-        // SAFETY: `locate` checked that the word is in memory registered with this rail, which its
-        // owner may read.
+        // SAFETY: `locate` checked that the word is in memory registered with this rail. The owner
+        // of that memory may read it.
         match unsafe {
             self.rails.first_mut().read_device(Local { ptr, len: word.len(), desc }, &mut word)
         } {

@@ -389,8 +389,8 @@ mod tests {
         });
         for (at, &one) in epochs.iter().enumerate() {
             assert_ne!(one, 0);
-            // With the widest window, a word holds four bits of the epoch. These bits differ too. 0
-            // is skipped, so 14 epochs in a row differ.
+            // With the widest window, a word holds four bits of the epoch. The value 0 is skipped,
+            // so any 14 successive epochs differ in these bits.
             for &other in epochs[at + 1..].iter().take(13) {
                 assert_ne!(one, other);
                 let mask = sequence_mask(1 << 19);

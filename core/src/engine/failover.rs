@@ -16,10 +16,10 @@
 //!    The side that suspected the rail waits until it hears from the other side over another rail.
 //!    A dead process does not answer, so its failure costs other peers no rail.
 //! 3. *Tell*: the peer gets a report over another rail. The report has the cursor of each stream,
-//!   and a bitmap of the numbers that arrived beyond the cursor. A number that was sent on the
-//!   failed rail and is not in the bitmap never arrives. The other rail may have failed unnoticed.
-//!   So the report is repeated on one rail after the other, at growing intervals, until the peer
-//!   confirms it.
+//!    and a bitmap of the numbers that arrived beyond the cursor. A number that was sent on the
+//!    failed rail and is not in the bitmap never arrives. The other rail may have failed unnoticed.
+//!    So the report is repeated on one rail after the other, at growing intervals, until the peer
+//!    confirms it.
 //! 4. *Resume*: a side that receives a report posts the missing numbers again on the remaining
 //!    rails, unchanged and in order.
 //!
@@ -106,9 +106,9 @@ pub struct FailoverMemory<'m> {
 const AGAIN: u32 = 64;
 const RARELY: u16 = 10;
 
-/// Maximum that one pass adds to the clock of waiting fences, in nanoseconds or passes. So a pause
-/// of this process counts little. If the rails have no clock, each check of the peers adds the
-/// second value: a wait sleeps for 10 ms between two checks.
+/// Maximum time that one pass adds to the clock of waiting fences, in nanoseconds or passes. So a
+/// pause of this process counts little. If the rails have no clock, each check of the peers adds
+/// the second value: a wait sleeps for 10 ms between two checks.
 const LOOK: [u64; 2] = [10_000_000, 10_486];
 
 /// The state of the rails to one peer. Bitmasks use our rail numbers.
@@ -203,8 +203,8 @@ pub struct FailoverStream {
     pub(super) answered: u32,
     /// The peer's gets that are not completely answered, oldest first.
     pub(super) gets: [Answer; GETS],
-    /// The copy in progress out of device memory for a number that is posted again, and the low
-    /// bits of that number.
+    /// For a number that is posted again: the rail's id of the copy out of device memory, and the
+    /// low 32 bits of the number.
     staging: (u32, u32),
 }
 

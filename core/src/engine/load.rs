@@ -7,17 +7,16 @@
 //!
 //! All rails are timed in one *busy time*, which leaves out most of each interval in which no rail
 //! completes anything. Such an interval is a pause of this process or of a peer, after which all
-//! rails complete much at once. If all of it counted, each rail would seem slower by the whole
-//! pause, whatever it had outstanding. Posts that failed, and everything before the return of a
-//! rail, are not measured either.
+//! rails complete much at once. If the whole pause counted, every rail would seem slow. Failed
+//! posts are not measured, and the return of a rail clears its measurements.
 //!
 //! A choice takes the rail that is expected to complete the post first. A rail that has completed
 //! nothing for some time is expected to take as much time again. After a longer time its posts
 //! count as stuck, for example because their peer has stopped, and the rail is tried again. A new
-//! rail may have [`FIRST`] bytes outstanding, and more as posts complete, so a rail that turns out
-//! to be slow holds up little. A post also waits for a full rail if the other rails would take
-//! longer. It waits at most for [`STOPPED`], because the full rail may never take posts to this
-//! peer. A rail too slow to be chosen gets a post now and then, because it may have become faster.
+//! rail may have [`FIRST`] bytes outstanding, and more as posts complete, so a slow rail delays few
+//! bytes. A post also waits for a full rail if the other rails would take longer. It waits at most
+//! for [`STOPPED`], because the full rail may never take posts to this peer. A rail too slow to be
+//! chosen gets a post now and then, because it may have become faster.
 //!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
 
@@ -30,7 +29,7 @@ use self::speed::{FIRST, Load};
 /// Posts of at least this many bytes are timed.
 pub(crate) const LONG: u64 = 4096;
 
-/// A wait of posts to one peer for a full rail, although another rail has room.
+/// The state of posts to one peer that wait for a full rail although another rail has room.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// When the wait began. 0 if no post waits.
@@ -185,7 +184,7 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// Returns the least known cost of the rails that are compared, or `u64::MAX`.
+    /// Returns the lowest known cost of the rails in `shared`, or `u64::MAX`.
     fn fastest(&self) -> u64 {
         let known =
             ahead(self.shared, 0).map(|rail| self.rails[rail].cost).filter(|&cost| cost != 0);

@@ -51,8 +51,8 @@ pub struct PendingSlot {
     pub(crate) stream: u32,
     /// The number after the operation's last number, once the operation is posted.
     pub(crate) end: Seq,
-    /// Outstanding posts, and parts of the payload that failover may have to post again on another
-    /// rail.
+    /// Number of outstanding posts, and of parts of the payload that failover may have to post
+    /// again.
     pub(crate) posts: u32,
     pub(crate) state: State,
     pub(crate) kind: OpKind,
@@ -91,8 +91,8 @@ pub struct PendingSlot {
     pub(crate) inner: bool,
     /// Whether the receiver pulls the payload, under the request number `request`.
     pub(crate) pulled: bool,
-    /// Whether a read must be posted again, because a failed rail has ended a part of it. Until
-    /// then `fetch` keeps the operation open, and `request` is the length of the read.
+    /// Whether a read must be posted again, because a failed rail has interrupted a part of it.
+    /// Until then `fetch` keeps the operation open, and `request` is the length of the read.
     pub(crate) again: bool,
     pub(crate) request: u64,
     /// Bytes that a [fetch](OpKind::Fetch) has requested. `request` of them have not arrived.

@@ -2,7 +2,7 @@
 //!
 //! Nothing here blocks except the waits. Nothing allocates: all memory is borrowed at
 //! [`Engine::attach_matching`], and its size sets every limit. An engine has one matched queue. A
-//! message matches in the order of its (context, peer) stream, whatever rail carried it.
+//! message matches in the order of its (context, peer) stream, on any rail.
 //!
 //! # How a message travels
 //!

@@ -168,7 +168,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(arrival != Arrival::Duplicate)
     }
 
-    /// Parks a message until its turn. Returns `true` if the message, and so its payload, is new.
+    /// Parks a message until all earlier numbers are applied. Returns `true` if the message and its
+    /// payload are new.
     #[inline(never)]
     pub(super) fn park(
         &mut self,
@@ -211,9 +212,10 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                     self.streams[stream as usize].window.take_in_order(message.word, self.mask);
                 let parked = Parked { at, what: Action::Signal { op, value } };
                 if next || self.park(stream, message.word, parked)? {
-                    // Data lands at once, in any order; only the signal waits for its turn. SAFETY:
-                    // `place` checked the target against its region, and decoding checked the
-                    // payload against the message's length. Without a target the payload is empty.
+                    // Data lands at once, in any order; only the signal waits for earlier numbers.
+                    // SAFETY: `place` checked the target against its region, and decoding checked
+                    // the payload against the message's length. Without a target the payload is
+                    // empty.
                     unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }
                 if next {

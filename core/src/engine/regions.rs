@@ -297,9 +297,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         NonNull::new(start.as_ptr().wrapping_add(at.offset as usize))
     }
 
-    /// Returns whether the bytes of an imported region travel in messages through host memory,
-    /// because no rail reaches it, or with failover, because some do not. `false` if the region is
-    /// unknown.
+    /// Returns whether the bytes of an imported region travel in messages through host memory. They
+    /// do if no rail reaches the region, or with failover, unless all rails reach it. `false` if
+    /// the region is unknown.
     pub fn is_carried(&self, region: RemoteId) -> bool {
         let slot = self.state.remotes.get(region.index());
         slot.is_some_and(|slot| {

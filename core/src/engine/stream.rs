@@ -57,9 +57,9 @@ pub struct Stream {
     /// Whether silent operations without a slot are in flight. Together they count as one open
     /// operation.
     pub(crate) silent: bool,
-    /// Data that must wait for everything earlier. After a fence it is [`WRITES`], [`MESSAGES`] or
-    /// both, otherwise neither. The next operation with such data carries the fence and clears the
-    /// flags here.
+    /// Flags of the data that must wait for everything earlier: after a fence [`WRITES`],
+    /// [`MESSAGES`] or both. The next operation with such data carries the fence and clears these
+    /// flags. [`KEPT`] is permanent.
     pub(crate) fence: u8,
     /// Whether an acknowledgement is wanted soon and must be requested.
     pub(crate) ask: bool,

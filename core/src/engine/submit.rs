@@ -46,7 +46,7 @@ impl Signal {
 pub enum Issued {
     /// The operation is applied at its target, and its local memory may be reused. After a
     /// [`send`](super::Engine::send) the memory may be reused, but the message may not have
-    /// arrived; [`quiet`](super::Engine::quiet) waits for that.
+    /// arrived; [`quiet`](super::Engine::quiet) waits for its arrival.
     Done {
         /// The fetched value, or 0.
         value: u64,

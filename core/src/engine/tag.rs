@@ -161,8 +161,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.post_under(shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
-    /// Fast path of [`post`](Self::post): the receive has the same mask as the previous receive,
-    /// and no message waits. Returns `None` in any other case, and changes nothing.
+    /// Posts a receive on the fast path, if it has the same mask as the previous receive and no
+    /// message waits. Returns `None` in any other case, and changes nothing.
     #[inline(always)]
     pub(crate) fn post_alike(
         &mut self,

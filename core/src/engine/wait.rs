@@ -39,7 +39,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Waits until the peer has applied everything that this context has sent to it. Also waits
     /// until everything that this context has requested from the peer has arrived.
     ///
-    /// If nothing is outstanding, this takes a few loads. `deadline_ns` is in the clock of
+    /// If nothing is outstanding, the call takes a few loads. `deadline_ns` is in the clock of
     /// [`Host::now_ns`]; `u64::MAX` means no deadline.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
 //! The receive window of one stream: which numbers have arrived, and the messages that wait for
-//! their turn.
+//! earlier numbers.
 //!
 //! A write needs one bit. A message is copied into its own slot, so that the rail can reuse its
 //! buffer. The index of number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing
@@ -69,8 +69,8 @@ pub(crate) enum Next {
     Message(Parked),
 }
 
-/// The cursor of a receive window. Each call passes the bits and slots, `W` of each for a window of
-/// `W`.
+/// The cursor of a receive window. Each call takes the bits and the slots: `W` of each for a window
+/// of `W`.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     expected: Seq,
@@ -157,8 +157,8 @@ impl Window {
         }
     }
 
-    /// Fast path: consumes an arrival that has the expected number of this attachment, if nothing
-    /// is parked. The caller then applies the arrival at once.
+    /// Consumes an arrival on the fast path, if it has the expected number of this attachment and
+    /// nothing is parked. The caller then applies the arrival at once.
     #[inline(always)]
     pub(crate) fn take_in_order(&mut self, word: u32, mask: u32) -> bool {
         let next = word == self.next_word(mask) && self.held == 0;

@@ -280,7 +280,7 @@ impl<'m> Requests<'m> {
     }
 
     /// Removes the first peer from the list of deferred sends, and returns its first send. Later
-    /// sends to that peer wait until the outcome of this one is known.
+    /// sends to that peer wait until the outcome of this send is known.
     pub(super) fn pop_deferred(&mut self) -> Option<(u32, Deferred)> {
         let index = self.deferred.first()?;
         let State::Deferred(send) = self.slots[index as usize].state else { return None };

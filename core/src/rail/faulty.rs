@@ -2,10 +2,10 @@
 //! refuses or fails some, and reports few events at a time. The same seed and the same calls give
 //! the same faults.
 //!
-//! It is part of every build, because users test their own code with it. Never blocks or allocates:
-//! posts that are held back are stored inside the value. The wrapped rail must satisfy the whole
-//! [contract](super). This rail then satisfies it too, except that it preserves no order, and with
-//! [`Faults::fail`] loses posts.
+//! This module is part of every build, because users test their own code with it. Never blocks or
+//! allocates: posts that are held back are stored inside the value. The wrapped rail must satisfy
+//! the whole [contract](super). This rail then satisfies it too, except that it preserves no order,
+//! and with [`Faults::fail`] loses posts.
 
 use core::ptr::NonNull;
 

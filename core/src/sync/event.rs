@@ -73,8 +73,8 @@ pub struct EventCount {
 pub struct Channels<const QUEUES: usize = 1> {
     /// The worker sleeps on this eventcount. A queue notifies it when it submits a command.
     pub send: EventCount,
-    /// One eventcount per queue, on which the queue's thread sleeps. The worker notifies it when a
-    /// command completes.
+    /// One eventcount per queue, on which the queue's thread sleeps. The worker notifies this
+    /// eventcount when a command completes.
     pub recv: [EventCount; QUEUES],
 }
 
@@ -205,9 +205,10 @@ impl EventCount {
         PreparedTwo { announced }
     }
 
-    /// Runs all three phases of a sleep on a descriptor, which a notification of one of `events`
-    /// makes readable ([`notify_with`](Self::notify_with)). If `work` returns true, returns `None`
-    /// without calling `sleep`. [`Woken::Deadline`] has the same meaning as for [`Armed::commit`].
+    /// Runs all three phases of a sleep on a descriptor. A notification of one of `events` makes
+    /// the descriptor readable ([`notify_with`](Self::notify_with)). If `work` returns true,
+    /// returns `None` without calling `sleep`. [`Woken::Deadline`] has the same meaning as for
+    /// [`Armed::commit`].
     pub fn park_elsewhere<H: Host + ?Sized, const N: usize>(
         events: [&Self; N],
         host: &H,
@@ -343,8 +344,8 @@ impl Armed<'_> {
     /// Check for work after every return.
     ///
     /// Returns [`Woken::Deadline`] only if the time has passed and no notifier has seen the
-    /// announcement. If there is work then, it was published at that very moment, or its wake-up
-    /// was lost.
+    /// announcement. Work found after [`Woken::Deadline`] was published at that very moment, or its
+    /// wake-up was lost.
     pub fn commit<H: Host + ?Sized>(self, host: &H, timeout_ns: u64) -> Woken {
         let woken = host.wait(&self.announced.event.word, SLEEPING, timeout_ns);
         if self.announced.withdraw() { woken } else { Woken::Called }

@@ -118,7 +118,7 @@ struct Line {
 }
 
 /// A function that the last holder of a closed pool calls. The pool never accesses its memory after
-/// that.
+/// this call.
 #[derive(Clone, Copy, Debug)]
 pub struct Reclaim {
     call: unsafe fn(*mut ()),

@@ -1,6 +1,6 @@
-//! A sequence lock: one writer changes plain words, and readers detect that they changed meanwhile.
+//! A sequence lock: one writer changes plain words, and readers detect changes during a read.
 //! Neither side blocks. The count that guards the words is odd during a change. Readers may be
-//! other processes that read the words by system calls.
+//! other processes that read the words with system calls.
 //!
 //! | edge             | release                    | acquire                  | carries         |
 //! |------------------|----------------------------|--------------------------|-----------------|

@@ -1,7 +1,7 @@
 //! Lets a bounded number of threads drain a list to which any thread adds. A thread exists only
 //! while there is something to drain.
 //!
-//! A thread that adds calls [`Turns::take`] afterwards, and starts a draining thread if that
+//! A thread that adds calls [`Turns::take`] afterwards, and starts a draining thread if `take`
 //! returns true. A draining thread calls [`Turns::end`] when the list is empty, then looks at the
 //! list again, and takes another turn if there is more.
 //!

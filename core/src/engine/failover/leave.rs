@@ -2,17 +2,18 @@
 //!
 //! A rail may fence a peer by closing its endpoint, which cuts off its other peers too
 //! ([`Rail::fences_all`]). If both ends of each pair closed their endpoints in turn, one cut link
-//! would interrupt its rail everywhere, and two of them could separate peers that a good rail
+//! would interrupt its rail everywhere, and two cut links could separate peers that a good rail
 //! joins. So a side that must close an endpoint does this first:
 //!
-//! 1. It asks each other peer of the rail to *leave*, and repeats that until the peer agrees.
+//! 1. It asks every other peer of the rail to *leave* the rail, and repeats the request until the
+//!    peer agrees.
 //! 2. A peer agrees if another rail in use joins both, and works in both directions. The link of
-//!   that rail may be cut unnoticed. So the request, the answer and a confirmation all travel over
-//!   that rail. Then the peer stops using the rail that it leaves, and reports this. The next
-//!   request tests another rail.
+//!    that rail may be cut unnoticed. So the request, the answer and a confirmation all travel over
+//!    that rail. Then the peer stops using the rail that it leaves, and reports this. The next
+//!    request tests another rail.
 //! 3. The side stops using the rail too. It *drains* the rail: it waits until the peers have
 //!    reported the arrival of everything that it has sent on the rail.
-//! 4. It closes the endpoint, and reports to each drained peer that it has left.
+//! 4. It closes the endpoint, and reports to each drained peer that it has left the rail.
 //! 5. The peer fences the rail without closing its own endpoint ([`Rail::fence_left`]), because
 //!    nothing from this side can land late. The rail returns as after any fence.
 //!
@@ -212,8 +213,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Asks a peer to leave a rail. The caller repeats the request, so it may be lost. Returns
-    /// `false` if the rail that carries it has no room.
+    /// Asks a peer to leave a rail. The caller repeats the request, so a request may be lost.
+    /// Returns `false` if the rail for the request has no room.
     fn ask_to_leave(&mut self, peer: u16, rail: usize, ticket: u64, turn: u32) -> bool {
         let rest = self.state.peers[peer as usize].rails & !(1 << rail);
         let Some(over) = nth(rest, turn) else { return true };

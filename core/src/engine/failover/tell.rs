@@ -16,8 +16,8 @@ use super::sent::{Carried, Sent};
 use super::told::WORDS;
 use super::{AGAIN, Failover, FailoverPeer, LOOK, RARELY, Told, nth};
 
-/// Time, in nanoseconds or passes, that a fence waits for the rails of other peers before it counts
-/// as impossible.
+/// Time, in nanoseconds or passes, that a fence waits for the rails of other peers before the fence
+/// counts as impossible.
 const PATIENCE: [u64; 2] = [1_000_000_000, 1 << 20];
 
 /// The cost to another peer if all peers of a rail are fenced.
@@ -67,7 +67,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Fences a peer on a rail. If that closes the endpoint, lets the other peers leave it first.
+    /// Fences a peer on a rail. If this closes the endpoint, asks the other peers to leave the rail
+    /// first.
     fn fence_rail(&mut self, peer: u16, rail: usize) -> Fence {
         let bit = 1 << rail;
         let id = Peer(peer);

@@ -1,6 +1,6 @@
 //! Handles the two-sided messages that rails report. Changes state only; nothing here posts. All
 //! input from a peer is checked before it has an effect. A message that arrives out of order is
-//! stored until its turn, in the room that its sender has here.
+//! stored in its sender's room here, until all earlier messages have arrived.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};

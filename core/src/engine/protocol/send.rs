@@ -507,8 +507,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
-/// Records an eager message. It takes the next number, and carries the cursor and all returned
-/// credits. It needs no slot: the stream counts as `open` until the message is acknowledged.
+/// Records an eager message. The message takes the next number, and carries the cursor and all
+/// returned credits. It needs no slot: the stream counts as `open` until the message is
+/// acknowledged.
 ///
 /// Writes few cache lines, and only fields that change. Stores retire in program order. So while a
 /// store to a lane waits for its cache line, all later stores wait too.

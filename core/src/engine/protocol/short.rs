@@ -102,8 +102,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(Kept::Block(block))
     }
 
-    /// Handles a freed block of a short message. The sender may have used up its grant, so this may
-    /// grant more.
+    /// Handles a freed block of a short message. The sender may have used up its grant, so more
+    /// short messages may be granted here.
     pub(super) fn short_freed(&mut self, stream: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         protocol.shorts += 1;

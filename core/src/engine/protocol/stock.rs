@@ -273,7 +273,7 @@ impl Room {
     }
 }
 
-/// How much of each other's memory the two sides of a stream use.
+/// Counts how much of each other's memory the two sides of a stream use.
 ///
 /// `sent` and `freed` count our credits at the peer. `kept` and `returned` count the peer's credits
 /// here. A header is in use from its request to send until the reply, so it needs no count on the
@@ -312,8 +312,8 @@ pub struct Account {
     pub(crate) header_doublings: u8,
     /// Whether a Room message is due.
     pub(crate) grown: bool,
-    /// Messages sent on the fast path since the peer was connected. This is a counter of the
-    /// engine; it is here because such a message writes this cache line anyway.
+    /// Messages sent on the fast path since the peer was connected. This counter of the engine is
+    /// here, because such a message writes this cache line anyway.
     pub(crate) at_once: u64,
     /// Short messages sent to the peer.
     pub(crate) shorts_sent: u32,

@@ -239,7 +239,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// Returns the imported range, after all checks.
+    /// Checks and resolves an imported range.
     #[inline(always)]
     fn target(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = resolve_remote(self.state.remotes, addr, len)?;
@@ -258,7 +258,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         })
     }
 
-    /// Returns the word of a signal or an atomic, after all checks.
+    /// Checks and resolves the word of a signal or an atomic.
     #[inline]
     fn word(&self, addr: RemoteAddr, width: u8) -> Result<Target, OpError> {
         if addr.offset & (width as u64 - 1) != 0 {

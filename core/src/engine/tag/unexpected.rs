@@ -118,8 +118,7 @@ pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub len: u32,
     pub claimed: u32,
     pub free: u32,
-    /// Number of slots that are or were in use, or are on the free list. Later slots were never
-    /// written.
+    /// Number of slots that were ever used or put on the free list. Later slots were never written.
     pub used: u32,
     next_seq: u64,
     /// Below this many messages a linear scan beats an index.

@@ -164,8 +164,8 @@ pub enum Cancel {
     /// The receive has already matched. Nothing changed. This is reported until a later receive
     /// reuses the slot.
     AlreadyMatched,
-    /// The id names no receive: it was cancelled before, ended long ago, or belongs to another
-    /// matcher. Nothing changed.
+    /// The id names no receive: it was cancelled before, has matched long ago, or belongs to
+    /// another matcher. Nothing changed.
     Stale,
 }
 

@@ -36,7 +36,7 @@ pub struct SimRail<'s, 'm> {
     /// Whether a fence closes this endpoint.
     pub(super) closes: bool,
     /// One bit per peer. `told`: the peer was reported as down. `lost`: the fence of another peer
-    /// cut the peer off, and it is not yet reported.
+    /// cut the peer off, and this is not yet reported.
     pub(super) told: u16,
     pub(super) lost: u16,
     /// The time at which fenced peers are next reported as up.

@@ -173,8 +173,8 @@ pub struct Scope {
     pub rails: u16,
     /// Whether each node is also its own peer.
     pub own: bool,
-    /// Whether a fence cuts off all peers of an endpoint. If so, nodes that are joined by one rail
-    /// alone need no fence of that rail: it would separate them.
+    /// Whether a fence cuts off all peers of an endpoint. If so, a fence would separate nodes that
+    /// only one rail joins, so such nodes need no fence of that rail.
     pub closes: bool,
     /// Whether nodes may stall.
     pub stalls: bool,

@@ -301,8 +301,8 @@ impl<'m, T> RawShared<'m, T> {
     /// Each value of [`Shared::into_raw`] is opened only once.
     #[inline(always)]
     pub(crate) unsafe fn open(self) -> Shared<'m, T> {
-        // SAFETY: `into_raw` kept the count of this holder, and our caller guarantees that it is
-        // opened once.
+        // SAFETY: `into_raw` kept the count of this holder, and our caller guarantees that `open`
+        // is called once.
         unsafe { Shared::from_raw(self.slot, self.header) }
     }
 }
