@@ -10,7 +10,7 @@
 //! HIP's functions mirror CUDA's, with the same arguments, layouts and codes. So one table of
 //! functions serves both, under CUDA's names. The module `hip` contains the functions that differ.
 //! cudarc declares CUDA's functions and structures. All functions are looked up before the first
-//! call. They return a number, because cudarc's error enumeration lacks the codes of newer drivers.
+//! call. They return a `u32`, because cudarc's error enumeration lacks the codes of newer drivers.
 //!
 //! - The driver returns the same error for a handle of this process as for an invalid handle. So
 //!   each device remembers the last [`REMEMBERED`] handles that it exported, and reports
@@ -54,7 +54,8 @@ use driver::Driver;
 use memory::{Held, Pinned};
 use stream::Marks;
 
-/// Number of exported handles that a device remembers, to recognize them as its own.
+/// Number of exported handles that a device remembers. The device recognizes these handles as its
+/// own.
 pub const REMEMBERED: usize = 64;
 
 /// Numbers of streams and events of a [`CudaDevice`], and the kind of memory that it allocates.

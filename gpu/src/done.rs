@@ -78,7 +78,7 @@ pub(crate) struct Sender {
 pub(crate) struct Receiver {
     words: *const Line,
     count: u64,
-    /// The first ticket without a seen word.
+    /// All tickets before this one have been reported.
     base: u64,
     /// The value that we last stored to our cursor.
     told: u64,
@@ -115,8 +115,7 @@ impl Sender {
         Sender { words, count: count.into(), next: start, freed: start, cursor }
     }
 
-    /// Returns the ticket that the next [`take`](Sender::take) takes, or `None` if the target has
-    /// not consumed enough.
+    /// Returns the ticket that the next [`take`](Sender::take) takes, or `None` if no word is free.
     #[inline(always)]
     pub(crate) fn reserve(&mut self) -> Result<Option<u64>, Corrupt> {
         if self.next.wrapping_sub(self.freed) >= self.count {
@@ -139,7 +138,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes the ticket that `reserve` returned. The caller must store its word eventually.
+    /// Takes the ticket that `reserve` returned. The caller must store the ticket's word
+    /// eventually.
     #[inline(always)]
     pub(crate) fn take(&mut self) {
         self.next = self.next.wrapping_add(1);

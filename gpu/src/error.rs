@@ -16,7 +16,7 @@ impl AllocId {
         self.0.get()
     }
 
-    /// Converts an untrusted number. Returns `None` for 0.
+    /// Converts an untrusted integer to an id. Returns `None` for 0.
     pub fn from_key(key: u64) -> Option<Self> {
         NonZeroU64::new(key).map(AllocId)
     }
@@ -61,18 +61,25 @@ impl fmt::Display for ExportError {
             ExportError::BadRange { there } => {
                 write!(
                     f,
-                    "invalid range: empty, or beyond its allocation, which ends {there} bytes after the range's start"
+                    "invalid range: it is empty or exceeds its allocation; register 1 to {there} bytes \
+                     from this address"
                 )
             }
             ExportError::Segments { max, there } => write!(
                 f,
-                "the range has more than {max} physical segments, the maximum of one export; register it in parts, \
-                 the first with at most {there} bytes"
+                "too many physical segments: one export holds at most {max}; register the range in \
+                 parts, the first with at most {there} bytes"
             ),
             ExportError::Device(error) => error.fmt(f),
-            ExportError::Full(max) => write!(f, "all {max} exports are in use; revoke one"),
+            ExportError::Full(max) => {
+                write!(f, "too many exports: all {max} are in use; revoke an allocation")
+            }
             ExportError::Revoking(alloc) => {
-                write!(f, "allocation {} is being revoked", alloc.key())
+                write!(
+                    f,
+                    "allocation {} is being revoked; finish or cancel the revocation",
+                    alloc.key()
+                )
             }
             ExportError::Unknown(alloc) => write!(f, "allocation {} is not exported", alloc.key()),
         }

@@ -382,7 +382,7 @@ impl Exports {
         }
     }
 
-    /// Returns every allocation, also if importers have not closed it yet.
+    /// Returns all allocations, including allocations that importers have not closed yet.
     pub(crate) fn all(&self) -> Vec<AllocId> {
         self.entries.keys().copied().collect()
     }

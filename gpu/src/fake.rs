@@ -121,7 +121,7 @@ impl FakeDriver {
         self.state().lose(device);
     }
 
-    /// Makes two devices unreachable for each other. Memory that is already open is not affected.
+    /// Removes access between two devices. Memory that is already open is not affected.
     pub fn part(&self, a: u32, b: u32) {
         self.state().parted.push((a.min(b), a.max(b)));
     }

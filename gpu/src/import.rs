@@ -28,8 +28,8 @@ use super::{Device, DeviceError, DevicePtr, Handle};
 
 pub use fault::{Fault, ImportError};
 
-/// The id of an imported allocation. Valid until it has been [released](Imports::release) as often
-/// as it was returned.
+/// The id of an imported allocation. Each return of an id needs one [release](Imports::release).
+/// The id is valid until the last release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImportId {
     index: u32,
@@ -131,7 +131,7 @@ pub struct Imports {
     clock: u64,
     open: usize,
     bytes: u64,
-    /// Whether some draining mapping has no transfer in flight.
+    /// Whether a draining mapping is ready to be closed.
     drained: bool,
     /// Closed mappings with revocations to acknowledge.
     closed: Vec<Closed>,
@@ -450,8 +450,8 @@ impl Imports {
     }
 }
 
-/// Checks that the opened memory has the announced size, segment by segment, because not all
-/// drivers check that.
+/// Checks that the opened memory has the announced size, segment by segment. Some drivers do not
+/// check the size.
 fn verify<D: Device>(device: &D, base: DevicePtr, handle: &Handle, size: u64) -> Result<(), Fault> {
     let one = |at: DevicePtr, told: u64| {
         let opened = device.allocation(at).map_err(Fault::Device)?;

@@ -3,7 +3,7 @@
 //!
 //! All modules build on the small trait [`Device`]. CUDA and HIP, processor memory and the fake
 //! driver implement it. A device belongs to one thread, and its methods call the driver. Methods
-//! marked *queue* return immediately, and neither allocate nor wait unless the driver does. All
+//! marked *queue* return immediately. They do not allocate or wait, unless the driver does. All
 //! other methods are slow paths. They may take a millisecond, and a close may wait for the device.
 //!
 //! | module             | contents                                                               |
@@ -141,7 +141,7 @@ pub const LEGACY_HANDLE: usize = 64;
 /// Properties of an open device. They never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCaps {
-    /// The device's identity.
+    /// The device's UUID.
     pub uuid: Uuid,
     /// The device's ordinal in this process, from 0.
     pub ordinal: u32,
@@ -159,11 +159,11 @@ pub struct DeviceCaps {
 /// How an allocation can be exported to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// It is exported by a handle of 64 bytes.
+    /// The allocation is exported by a handle of 64 bytes.
     Legacy,
-    /// It is exported by a file descriptor.
+    /// The allocation is exported by a file descriptor.
     Descriptor,
-    /// It cannot be exported: see [`DeviceError::NotExportable`].
+    /// The allocation cannot be exported: see [`DeviceError::NotExportable`].
     Never(Unshared),
 }
 
@@ -205,7 +205,7 @@ pub struct Allocation {
 /// A handle of an allocation, for opening it in another process.
 #[derive(Debug)]
 pub enum Handle {
-    /// Opaque bytes of the driver.
+    /// A handle of 64 bytes, opaque to us.
     Legacy([u8; LEGACY_HANDLE]),
     /// A file descriptor.
     Descriptor(OwnedFd),
@@ -248,7 +248,7 @@ pub enum DeviceError {
     },
     /// The handle cannot be opened. It is stale, damaged, or from another machine.
     BadHandle,
-    /// This process exported the handle itself. Use the address.
+    /// This process exported the handle itself. Use the memory's address.
     SameProcess,
     /// The exporter's device cannot be reached from this device.
     NoPeerAccess,
@@ -266,7 +266,7 @@ impl fmt::Display for DeviceError {
         match self {
             DeviceError::NoDriver => f.write_str("no GPU driver on this machine"),
             DeviceError::NoDevice(there) => {
-                write!(f, "no such device: the number of devices here is {there}")
+                write!(f, "no such device: the number of devices in this process is {there}")
             }
             DeviceError::NotDeviceMemory => f.write_str("not an address of device memory"),
             DeviceError::NotExportable(why) => write!(
@@ -288,7 +288,7 @@ impl fmt::Display for DeviceError {
                 f.write_str("cannot open the handle: it is stale, damaged, or from another machine")
             }
             DeviceError::SameProcess => {
-                f.write_str("the handle belongs to this process; use the address itself")
+                f.write_str("the handle belongs to this process; use the address of its memory")
             }
             DeviceError::NoPeerAccess => {
                 f.write_str("the exporter's device cannot be reached from this device")
@@ -413,7 +413,7 @@ pub unsafe trait Device: Send {
     fn mark(&mut self, stream: u8) -> Result<Mark, DeviceError>;
 
     /// Returns whether all work before the mark is complete and visible to processors and devices.
-    /// Frees the mark if so, and on an error. *Queue.*
+    /// Frees the mark if it returns `true`, and on an error. *Queue.*
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError>;
 
     /// Returns a dmabuf descriptor of a range for NICs, and the offset of the range in it. Returns

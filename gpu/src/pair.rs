@@ -116,7 +116,7 @@ impl PairSegment {
         self.layout.bounce() as u64 + u64::from(slot) * u64::from(self.layout.chunk)
     }
 
-    /// Returns the first byte of a bounce slot.
+    /// Returns the address of a bounce slot.
     pub(crate) fn bounce(&self, slot: u32) -> *mut u8 {
         self.at::<u8>(self.bounce_at(slot) as usize).cast_mut()
     }

@@ -95,10 +95,13 @@ impl fmt::Display for PublishError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PublishError::Full(max) => {
-                write!(f, "all {max} publications are in use; unpublish one")
+                write!(f, "too many publications: all {max} are in use; unpublish a buffer")
             }
             PublishError::Version { last } => {
-                write!(f, "the version must be greater than the last one, {last}")
+                write!(
+                    f,
+                    "the version is too low: the last version is {last}; use a greater version"
+                )
             }
         }
     }

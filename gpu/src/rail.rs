@@ -62,7 +62,7 @@ pub struct GpuStats {
     pub relayed: u64,
     /// Number of transfers that the processor copied.
     pub stored: u64,
-    /// Number of writes reported to peers by done words, and by records.
+    /// Numbers of writes reported to peers: by done words, and by records.
     pub told: (u64, u64),
     /// Number of writes that peers reported as failed.
     pub failures_heard: u64,
@@ -104,7 +104,7 @@ struct GpuPeer {
     device: bool,
     down: bool,
     imports: Vec<Imported>,
-    /// The index of the import that was used last.
+    /// Index in `imports` of the import that was used last.
     hint: usize,
     shared: Option<Shared>,
     /// Number of copies in flight into or out of the segments.

@@ -8,7 +8,7 @@
 //! *acknowledgement* in its own segment, which frees the slot and reports the piece's outcome. A
 //! read is requested by a piece without bytes. Like other pieces, it is acknowledged immediately:
 //! slots are used in order, so a slot that waited for the reply would block the replies behind it.
-//! Each end has at most as many reads in flight as there are slots.
+//! Each end has at most one read in flight per slot.
 //!
 //! | edge            | release store        | acquire load         | carries                      |
 //! |-----------------|----------------------|----------------------|------------------------------|
@@ -28,7 +28,7 @@ use super::primitive::{AtomicU64, Ordering, edge};
 /// The description of a piece, on its own cache line.
 #[repr(C, align(128))]
 pub(crate) struct Descriptor {
-    /// The number of the piece plus one. 0 in fresh memory.
+    /// Sequence number of the piece, plus one. 0 in fresh memory.
     pub(super) stamp: AtomicU64,
     pub(super) words: [AtomicU64; 6],
 }
@@ -71,7 +71,7 @@ pub(crate) enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) what: What,
-    /// Offset of the bytes in the region, or in the read.
+    /// Offset of the bytes in the region. For a reply, the offset in the read.
     pub(crate) offset: u64,
     /// Number of bytes in the slot.
     pub(crate) len: u32,
@@ -186,7 +186,7 @@ impl Outgoing {
         Outgoing { descriptors, acks, slots, next: 0 }
     }
 
-    /// Returns the number of the next piece, and the slot that it uses.
+    /// Returns the sequence number of the next piece, and the slot that it uses.
     pub(crate) fn turn(&self) -> (u64, u32) {
         (self.next, (self.next & u64::from(self.slots - 1)) as u32)
     }
@@ -238,8 +238,8 @@ impl Incoming {
         Incoming { descriptors, acks, slots, expected: 0 }
     }
 
-    /// Returns the number, slot and contents of the next piece, or `None` if no piece has arrived.
-    /// The contents are `None` if they are corrupt.
+    /// Returns the sequence number, slot and contents of the next piece, or `None` if no piece has
+    /// arrived. The contents are `None` if they are corrupt.
     pub(crate) fn next(&mut self) -> Option<(u64, u32, Option<Piece>)> {
         let number = self.expected;
         let slot = (number & u64::from(self.slots - 1)) as u32;

@@ -1,5 +1,5 @@
-//! Revokes memory that peers have open, before it is freed. Slow path, but it neither waits nor
-//! calls the driver.
+//! Revokes memory that peers have open, before it is freed. Slow path, but it does not wait or call
+//! the driver.
 //!
 //! | exporter                                | importer                                 |
 //! |-----------------------------------------|------------------------------------------|
@@ -8,9 +8,9 @@
 //! | waits for `RevokeAck` of live peers     | `RevokeAck` with the last sequence       |
 //! | all acknowledged: may free the memory   |                                          |
 //!
-//! A cancelled revocation may be followed by another one of the same allocation. Each revocation
-//! has its own sequence number. So a late acknowledgement of the first revocation does not count
-//! for the second.
+//! After a cancelled revocation, the same allocation may be revoked again. Each revocation has its
+//! own sequence number. So a late acknowledgement of the first revocation does not count for the
+//! second.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -37,15 +37,16 @@ pub(crate) fn record<'a>(line: &'a mut Line<'_>) -> &'a mut LinkRecord {
     line.extension()
 }
 
-/// Lets a link carry packets about device memory. If the peer may send such packets, call it before
-/// any other use of the link. [`GpuProfile::agree`](super::GpuProfile::agree) calls it.
+/// Lets a link carry packets about device memory. If the peer may send such packets, call this
+/// function before any other use of the link. [`GpuProfile::agree`](super::GpuProfile::agree) calls
+/// it.
 pub fn prepare(link: &mut Link) {
     record(&mut link.line());
 }
 
 /// Gives access to the sockets of linked peers, by peer number.
 pub trait Links {
-    /// Returns a number that is greater than every peer's number.
+    /// Returns the upper bound of the peer numbers. Every peer number is less.
     fn bound(&self) -> u16;
 
     /// Returns the socket to a peer, or `None` if the peer is not linked.

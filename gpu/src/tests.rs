@@ -174,7 +174,7 @@ fn junk() -> OwnedFd {
     // nothing else owns it.
     let fd =
         unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"junk".as_ptr(), libc::MFD_CLOEXEC)) };
-    // SAFETY: the call takes only numbers, and the descriptor is ours.
+    // SAFETY: the call takes no pointers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 1 << 16) }, 0);
     fd
 }

@@ -73,11 +73,11 @@ fn memory(link: &mut Ends, len: usize) -> Region {
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
 }
 
-/// Kills the target without a Bye. Its memory stays mapped, as if a process died while its memory
-/// is open here.
+/// Kills the target without a Bye. The target's memory stays mapped, as if a process died while a
+/// peer has its memory open.
 fn kill(link: &mut Ends) -> bool {
     let Some(socket) = SOCKET.take() else { return false };
-    // SAFETY: the call takes only numbers, and the descriptor is ours.
+    // SAFETY: the call takes no pointers, and the descriptor is ours.
     assert_eq!(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) }, 0);
     std::mem::forget(link.rails.pop());
     true

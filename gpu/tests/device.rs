@@ -1,5 +1,5 @@
 //! Tests the contract of [`Device`] with all implementations: host memory, the fakes, CUDA and HIP.
-//! CUDA and HIP use a real driver or a simulated one (`tests/cuda-fake.sh`, `tests/gpu.sh`). The
+//! CUDA and HIP use a real driver or a simulated driver (`tests/cuda-fake.sh`, `tests/gpu.sh`). The
 //! second process runs this test binary again.
 
 use std::sync::OnceLock;

@@ -323,7 +323,7 @@ fn b2_waiting_for_a_silent_peer_takes_little_processor_time() {
     let _alone = alone();
     let (child, mut end) = meet("export 1");
     let used = || {
-        // SAFETY: `timespec` consists of numbers, so all zeroes are a valid value.
+        // SAFETY: `timespec` consists of integers, so zero bytes are a valid value.
         let mut time: libc::timespec = unsafe { std::mem::zeroed() };
         // SAFETY: `time` is a local structure of the type that the call fills.
         assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);

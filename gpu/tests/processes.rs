@@ -124,7 +124,7 @@ fn insist<T>(
     }
 }
 
-/// Reports for each write whether its bytes match its completion word, until the process is killed.
+/// Reports for each write whether the bytes match the completion word, until the process is killed.
 fn serve(address: &std::ffi::OsStr, way: &str) {
     let mut rail = make(way);
     let link = connect(address, rail.profile().profile(), soon()).unwrap();

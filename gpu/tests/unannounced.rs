@@ -1,4 +1,4 @@
-//! Checks that progress does not wait for an allocation that a message names but its sender has not
+//! Checks that progress does not wait for an allocation that a message names before it is
 //! published.
 
 use fishplate_core::engine::Engine;

@@ -19,7 +19,7 @@ fn is_fenced(len: usize) -> Option<bool> {
     // SAFETY: until it exits, the child calls only functions that do not allocate or lock.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: the calls take only numbers. Both vectors have `len` bytes, and the child has its
+        // SAFETY: the calls take no pointers. Both vectors have `len` bytes, and the child has its
         // own copies.
         unsafe {
             if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
@@ -40,14 +40,14 @@ fn is_fenced(len: usize) -> Option<bool> {
         if !libc::WIFSTOPPED(status) {
             break;
         }
-        // SAFETY: `user_regs_struct` consists of numbers, so all zeroes are a valid value.
+        // SAFETY: `user_regs_struct` consists of integers, so zero bytes are a valid value.
         let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
         // SAFETY: the child is stopped, and `registers` is a local structure of the type that the
         // call fills.
         unsafe { libc::ptrace(libc::PTRACE_GETREGS, child, 0, &raw mut registers) };
         stored |= peek(last.addr() as u64) & 0xff == 0xa5;
         fenced |= stored && peek(registers.rip) & 0xff_ffff == SFENCE;
-        // SAFETY: the child is stopped, and the call takes only numbers.
+        // SAFETY: the child is stopped, and the call takes no pointers.
         unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0) };
     }
     assert!(libc::WIFEXITED(status), "status {status:#x}");

@@ -92,7 +92,7 @@ impl fmt::Display for Absent {
                 "no CUDA driver: the libcuda in LD_LIBRARY_PATH is a toolkit's stub; remove it from LD_LIBRARY_PATH",
             ),
             Absent::Refuses(api, code) => {
-                write!(f, "the {} driver failed to start (code {code})", api.names()[0])
+                write!(f, "the {} driver failed to start: error code {code}", api.names()[0])
             }
         }
     }
@@ -126,7 +126,7 @@ impl Library {
         Ok(Library { api, handle })
     }
 
-    /// Returns a function of the library.
+    /// Looks up a function of the library.
     ///
     /// # Safety
     /// `F` is the type of a function pointer with the parameters and result of that function.

@@ -1,4 +1,4 @@
-//! Streams, and the events behind marks.
+//! Implements streams. Implements marks as CUDA events.
 
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
 

@@ -188,7 +188,7 @@ impl CudaDevice {
             parts.parts.push((handle, *size));
         }
         self.map(&parts).map_err(|error| match error {
-            // The size differs from the physical segment's size.
+            // The given size differs from the physical segment's size.
             DeviceError::Driver(code) if code == driver::INVALID_VALUE as i32 => {
                 DeviceError::BadHandle
             }

@@ -149,7 +149,7 @@ impl Call {
     }
 }
 
-/// Numbers of calls of each kind, including failed calls.
+/// Number of driver calls of each kind, including failed calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls([u64; Call::ALL.len()]);
 
@@ -186,31 +186,31 @@ impl Calls {
 pub struct Counts {
     /// Number of driver calls, by kind.
     pub calls: Calls,
-    /// Allocations. Each segment counts.
+    /// Number of allocations, counting each segment.
     pub allocs: u64,
-    /// Freed allocations. Each segment counts.
+    /// Number of freed allocations, counting each segment.
     pub frees: u64,
-    /// Allocations leaked on purpose.
+    /// Number of allocations leaked on purpose.
     pub kept: u64,
-    /// Successful opens. Each segment counts.
+    /// Number of successful opens, counting each segment.
     pub opens: u64,
-    /// Successful closes.
+    /// Number of successful closes.
     pub closes: u64,
-    /// Reserved address ranges.
+    /// Number of reserved address ranges.
     pub reserves: u64,
-    /// Released address ranges.
+    /// Number of released address ranges.
     pub releases: u64,
-    /// Mappings closed by the death of the process.
+    /// Number of mappings closed by the death of the process.
     pub closed_by_death: u64,
-    /// Pinned host ranges.
+    /// Number of pinned host ranges.
     pub pins: u64,
-    /// Unpinned host ranges.
+    /// Number of unpinned host ranges.
     pub unpins: u64,
-    /// Marks that were set.
+    /// Number of marks that were set.
     pub marks: u64,
-    /// Marks that were freed.
+    /// Number of marks that were freed.
     pub marks_back: u64,
-    /// Copied bytes.
+    /// Number of copied bytes.
     pub bytes: u64,
     /// Number of copies and words that finished before older copies and words of the same process.
     pub reordered: u64,

@@ -264,8 +264,8 @@ impl FakeProcess {
         let process = &mut state.processes[self.place];
         let what = What::Pinned { ptr: ptr.as_ptr() as usize, buffer: process.buffer() };
         process.counts.pins += 1;
-        // Keeps the offset within the page, so that the alignment of words is the same at both
-        // addresses.
+        // Keeps the offset within the page, so that a word has the same alignment at its host
+        // address and its device address.
         let place = (4096, ptr.as_ptr() as u64 % 4096);
         Ok(process.space.map(len as u64, place, ordinal, what))
     }
@@ -304,7 +304,7 @@ impl FakeProcess {
         if !state.behaviour.dmabuf {
             return None;
         }
-        // SAFETY: the name is a C string literal, and the flag is a number.
+        // SAFETY: the name is a C string literal.
         let fd = unsafe { libc::memfd_create(c"dmabuf".as_ptr(), libc::MFD_CLOEXEC) };
         // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
         (fd >= 0).then(|| (unsafe { OwnedFd::from_raw_fd(fd) }, ptr.0 - base.0))
@@ -418,7 +418,7 @@ impl State {
                 matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
             there && range.reservation.is_none()
         };
-        // Mappings at given addresses are independent: the same memory may have several.
+        // Mappings at given addresses are independent: the same memory may have several mappings.
         let open =
             process.space.all().find(|(_, range)| at.is_none() && is(range)).map(|(base, _)| base);
         if let Some(base) = open {

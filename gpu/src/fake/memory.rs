@@ -24,7 +24,7 @@ pub(super) const POISON: u8 = 0xDB;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub pid: u64,
-    /// Distinguishes a process from an earlier one with the same process ID.
+    /// Distinguishes a process from an earlier process with the same process ID.
     pub start: u64,
 }
 

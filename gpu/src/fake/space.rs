@@ -75,7 +75,7 @@ pub(super) enum Keeper {
     Close,
 }
 
-/// A location inside a range. The serial number distinguishes the range from a later one at the
+/// A location inside a range. The serial number distinguishes the range from a later range at the
 /// same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {

@@ -65,15 +65,15 @@ pub struct ImportError {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::PeerGone => f.write_str("the peer is gone"),
-            Fault::Deadline => f.write_str("no answer before the deadline"),
+            Fault::PeerGone => f.write_str("the peer is unknown or has failed"),
+            Fault::Deadline => f.write_str("the peer did not answer before the deadline"),
             Fault::NotExported => f.write_str("the peer does not export this memory"),
             Fault::Revoked => f.write_str("the peer has revoked this memory"),
             Fault::Incarnation => {
                 f.write_str("the token is from before the peer's restart; look the buffer up again")
             }
             Fault::Gone => {
-                f.write_str("the peer no longer keeps this version; ask for a newer one")
+                f.write_str("the peer no longer keeps this version; look up a newer version")
             }
             Fault::Busy => f.write_str(
                 "transfers from before a revocation are still in flight; retry after they complete",

@@ -61,8 +61,8 @@ struct Sent {
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     number: u64,
-    /// For the last piece of a write: the number of the write's first piece, and the write's
-    /// completion word.
+    /// For the last piece of a write: the sequence number of the write's first piece, and the
+    /// write's completion word.
     last: Option<(u64, Option<u32>)>,
     /// For a piece of our read: the index of the operation, and the number of bytes.
     read: Option<(u32, u64)>,
@@ -89,9 +89,9 @@ pub(super) struct Relay {
     spoiled: Box<[bool]>,
     taken: Box<[Option<Taken>]>,
     chunk: u32,
-    /// Number of the first piece of the write that is arriving.
+    /// Sequence number of the first piece of the write that is arriving.
     write_began: Option<u64>,
-    /// Number of the most recent piece of a write that failed here.
+    /// Sequence number of the last piece that failed here.
     failed: Option<u64>,
 }
 

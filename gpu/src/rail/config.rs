@@ -32,8 +32,8 @@ pub struct GpuConfig {
     pub relay_chunk: u32,
     /// Whether all transfers use bounce slots, as if no device could reach another.
     pub force_relay: bool,
-    /// Maximum length, in bytes, of a transfer that the processor copies. It must have both ends
-    /// mapped.
+    /// Maximum length, in bytes, of a transfer that the processor copies. Both ends of the transfer
+    /// must be mapped.
     pub mapped_store: u64,
     /// Whether host regions are pinned, so that the device can access them.
     pub pin_regions: bool,

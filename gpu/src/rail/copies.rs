@@ -3,10 +3,9 @@
 //! [`fetch_device`](fishplate_core::rail::Rail::fetch_device). A call begins a copy through a slot
 //! of pinned host memory, or asks the driver whether the copy has ended.
 //!
-//! All copies use stream 0, so the device makes them in the order in which they begin. A copy that
-//! the caller does not ask about again keeps its slot until it has ended and no other slot is free.
-//! A copy from the device keeps its slot at least for [`KEPT`], because the caller still has to
-//! take its bytes.
+//! All copies use stream 0, so the device makes them in the order in which they begin. An abandoned
+//! copy keeps its slot until the copy has ended and no other slot is free. A copy from the device
+//! keeps its slot at least for [`KEPT`], so that the caller can take the bytes.
 
 use std::time::{Duration, Instant};
 
@@ -69,7 +68,8 @@ pub(crate) struct Copies {
     slots: [Slot; SLOTS],
     /// Index of the slot where the next search begins.
     turn: usize,
-    /// Whether a copy has lost its outcome, so that the device may still access a slot.
+    /// Whether the outcome of some copy will stay unknown. If so, the device may still access the
+    /// slots.
     lost: bool,
     /// The longest time that a copy may take.
     timeout: Duration,
@@ -200,8 +200,8 @@ impl Copies {
         (self.slots[slot].generation << SLOT_BITS == copy & (u32::MAX << SLOT_BITS)).then_some(slot)
     }
 
-    /// Queues a copy of `len` bytes between the device memory `at` and a slot, into which `from`
-    /// is copied first. Returns the copy's name.
+    /// Queues a copy of `len` bytes between the device memory `at` and a slot. If `from` is given,
+    /// first copies `from` into the slot. Returns the copy's name.
     ///
     /// # Safety
     /// `len` bytes at `at` are device memory that stays valid while it is [touched](Self::touches).
@@ -378,7 +378,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok((place, local.view(addr)))
     }
 
-    /// Returns whether a copy in flight uses any of these bytes of the device.
+    /// Returns whether a copy in flight uses any of these bytes of device memory.
     pub(super) fn is_copying(&mut self, at: u64, len: usize) -> bool {
         self.copies.touches(self.sharing.driver(), DevicePtr(at), len)
     }

@@ -150,7 +150,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let alloc = registration.alloc.key();
         if alloc > u64::from(u32::MAX) {
             self.sharing.deregister(&registration);
-            return Err(AttachError::Full("gpu: numbers of allocations; open a new rail"));
+            return Err(AttachError::Full("gpu: allocation ids; restart the process"));
         }
         let version = registration.version & ((1 << 28) - 1);
         let key = RailKey { key: DEVICE << 60 | version << 32 | alloc, base: registration.offset };
@@ -281,8 +281,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let used = local.uses > 0 || unsure && !local.is_free();
             used && memory.overlaps(ptr, local.len as usize)
         };
-        // Operations that no `uses` and no import counts: on unpinned host memory, or with remote
-        // memory of this process.
+        // Finds operations without a count in `uses` or in an import. They use unpinned host
+        // memory, or remote memory of this process.
         let uncounted = |op: &Op| match op.kind {
             OpKind::Direct => op.import.is_none(),
             _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,

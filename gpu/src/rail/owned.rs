@@ -121,11 +121,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let _ = unsafe { self.free_closed(at) };
     }
 
-    /// Sets whether polls leave [given-back](Self::give_back) memory allocated, and leave memory of
-    /// peers open. The driver frees and closes memory only when no kernel of the process runs. If a
+    /// With `true`, polls do not free [given-back](Self::give_back) memory, and do not close memory
+    /// of peers. The driver frees and closes memory only when no kernel of the process runs. If a
     /// kernel waits for a word that a poll must store, a poll that frees memory would never return.
-    /// After `false`, polls free and close such memory again. Detaching a peer closes its memory in
-    /// any case.
+    /// With `false`, polls free and close memory again. Detaching a peer closes the peer's memory
+    /// in any case.
     pub fn defer_frees(&mut self, defer: bool) {
         self.sharing.defer_closes(defer);
         if !defer {
@@ -157,8 +157,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(())
     }
 
-    /// Ends the deferral of frees, and answers peers that revoke their memory until no peer's
-    /// memory is open here. Returns false if the deadline expired. Slow path.
+    /// Ends the deferral of frees. Then answers revocations until no peer's memory is open here.
+    /// Returns false if the deadline expired. Slow path.
     pub fn close_revoked(&mut self, deadline: Instant) -> bool {
         self.defer_frees(false);
         while self.sharing.imports().mapped().0 > 0 {
@@ -189,7 +189,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Takes a [`turn`](Self::turn), unless the last one was less than a millisecond ago.
+    /// Takes a [`turn`](Self::turn), unless the last turn was less than a millisecond ago.
     #[cold]
     pub(super) fn turn_now_and_then(&mut self) {
         let now = self.inner.host().now_ns();

@@ -330,8 +330,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Queues the store of a write's word after its only copy, if the device supports that. Returns
-    /// whether it was queued.
+    /// Queues the store of a write's done word behind the write's only copy, if the device supports
+    /// that. Returns whether the store was queued.
     fn queue_word(&mut self, peer: Peer, stream: u8, ticket: u64, data: u32) -> bool {
         if !self.device.write_word {
             return false;

@@ -147,8 +147,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 if let Some(op) = self.ops.get_mut(index) {
                     op.parts = op.parts.saturating_sub(1);
                     if let Some(error) = error {
-                        // An unknown outcome replaces a failed one, because the data may still
-                        // land.
+                        // An unknown outcome replaces a failure, because the data may still land.
                         op.error = Some(error);
                     }
                 }
@@ -272,8 +271,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Detaches a peer. Waits until the device has finished its posts, queues their completions,
-    /// and closes its memory.
+    /// Detaches a peer. Waits until the device has finished the posts to the peer. Queues their
+    /// completions, and closes the peer's memory.
     #[cold]
     pub(super) fn detach_peer(&mut self, peer: Peer) {
         let Some(known) = self.peer(peer) else { return self.inner.detach(peer) };

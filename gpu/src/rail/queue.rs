@@ -52,19 +52,20 @@ pub(super) enum End {
     Unknown(i32),
 }
 
-/// Maximum number of marks in flight per stream. With two, the device still has a mark ahead while
-/// we handle the other. Later work shares the next mark, because each mark costs driver calls.
+/// Maximum number of marks in flight per stream. With two marks, the device still has a mark ahead
+/// while we handle the other. Later work shares the next mark, because each mark costs driver
+/// calls.
 const MARKS: usize = 2;
 
 /// A stream, and the work queued on it. Work is numbered in order.
 #[derive(Debug)]
 struct Stream {
     queued: VecDeque<Owner>,
-    /// The number of the oldest queued work.
+    /// Sequence number of the oldest queued work.
     front: u64,
-    /// A number and an outcome: work with lower numbers has this outcome.
+    /// Work before this sequence number is over, with this outcome.
     over: (u64, End),
-    /// The marks in flight, each with the number of the first work queued after it.
+    /// The marks in flight, each with the sequence number of the first work queued after it.
     marks: VecDeque<(Mark, u64)>,
 }
 

@@ -240,7 +240,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     ) -> Result<(), PostError> {
         let deadline = Instant::now() + self.config.timeout;
         let (stage, device) = (&mut self.stage, self.sharing.driver());
-        // If an earlier copy is late, its mark would be lost.
+        // Fails while an earlier copy is late, because `finish` would lose the mark of that copy.
         stage.free(device)?;
         for &(to, from, len) in ranges {
             // SAFETY: the caller guarantees that the ranges are valid. `finish` waits for the copy.

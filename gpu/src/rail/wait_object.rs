@@ -1,8 +1,8 @@
 //! The eventcount on which the owner of a rail with a device sleeps. A word that a device stores
 //! does not wake the owner. The completion of a copy does not wake it either. While such events are
 //! possible, the owner sleeps in naps. Each nap is twice as long as the last, up to a limit, and
-//! after any event the next nap is short again. Long waits therefore cost little. The owner notices
-//! an event late, but at most by about the time that it has already waited.
+//! after any event the next nap is short again. Long waits therefore cost little. The delay of an
+//! event is at most about the time already waited.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

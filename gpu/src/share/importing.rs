@@ -79,7 +79,7 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Waits for the location of a peer's buffer and opens its allocation, so that the first
-    /// transfer does not have to.
+    /// transfer need not open it.
     pub fn prefetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,

@@ -79,7 +79,7 @@ fn b11_state_of_an_earlier_incarnation_is_dropped() {
     assert_eq!(told.binding.version, again.binding.version);
     b.turn();
     let new = b.query(PEER, 1, Wanted::Version(1)).unwrap().unwrap();
-    // Like the old process, the new process numbers its allocations from the start.
+    // Like the old process, the new process counts its allocation ids from the start.
     let base = a.alloc(4096);
     a.process().poke(base, b"new").unwrap();
     at.alloc = a.register(base, 4096).unwrap().alloc;
@@ -218,7 +218,7 @@ fn b19_memory_has_no_guessable_name() {
     assert_eq!(path.to_str(), Some("/memfd:fishplate (deleted)"));
     assert_eq!(names(), before);
     // The memory is sealed, so no process can truncate it while it is mapped. SAFETY: the call
-    // takes only numbers, and the descriptor is ours.
+    // takes no pointers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
 }
 

@@ -140,7 +140,7 @@ fn b18_state_that_a_peer_controls_is_bounded() {
         (1..100_000).filter(|key| record.accept(id(*key)).is_some()).count(),
         record::MAX_OFFERS
     );
-    // The number of kept descriptors is limited too, whatever their number per handle.
+    // The number of kept descriptors is limited too, even with many descriptors per handle.
     let file = junk();
     let many = segments(&[1; 120]);
     for key in 1..20 {
@@ -227,7 +227,7 @@ fn b18_a_peer_that_sends_random_messages_is_harmless() {
         while a.line(PEER).ended().is_none() && known.len() < 200 {
             let all = packets(&uuid);
             let (mut packet, fds) = all[random.below(all.len())].clone();
-            // Most numbers are small, so that they hit existing objects.
+            // Most words are small, so that they name existing objects.
             for word in packet[16..].chunks_exact_mut(8) {
                 match random.below(4) {
                     0 => word.copy_from_slice(&(random.below(12) as u64).to_ne_bytes()),

@@ -236,7 +236,7 @@ fn row_7_within_one_process_imports_use_the_address_without_a_driver_call() {
 fn row_7_the_handshake_detects_a_link_to_the_same_process() {
     let [mut one, mut two] = met(ShmConfig::default());
     assert!(record(&mut one.line()).home && record(&mut two.line()).home);
-    // With host memory, this process does not map it a second time either.
+    // With host memory too, an import in the same process maps nothing.
     let end = || End::new(HostDevice::new(), ImportLimits::default());
     let (mut a, mut b) = (end(), end());
     a.links[0] = Some(one);

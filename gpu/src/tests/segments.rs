@@ -334,7 +334,7 @@ fn a_peer_that_dies_with_open_segments_leaves_nothing() {
 struct Walk {
     pool: Pool,
     random: Random,
-    /// The registrations, and the bytes that filled their segments when they were made.
+    /// The registrations, each with the bytes that filled its segments at registration.
     live: Vec<(Registration, Range<usize>, Vec<u8>)>,
 }
 

@@ -26,7 +26,7 @@ impl Second {
         let address = name();
         let told = SocketAddr::from_abstract_name(&address.as_bytes()[1..]).unwrap();
         let listener = UnixListener::bind_addr(&told).unwrap();
-        // SAFETY: the call takes only a number. The new descriptor is ours, and is inherited by
+        // SAFETY: the call takes no pointer. The new descriptor is ours, and is inherited by
         // children.
         let inherit = |fd: &OwnedFd| unsafe { OwnedFd::from_raw_fd(libc::dup(fd.as_raw_fd())) };
         let inherited: Vec<(OwnedFd, u64)> = match handle {

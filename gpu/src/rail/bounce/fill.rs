@@ -168,7 +168,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Handles the completion of a device copy into a slot. `error` is set if its outcome is
+    /// Handles the completion of a device copy into a slot. `error` is set if the copy's outcome is
     /// unknown.
     pub(in super::super) fn filled(
         &mut self,

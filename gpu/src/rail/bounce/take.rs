@@ -182,8 +182,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Handles the completion of a device copy out of a slot. `error` is set if its outcome is
-    /// unknown.
+    /// Handles the completion of a device copy out of a slot. `error` is set if the copy's outcome
+    /// is unknown.
     pub(in super::super) fn emptied(
         &mut self,
         peer: Peer,

@@ -273,7 +273,7 @@ fn b15_three_ranks_sending_in_a_circle_all_finish() {
                         rail.check_peers(&mut seen);
                     }
                     assert!(seen.done.iter().all(|(_, result)| result.is_ok()), "{seen:?}");
-                    // The other ranks may still need answers from this one.
+                    // The other ranks may still need answers from this rank.
                     for _ in 0..2000 {
                         rail.poll(8, &mut seen);
                     }

@@ -64,7 +64,7 @@ fn b13_sizes_out_of_bounds_are_refused_and_write_nothing_outside() {
 
 #[test]
 fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
-    // Each reply claims not to be the last one, so even the correct range is invalid.
+    // No reply is marked as the last, so even the correct range is invalid.
     for (offset, len) in
         [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096), (0, 100)]
     {
@@ -223,8 +223,8 @@ fn bad_input_is_refused_with_its_reason() {
         other => panic!("{other:?}"),
     }
     assert_eq!(rail.import(Peer(9), pair.memory[1].key, 8), Err(AttachError::UnknownPeer));
-    // A second import shares the first. One release too many is ignored. After the last release the
-    // key is unknown.
+    // A second import shares the first. An extra release is ignored. After the last release the key
+    // is unknown.
     rail.import(PEER, pair.memory[1].key, LEN as u64).unwrap();
     for _ in 0..3 {
         rail.release(PEER, pair.memory[1].key);

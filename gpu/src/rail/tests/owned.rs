@@ -65,7 +65,8 @@ fn polls_free_and_close_nothing_while_frees_are_deferred() {
     assert_eq!(calls(&pair), before);
     pair.rails[1].defer_frees(false);
     polls(&mut pair);
-    // The second end has closed the first end's memory, and freed its memory that no peer has open.
+    // The second end has closed the first end's memory. It has freed its own memory that no peer
+    // has open.
     assert_eq!(calls(&pair), [before[0], before[1] + 2]);
     pair.rails[0].defer_frees(false);
     pair.until("both are freed", |pair| calls(pair) == [before[0] + 2, before[1] + 3]);
