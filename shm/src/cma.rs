@@ -196,7 +196,7 @@ mod tests {
             in_a_child(|| prepare() && is_permitted(this) == is_copied(this, known))
         };
         assert!(agrees(&|| true), "a child of the same user");
-        // SAFETY: the calls take only numbers. Each runs in its own child.
+        // SAFETY: the calls take no pointers. Each runs in its own child.
         unsafe {
             if libc::geteuid() != 0 {
                 return println!("SKIPPED other users: not the superuser");

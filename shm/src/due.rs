@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(taken(&mut due), []);
         due.insert(Peer(64));
         assert_eq!(taken(&mut due), [64]);
-        // Numbers out of range are ignored.
+        // Peer numbers out of range are ignored.
         due.insert(Peer(192));
         due.remove(Peer(u16::MAX));
         assert_eq!(taken(&mut due), []);

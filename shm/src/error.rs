@@ -27,7 +27,7 @@ pub enum SegmentError {
     },
     /// Some of the pages are not allocated.
     Sparse,
-    /// The memory is not the announced one: its magic number, version, size or nonce differs.
+    /// The memory is not the announced memory: its magic number, version, size or nonce differs.
     Foreign,
     /// The machine, or a control group of this process, has too little memory left.
     Room {
@@ -144,14 +144,14 @@ impl Display for SegmentError {
                 f.write_str("invalid segment size: zero, or larger than the address space")
             }
             SegmentError::Range => f.write_str("the range does not lie inside the segment"),
-            SegmentError::Unsealed => f.write_str("the descriptor is not sealed against changes of its size"),
-            SegmentError::Pages => f.write_str("the descriptor is not memory of ordinary pages (tmpfs)"),
+            SegmentError::Unsealed => f.write_str("the descriptor is not memory with a sealed size"),
+            SegmentError::Pages => f.write_str("the memory does not consist of ordinary pages (tmpfs)"),
             SegmentError::Size { actual, expected } => {
                 write!(f, "the shared memory has {actual} bytes instead of {expected}")
             }
             SegmentError::Sparse => f.write_str("some pages of the segment are not allocated"),
             SegmentError::Foreign => f.write_str(
-                "the memory is not the announced one: its magic number, version, size or nonce differs",
+                "the memory is not the announced memory: its magic number, version, size or nonce differs",
             ),
             SegmentError::Room { asked, there } => write!(
                 f,
@@ -172,7 +172,7 @@ impl Display for HandshakeError {
             HandshakeError::Deadline => f.write_str("the other end did not answer in time"),
             HandshakeError::HungUp => f.write_str("the other end closed the connection"),
             HandshakeError::BadPacket => f.write_str(
-                "the other end sent an invalid or unexpected packet; check that it is fishplate",
+                "the other end sent an invalid or unexpected packet; check that it runs fishplate",
             ),
             HandshakeError::Version { theirs, ours } => {
                 write!(
@@ -204,7 +204,7 @@ impl Display for HandshakeError {
                 write!(f, "invalid memory from the other end: {error}")
             }
             HandshakeError::InUse => {
-                f.write_str("the address to listen on is in use; choose another one")
+                f.write_str("the address to listen on is in use; choose another address")
             }
             HandshakeError::Address => {
                 f.write_str("invalid socket address: the path or name is empty or too long")

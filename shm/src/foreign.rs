@@ -144,7 +144,7 @@ static CLOSER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 ///
 /// Without a closer, the progress path unmaps and frees a peer's large memory, which takes 0.15 ms
 /// per MiB. Descriptors that a peer should not have sent stay open until [`close_aside`] is called.
-/// If they are half of the process's limit or 512, a [`Listener`](crate::Listener) accepts no
+/// At half of the process's descriptor limit, or at 512, a [`Listener`](crate::Listener) accepts no
 /// connections until some are closed.
 pub fn set_closer(closer: fn()) {
     // Relaxed: the address of a function publishes no other data.

@@ -233,7 +233,7 @@ impl Link {
     }
 
     /// Returns the [`ShmConfig::id`] that the peer claims. It is not proven: an admitted peer can
-    /// claim any number.
+    /// claim any id.
     pub fn peer_id(&self) -> u64 {
         self.peer_id
     }

@@ -29,9 +29,9 @@ pub(crate) struct Credentials {
     /// The peer's user ID. After `connected`: the effective ID of the connected process. After
     /// `introduce`: the ID that the sender claimed and the kernel checked.
     pub(crate) uid: u32,
-    /// Becomes readable when the process dies. `None` if the kernel provided none.
+    /// Becomes readable when the process dies. `None` if the kernel provided no pidfd.
     pub(crate) pidfd: Option<OwnedFd>,
-    /// Whether `pidfd` is proven to be the sender's.
+    /// Whether `pidfd` is proven to belong to the sender of the handshake packets.
     proven: bool,
 }
 
@@ -63,7 +63,7 @@ fn open(pid: i32) -> Option<OwnedFd> {
     if pid <= 0 {
         return None;
     }
-    // SAFETY: the call takes only numbers.
+    // SAFETY: the call takes no pointers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     // SAFETY: the call above returned this new descriptor, so nothing else owns it.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
@@ -77,7 +77,6 @@ fn is_alive(pidfd: &OwnedFd) -> bool {
 
 /// Returns whether an ID names this process or one of its threads.
 pub(crate) fn is_own(pid: i32) -> bool {
-    // SAFETY: the call takes only numbers. Signal 0 checks that the thread exists and sends
-    // nothing.
+    // SAFETY: the call takes no pointers. Signal 0 checks that the thread exists and sends nothing.
     pid > 0 && unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), pid, 0) } == 0
 }

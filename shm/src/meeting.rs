@@ -118,7 +118,7 @@ impl<H: HalfOpen> Meetings<H> {
             let first = self.open.iter().map(|entry| entry.deadline).fold(deadline, Instant::min);
             let ready = self.poll(listener, first)?;
             // Iterates backwards, because `swap_remove` replaces a finished handshake with the last
-            // one.
+            // handshake.
             for at in (0..self.open.len()).rev().filter(|&at| ready[at]) {
                 if let Some(met) = self.step(at) {
                     return Ok(Some(met));

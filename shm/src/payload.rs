@@ -169,7 +169,7 @@ impl PayloadPaths {
 }
 
 impl Class {
-    /// Counts a payload on this path.
+    /// Counts a payload that takes the path `by`.
     fn took(&mut self, by: By) {
         if by == self.by {
             self.left = self.left.saturating_sub(1);
@@ -201,7 +201,8 @@ impl Class {
         }
     }
 
-    /// Ends a trial, and schedules the next one. A longer trial, or a slower path, delays it more.
+    /// Ends a trial, and schedules the next trial. A longer trial or a slower path delays the next
+    /// trial more.
     fn tried_out(&mut self) {
         let patience = PATIENCE[usize::from(self.trials).min(PATIENCE.len() - 1)];
         self.trials = self.trials.saturating_add(1);

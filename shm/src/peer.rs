@@ -58,7 +58,8 @@ pub(crate) struct Attached {
     max_message: usize,
     /// Whether posts are refused. [`refusal`](Attached::refusal) returns the reason.
     pub(crate) blocked: bool,
-    /// Whether this pass has written to the peer's lane, so that it notifies the peer at the end.
+    /// Whether this pass has written to the peer's lane. If so, the pass ends with a notification
+    /// of the peer.
     pub(crate) due: bool,
     /// Whether every pass polls the peer: see [`Roster`](crate::roster::Roster).
     pub(crate) hot: bool,
@@ -264,8 +265,8 @@ impl Attached {
     }
 
     /// Does rare work: reports the failed posts of a failed peer, or sends records that waited for
-    /// room. Returns the number of reported events, or 1 if more records could be sent now. After
-    /// such a 1 the owner must not sleep, because nothing would notify it.
+    /// room. Returns the number of reported events. Returns 1 if more records could be sent now:
+    /// the owner must not sleep then, because nothing would notify it.
     #[cold]
     #[inline(never)]
     pub(crate) fn chores<S: Sink>(

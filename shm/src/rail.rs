@@ -37,7 +37,7 @@ const MAX_RMA: usize = 1 << 30;
 /// messages doubles. Shorter bodies gain nothing.
 const ALIGN_FROM: usize = CELL + 1;
 
-/// Maximum wait. Longer waits are limited to this, so that times do not overflow.
+/// Upper limit of every wait, so that times do not overflow.
 pub const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Number of peers that one call of [`check_peers`](Rail::check_peers) checks.
@@ -49,7 +49,7 @@ const MAX_ENDED: usize = 64;
 
 /// The rail between processes of one machine.
 ///
-/// Posting a message, polling and notifying neither block, allocate, lock nor make a system call,
+/// Posting a message, polling and notifying do not block, allocate, lock or make a system call,
 /// except to wake a peer that sleeps. A write or read of mapped memory is a copy by the caller. For
 /// private memory it is a copy by the kernel, usually with one or two system calls. If the kernel
 /// refuses, the data is staged through the lane. Payloads of two-sided messages in private memory
@@ -352,8 +352,8 @@ fn find(peers: &mut Places, peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()
 }
 
-/// Notifies a peer. A peer that needs no fence is notified at once. Others are notified at the end
-/// of the pass, after one fence for all posts.
+/// Notifies a peer. A peer that needs no fence is notified at once. Other peers are notified at the
+/// end of the pass, after one fence for all posts.
 #[inline(always)]
 fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
     if attached.is_light() { attached.ring(host) } else { due.insert(peer) }
@@ -690,7 +690,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             let Some(why) = ended else { continue };
             if attached.is_up() {
                 self.roster.warm(attached, peer);
-                // The peer writes no more, so this empties its lane.
+                // The peer writes no more, so this call empties the peer's lane.
                 attached.consume(peer, self.config.lane_cells, &self.regions, &self.host, sink);
                 attached.fail(why);
             }

@@ -1,5 +1,5 @@
-//! Registered memory and its keys. Slow path, except [`Regions::find`], which neither allocates nor
-//! blocks.
+//! Registered memory and its keys. Slow path, except [`Regions::find`], which does not allocate or
+//! block.
 //!
 //! | bits of a key | what                                                          |
 //! |---------------|---------------------------------------------------------------|

@@ -9,7 +9,7 @@
 //! So a record of a cold peer is found within 64 passes, and makes the peer hot. If there are at
 //! most four cold peers, every pass polls them all. After the owner has announced a sleep, a pass
 //! polls all cold peers, because the owner must not sleep while a record waits. If a peer notifies
-//! the owner meanwhile, the announcement is withdrawn, and the sleep ends immediately.
+//! the owner after the announcement, the announcement is withdrawn, and the sleep ends immediately.
 
 use std::mem;
 
@@ -27,7 +27,7 @@ const ROUND: usize = 64;
 /// Minimum number of cold peers that each pass polls.
 const LEAST: usize = 4;
 
-/// The peers of a rail, by number.
+/// The peers of a rail, by peer number.
 pub(crate) type Places = [Option<Box<Attached>>];
 
 /// The attached peers that may have something to report, as hot and cold peers. Both lists are

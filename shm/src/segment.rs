@@ -167,7 +167,7 @@ pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     // Without these checks, the kernel could send a signal instead of an error.
     room::check_file(len)?;
     room::check_room(len)?;
-    // SAFETY: the name is a C string literal, and the flags are numbers.
+    // SAFETY: the name is a C string literal.
     let fd = unsafe {
         libc::memfd_create(c"fishplate".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
     };
@@ -177,7 +177,7 @@ pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     loop {
-        // SAFETY: the call takes only numbers, and the descriptor is ours.
+        // SAFETY: the call takes no pointers, and the descriptor is ours.
         if unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, size) } == 0 {
             return Ok(fd);
         }
@@ -200,7 +200,7 @@ pub(crate) fn seal_against_writers(fd: BorrowedFd<'_>) -> Result<(), SegmentErro
 }
 
 fn add_seals(fd: BorrowedFd<'_>, seals: i32) -> Result<(), SegmentError> {
-    // SAFETY: the call takes only numbers, and the descriptor stays open while it is borrowed.
+    // SAFETY: the call takes no pointers, and the descriptor stays open while it is borrowed.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
         return Err(SegmentError::System(errno()));
     }
@@ -210,13 +210,13 @@ fn add_seals(fd: BorrowedFd<'_>, seals: i32) -> Result<(), SegmentError> {
 /// Returns the seals of a descriptor, or an error if it is not sealable memory. Never blocks, for
 /// any kind of descriptor.
 fn seals(fd: BorrowedFd<'_>) -> Result<i32, SegmentError> {
-    // SAFETY: the call takes only numbers, and the descriptor stays open while it is borrowed.
+    // SAFETY: the call takes no pointers, and the descriptor stays open while it is borrowed.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 { Err(SegmentError::Unsealed) } else { Ok(seals) }
 }
 
 fn stat(fd: BorrowedFd<'_>) -> Result<libc::stat, SegmentError> {
-    // SAFETY: `stat` consists of numbers, so all zeroes are a valid value.
+    // SAFETY: `stat` consists of integers, so zero bytes are a valid value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `stat` is a local structure of the type that the call fills.
     match unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } {
@@ -231,8 +231,8 @@ pub fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     u64::try_from(stat(fd)?.st_size).map_err(|_| SegmentError::Length)
 }
 
-/// Returns the number of bytes that closing the descriptor may free: its size, or its allocated
-/// pages if they are more. Pages can lie beyond the end of the file.
+/// Returns the number of bytes that closing the descriptor may free: the larger of its size and its
+/// allocated pages. Pages can lie beyond the end of the file.
 pub(crate) fn memory_held(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     let size = memory_size(fd)?;
     Ok(size.max(pages(&stat(fd)?)))
@@ -246,20 +246,20 @@ fn pages(stat: &libc::stat) -> u64 {
 
 /// Returns the size of a huge page, in bytes: the memory that one page of page table entries maps.
 fn huge_page() -> u64 {
-    // SAFETY: the call takes only a number.
+    // SAFETY: the call takes no pointer.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE as u64);
     page * (page / 8)
 }
 
 /// Checks that a peer's descriptor is safe to map. It must be sealed and have ordinary pages, the
-/// agreed size, and all pages allocated. Pages beyond its end are refused, because freeing them
-/// could take long. Never blocks, for any kind of descriptor.
+/// agreed size, and all pages allocated. Pages beyond the end of the file are refused, because
+/// freeing them could take long. Never blocks, for any kind of descriptor.
 pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     if seals(fd)? & needed != needed {
         return Err(SegmentError::Unsealed);
     }
-    // SAFETY: `statfs` consists of numbers, so all zeroes are a valid value.
+    // SAFETY: `statfs` consists of integers, so zero bytes are a valid value.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: `system` is a local structure of the type that the call fills.
     if unsafe { libc::fstatfs(fd.as_raw_fd(), &mut system) } != 0 {

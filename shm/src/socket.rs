@@ -34,7 +34,7 @@ pub(crate) fn system() -> HandshakeError {
 /// when the child hangs up.
 pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0i32; 2];
-    // SAFETY: the call fills the array of two numbers.
+    // SAFETY: the call fills the array of two integers.
     let rc = unsafe {
         libc::socketpair(
             libc::AF_UNIX,
@@ -109,7 +109,7 @@ impl Socket {
     /// Returns the process ID and the effective user ID of the process that connected, or that
     /// created the socket pair. The process may have passed the socket on since then.
     pub(crate) fn connected_by(&self) -> Result<(i32, u32)> {
-        // SAFETY: `ucred` consists of three numbers, so all zeroes are a valid value.
+        // SAFETY: `ucred` consists of three integers, so zero bytes are a valid value.
         let mut cred: libc::ucred = unsafe { mem::zeroed() };
         self.option(libc::SO_PEERCRED, &mut cred)?;
         Ok((cred.pid, cred.uid))
@@ -140,7 +140,7 @@ impl Socket {
     fn option<T>(&self, name: i32, value: &mut T) -> Result<()> {
         let mut len = size_of::<T>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes, the size of `value`. Every `T` used here
-        // consists of numbers.
+        // consists of integers.
         let rc = unsafe {
             libc::getsockopt(
                 self.fd.as_raw_fd(),
@@ -167,19 +167,19 @@ impl Socket {
         let mut control = Control::new();
         let mut part =
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
+        // SAFETY: `msghdr` consists of pointers and integers, so zero bytes are a valid value.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
         debug_assert!(fds.len() <= MAX_FDS);
         let mut used = 0;
         if let Some(sender) = sender {
-            // SAFETY: `ucred` consists of three numbers. `CONTROL` has room for one sender.
+            // SAFETY: `ucred` consists of three integers. `CONTROL` has room for one sender.
             used +=
                 unsafe { control.put(used, libc::SCM_CREDENTIALS, std::slice::from_ref(sender)) };
         }
         if !fds.is_empty() {
-            // SAFETY: a `BorrowedFd` is represented as its number. `put` checks that the message
+            // SAFETY: a `BorrowedFd` is represented as an integer. `put` checks that the message
             // fits.
             used += unsafe { control.put(used, libc::SCM_RIGHTS, fds) };
         }
@@ -245,7 +245,7 @@ impl Socket {
         room: impl FnOnce(&[u8]) -> usize,
     ) -> Result<Option<Packet>> {
         // The kernel stores a pidfd after the descriptors. If no pidfd is requested, there is no
-        // spare room into which it could store descriptors.
+        // spare room that could receive descriptors.
         self.name_pidfds(senders, false);
         let named = if senders == Senders::Named { CREDENTIALS } else { 0 };
         let peeked = self.peek(into, named);
@@ -304,7 +304,7 @@ impl Socket {
     fn peek(&self, into: &mut [u8], room: usize) -> Result<Option<(Packet, i32)>> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
+        // SAFETY: `msghdr` consists of pointers and integers, so zero bytes are a valid value.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
@@ -360,7 +360,7 @@ impl Drop for Socket {
     /// Removes packets without descriptors, then closes the socket. If a packet has descriptors,
     /// sets the socket aside, because the kernel closes them together and may block.
     fn drop(&mut self) {
-        // SAFETY: the call takes only numbers, and the descriptor is ours. No packet arrives after
+        // SAFETY: the call takes no pointers, and the descriptor is ours. No packet arrives after
         // it.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
         // The end of the connection looks like an empty packet, but names no sender.
@@ -409,7 +409,7 @@ impl Control {
     /// Appends a control message at byte `at`, a multiple of 8. Returns its size in bytes.
     ///
     /// # Safety
-    /// `T` consists of numbers without padding.
+    /// `T` consists of integers without padding.
     unsafe fn put<T>(&mut self, at: usize, kind: i32, values: &[T]) -> usize {
         let len = size_of_val(values);
         // SAFETY: these macros only compute lengths.
@@ -432,7 +432,7 @@ impl Control {
         // SAFETY: the kernel filled the control buffer and set its length, and `message` still
         // points to it. The macros iterate over the headers inside that length. The kernel opened
         // each descriptor under SCM_RIGHTS and SCM_PIDFD for this receive, so nothing else owns it.
-        // A pidfd that could not be opened is negative. The numbers are read unaligned.
+        // A pidfd that could not be opened is negative. The integers are read unaligned.
         unsafe {
             let mut head = libc::CMSG_FIRSTHDR(message);
             while !head.is_null() {
@@ -483,7 +483,7 @@ pub(crate) struct Address {
 impl Address {
     pub(crate) fn parse(text: &OsStr) -> Result<Self> {
         let bytes = text.as_bytes();
-        // SAFETY: `sockaddr_un` consists of numbers, so all zeroes are a valid value.
+        // SAFETY: `sockaddr_un` consists of integers, so zero bytes are a valid value.
         let mut raw: libc::sockaddr_un = unsafe { mem::zeroed() };
         raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
         let named = bytes.first() == Some(&b'@');
@@ -540,7 +540,7 @@ impl Address {
 
 pub(crate) fn stream() -> Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the call takes only numbers.
+    // SAFETY: the call takes no pointers.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     if fd < 0 {
         return Err(system());

@@ -30,8 +30,8 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // SAFETY: the call takes only numbers here, and no structure. An error means that the
-        // descriptor is not in the set any more.
+        // SAFETY: the call takes no structure. An error means that the descriptor is not in the set
+        // any more.
         unsafe {
             libc::epoll_ctl(
                 self.set.as_raw_fd(),

@@ -19,7 +19,7 @@ impl CpuSet {
         Self(unsafe { mem::zeroed() })
     }
 
-    /// Adds a processor. Ignores numbers from [`CpuSet::MAX`] on.
+    /// Adds a processor. Ignores a processor number of [`CpuSet::MAX`] or more.
     #[doc(alias = "CPU_SET")]
     pub fn insert(&mut self, cpu: usize) {
         if cpu < Self::MAX {

@@ -105,7 +105,8 @@ pub fn wait_two(scope: Scope, words: [(&AtomicU32, u32); 2], timeout_ns: u64) ->
     Errno::check(returned).map(drop)
 }
 
-/// Wakes all threads that sleep on `word`. Returns their number, or zero if the call failed.
+/// Wakes all threads that sleep on `word`. Returns the number of woken threads, or zero if the call
+/// failed.
 #[doc(alias = "FUTEX_WAKE")]
 pub fn wake(scope: Scope, word: &AtomicU32) -> u32 {
     // SAFETY: the kernel uses the address only to find sleepers, and does not write the word.

@@ -19,7 +19,7 @@ fn withdraw(number: u32) -> Vec<u8> {
     packet.finish()
 }
 
-/// B23: segments withdrawn from a stopped peer, or from one that does not read, are freed.
+/// B23: segments are freed if they are withdrawn while the peer is stopped or does not read.
 #[test]
 fn b23_segments_that_come_and_go_are_not_kept_for_a_peer_that_does_not_read() {
     let [mut a, mut b] = couple(ShmConfig::default());
@@ -74,7 +74,7 @@ fn what_a_peer_said_before_it_left_is_heard_though_it_did_not_read_everything() 
     a.socket.try_send(&Writer::new(PacketKind::Bye).finish(), &[]).unwrap();
     // Closes the socket without reading, like the kernel when a process exits.
     let (other, _) = crate::socket::socket_pair().unwrap();
-    // SAFETY: the call takes only numbers. It replaces the socket behind the descriptor of `a`, and
+    // SAFETY: the call takes no pointers. It replaces the socket behind the descriptor of `a`, and
     // `a` still owns that descriptor.
     assert!(unsafe { libc::dup2(other.as_raw_fd(), a.fd().as_raw_fd()) } >= 0);
     assert_eq!(b.take_blob().unwrap().as_deref(), Some(&b"last words"[..]));

@@ -95,10 +95,10 @@ fn what_is_put_aside_is_dropped_by_whoever_closes() {
     }
 }
 
-/// Creates a sealed memfd of `size` bytes. Its pages hold `held` bytes, and may extend beyond its
-/// end.
+/// Creates a sealed memfd of `size` bytes. Its pages hold `held` bytes, and may extend beyond the
+/// end of the file.
 fn memory(name: &std::ffi::CStr, size: u64, held: u64) -> OwnedFd {
-    // SAFETY: `name` is a C string, and the other arguments are numbers. `memfd_create` returned
+    // SAFETY: `name` is a C string, and the other arguments are integers. `memfd_create` returned
     // `fd`, and nothing else owns it.
     let fd = unsafe {
         let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);

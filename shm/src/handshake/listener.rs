@@ -18,8 +18,8 @@ const BACKLOG: i32 = 256;
 /// Time limit of one handshake with a listener.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A listening socket. Dropping it removes its path, if the path is still the file created here. A
-/// killed process leaves a path behind, but not an abstract name.
+/// A listening socket. Dropping it removes its path, if the path still names the file that `bind`
+/// created. A killed process leaves a path behind, but not an abstract name.
 ///
 /// Accept in the process that called `bind`, because connecting peers watch that process.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Listener {
         let file = address.path.and_then(|path| identity(&path).map(|id| (path, id)));
         let fd = ManuallyDrop::new(fd);
         let listener = Listener { fd, file, meetings: Mutex::new(Meetings::new(PATIENCE)) };
-        // SAFETY: the call takes only numbers, and the descriptor is ours.
+        // SAFETY: the call takes no pointers, and the descriptor is ours.
         if unsafe { libc::listen(listener.fd.as_raw_fd(), BACKLOG) } != 0 {
             return Err(system());
         }
@@ -61,7 +61,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // SAFETY: the call takes only numbers, and the descriptor is ours. New connections are
+        // SAFETY: the call takes no pointers, and the descriptor is ours. New connections are
         // refused afterwards, so the loop below terminates.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
         // Pending connections may carry descriptors, which `Socket` closes without blocking.

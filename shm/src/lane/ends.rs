@@ -17,7 +17,6 @@ pub(crate) const fn cells_for(len: usize) -> u64 {
     (PAYLOAD + len).div_ceil(CELL) as u64
 }
 
-/// Returns the stamp of a position.
 #[inline(always)]
 pub(super) fn stamp(position: u64) -> u64 {
     position << 1 | 1
@@ -39,7 +38,7 @@ pub(crate) struct Producer {
     mask: u64,
     /// Position of the next record.
     pub(super) at: u64,
-    /// The consumer's cursor at our last load.
+    /// The value that we last loaded from the consumer's cursor.
     pub(super) freed: u64,
     /// No cell from `at` to just before this position holds a valid stamp. Always beyond `at`, and
     /// never beyond the free cells.
@@ -299,8 +298,8 @@ impl Consumer {
         }
     }
 
-    /// Advances past a record. Returns whether this call published the freed cells, which a waiting
-    /// producer needs to know.
+    /// Advances past a record. Returns whether this call published the freed cells. If so, a
+    /// waiting producer must be notified.
     #[inline(always)]
     pub(crate) fn advance(&mut self, cells: u64) -> bool {
         self.at = self.at.wrapping_add(cells);

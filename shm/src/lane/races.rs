@@ -4,7 +4,7 @@
 //! Each lane cell has a loom cell that represents its payload. The producer writes the loom cell
 //! before it publishes, and the consumer reads it before it advances. Loom checks these accesses.
 //! Where a long record has payload at the offset of a stamp, the models store the worst value. That
-//! is the stamp that the consumer expects there one lap later.
+//! is the stamp that the consumer expects at this offset one lap later.
 
 use fishplate_core::sync::primitive::modelled as primitive;
 
@@ -119,8 +119,8 @@ impl Lane {
 }
 
 /// Sends records of these lengths, in cells, through a lane that starts at position `start`. Loom
-/// preempts threads at most twice. Three preemptions take ten times as long, and find no planted
-/// bug that two do not find.
+/// preempts threads at most twice. Three preemptions take ten times as long, and find no further
+/// planted bugs.
 fn across(cells: u32, start: u64, lengths: &'static [u64]) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);

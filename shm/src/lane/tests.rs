@@ -84,7 +84,7 @@ impl Together {
     }
 }
 
-/// A guard that each thread holds. A panic while it is held ends the other thread's wait.
+/// A guard that each thread holds. If the thread panics, the other thread stops waiting.
 struct Side<'t>(&'t Together);
 
 impl Drop for Side<'_> {
@@ -137,8 +137,8 @@ fn short_records_find_their_cells_claimed() {
         assert_eq!(producer.has_claimed(producer.at + 1), known, "at record {n}");
         pop(&mut consumer).unwrap();
     }
-    // The producer claims fewer cells per call while it does not know yet how much of the lane is
-    // free.
+    // While the producer does not know how much of the lane is free, it claims fewer cells per
+    // call.
     assert!((1000 / CLAIMED..1000 / CLAIMED * 2).contains(&claims), "{claims}");
 }
 
@@ -301,8 +301,8 @@ fn a_consumer_beside_never_takes_payload_for_a_record() {
     });
 }
 
-/// B21: words that one side writes in a loop share no cache line, and no prefetched pair of lines,
-/// with words of the other side.
+/// B21: the words that the two sides write in loops lie in different cache lines, and in different
+/// prefetched pairs of lines.
 #[test]
 fn b21_cursors_and_cells_share_no_line() {
     assert!(memoffset::offset_of!(Header, freed) >= 128 && size_of::<Cursor>() == 128);

@@ -49,8 +49,8 @@ impl Link {
         self.went
     }
 
-    /// Transfers payloads with up to `window` in flight through the lane. The lane transfers one at
-    /// a time.
+    /// Transfers payloads with up to `window` in flight through the lane. The lane transfers one
+    /// payload at a time.
     fn streamed(&mut self, len: usize, window: usize, count: usize) -> [u64; 2] {
         self.went = [0; 2];
         for _ in 0..count {

@@ -44,7 +44,7 @@ fn rounds() -> u64 {
     std::env::var("FISHPLATE_HOSTILE").ok().and_then(|text| text.parse().ok()).unwrap_or(6000)
 }
 
-/// Does one thing that no correct peer does, or a correct thing at the wrong time.
+/// Performs one random attack: an invalid write, or a valid action at the wrong time.
 fn harm(hostile: &mut TestRail, random: &mut Random, key: u64) {
     let attached = hostile.attached(PEER).unwrap();
     let (segment, len) = attached.outgoing().raw();

@@ -113,8 +113,8 @@ fn payloads_come_the_way_that_was_quicker() {
     if !ends.direct() {
         return;
     }
-    // A kernel copy reads the clock twice, which takes 20 us. One reading is for the liveness
-    // check.
+    // On the simulated clock, a kernel copy takes 20 us: it reads the clock twice. One reading is
+    // for the liveness check.
     for (lane, want) in [(30_000, Posted::Done), (3_000, Posted::Pending), (30_000, Posted::Done)] {
         for _ in 0..600 {
             ends.read(LEN, lane);

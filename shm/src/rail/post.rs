@@ -1,6 +1,6 @@
 //! Moves data: chooses among mapped copies, kernel copies and staging. Nothing here allocates, and
 //! only a kernel copy can block (see [`cma`]). A kernel copy is usually one system call, sometimes
-//! with a second one that checks the peer's process.
+//! with a second system call that checks the peer's process.
 
 use std::ptr::NonNull;
 

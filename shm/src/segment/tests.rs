@@ -5,7 +5,7 @@ fn a_segment_can_neither_shrink_nor_grow_nor_lose_its_seals() {
     let segment = Segment::create(5000).unwrap();
     assert_eq!(segment.len(), 8192, "whole pages");
     for len in [0, 4096, 16384] {
-        // SAFETY: the call takes only numbers, and the segment owns the descriptor.
+        // SAFETY: the call takes no pointers, and the segment owns the descriptor.
         let rc = unsafe { libc::ftruncate(segment.fd().as_raw_fd(), len) };
         assert_eq!((rc, errno()), (-1, libc::EPERM));
     }
@@ -33,7 +33,7 @@ fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
     };
     // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
     let sparse = unsafe { OwnedFd::from_raw_fd(raw) };
-    // SAFETY: the call takes only numbers, and the descriptor is ours.
+    // SAFETY: the call takes no pointers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(raw, 1 << 40) }, 0);
     seal(sparse.as_fd()).unwrap();
     assert_eq!(verify(sparse.as_fd(), 1 << 40), Err(SegmentError::Sparse));
@@ -54,7 +54,7 @@ fn memory_of_huge_pages_is_refused() {
     }
     // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
     let huge = unsafe { OwnedFd::from_raw_fd(raw) };
-    // SAFETY: the call takes only numbers, and the descriptor is ours.
+    // SAFETY: the call takes no pointers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(raw, 1 << 30) }, 0);
     seal(huge.as_fd()).unwrap();
     assert_eq!(verify(huge.as_fd(), 1 << 30), Err(SegmentError::Pages));
@@ -66,7 +66,7 @@ fn b19_a_segment_has_no_name_in_the_file_system() {
     let segment = Segment::create(4096).unwrap();
     let link = std::fs::read_link(format!("/proc/self/fd/{}", segment.fd().as_raw_fd())).unwrap();
     assert_eq!(link.to_str(), Some("/memfd:fishplate (deleted)"));
-    // SAFETY: the call takes only numbers, and the segment owns the descriptor.
+    // SAFETY: the call takes no pointers, and the segment owns the descriptor.
     let flags = unsafe { libc::fcntl(segment.fd().as_raw_fd(), libc::F_GETFD) };
     assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
 }

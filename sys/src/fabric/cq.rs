@@ -255,7 +255,7 @@ impl CompletionQueue {
         self.fid.as_ptr().cast()
     }
 
-    /// Reads completions into `entries`, and returns their number.
+    /// Reads completions into `entries`, and returns the number of entries read.
     ///
     /// # Errors
     /// `FI_EAGAIN` if the queue is empty. `FI_EAVAIL` if the next entry is an error, which
@@ -332,7 +332,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Returns the provider's message for its error code and data. Slow path.
+    /// Returns the provider's message for the code and data of `error`. Slow path.
     #[doc(alias = "fi_cq_strerror")]
     pub fn describe(&self, error: &CqError) -> String {
         type Strerror = unsafe extern "C" fn(

@@ -40,7 +40,7 @@ pub struct Target {
     pub peer: u64,
     /// The address in the peer's memory, or the offset into the registration.
     pub addr: u64,
-    /// The registration's key.
+    /// Key of the remote registration.
     pub key: u64,
 }
 
@@ -267,7 +267,7 @@ impl Endpoint {
         self.cq.wait()
     }
 
-    /// Reads completions into `entries`, and returns their number.
+    /// Reads completions into `entries`, and returns the number of entries read.
     ///
     /// # Errors
     /// The errors of [`CompletionQueue::read`].
@@ -453,8 +453,8 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Posts a write with flags that replace the endpoint's: `FI_MORE`, `FI_REMOTE_CQ_DATA` and a
-    /// completion level.
+    /// Posts a write with flags that replace the endpoint's flags: `FI_MORE`, `FI_REMOTE_CQ_DATA`
+    /// and a completion level.
     ///
     /// # Errors
     /// `FI_EAGAIN` if the provider has no room.

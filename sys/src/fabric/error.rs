@@ -7,12 +7,13 @@ use core::fmt;
 
 use super::raw::*;
 
-/// A positive libfabric error code. Below 256 it is an `errno`, from 256 on libfabric's own.
+/// A positive libfabric error code. Codes below 256 are `errno` values. Codes from 256 on are
+/// libfabric's own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Code(pub i32);
 
-/// Defines the named codes.
+/// Defines a name for each code.
 macro_rules! named {
     ($($name:ident = $value:expr),* $(,)?) => {
         impl Code {
@@ -160,7 +161,8 @@ impl fmt::Display for LoadError {
             LoadError::NoSymbol { path, symbol } => {
                 write!(
                     f,
-                    "{path:?} has no function {symbol}: it is not libfabric, or too old; install 1.17 or later"
+                    "{path:?} has no function {symbol}: it is not libfabric, or too old; \
+                     install libfabric 1.17 or later"
                 )
             }
             LoadError::TooOld { path, found, needed } => write!(

@@ -15,14 +15,14 @@ impl Library {
     /// Returns the library's text for an `fi_info`.
     #[doc(alias = "fi_tostr")]
     pub fn show(&self, info: &Info) -> String {
-        // SAFETY: the `fi_info` is complete. The answer lies in a buffer of this thread and is
-        // copied at once.
+        // SAFETY: the `fi_info` is complete. The result is in a thread-local buffer, and is copied
+        // at once.
         unsafe { copy_string((self.entries.tostr)(info.as_ptr().cast(), FI_TYPE_INFO)) }
             .unwrap_or_default()
     }
 
     /// Returns the offers that match `hints`, best first. `node` is the remote address, or the
-    /// local one with `FI_SOURCE`.
+    /// local address with `FI_SOURCE`.
     ///
     /// # Errors
     /// `FI_ENODATA` if nothing matches, or another code of the library.

@@ -143,7 +143,8 @@ impl Library {
         (version >> 16, version & 0xffff)
     }
 
-    /// Returns the API version to request: the newest one that both sides know.
+    /// Returns the API version to request: the newest version that the library and this package
+    /// know.
     pub fn api_version(&self) -> u32 {
         let (major, minor) = self.version().min(Self::NEWEST);
         fi_version(major, minor)

@@ -31,7 +31,7 @@ pub(super) fn set_timeout(address: &[u8]) {
 fn listens_at(descriptor: i32, address: &[u8]) -> bool {
     let (mut listens, mut len) = (0i32, mem::size_of::<i32>() as u32);
     let into = (&raw mut listens).cast();
-    // SAFETY: the call writes at most `len` bytes into a local number.
+    // SAFETY: the call writes at most `len` bytes into a local integer.
     let got = unsafe {
         libc::getsockopt(descriptor, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, into, &raw mut len)
     };

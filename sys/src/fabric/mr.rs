@@ -175,8 +175,8 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // A failed close cannot be reported from drop; call `close` to learn of one.
-        // SAFETY: the registration is open until here.
+        // A failed close cannot be reported from drop; call `close` to get the error. SAFETY: the
+        // registration is open until here.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

@@ -1,4 +1,4 @@
-//! Selects a provider's offer. Requests the best attributes first, then acceptable ones, and
+//! Selects a provider's offer. Requests the best attributes first, then acceptable attributes, and
 //! explains why offers are rejected. Slow path.
 //!
 //! Takes the first available choice in this order:
@@ -150,7 +150,7 @@ impl Offer {
 /// Why an offer was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The offer is from another provider, which is layered below or above the requested one.
+    /// The offer is from another provider, layered below or above the requested provider.
     Provider,
     /// The offer is for another fabric of the provider.
     Fabric,

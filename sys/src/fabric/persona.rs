@@ -90,7 +90,7 @@ pub const PERSONAS: [Persona; 8] = [
     Persona {
         forgets_level: true,
         fences: true,
-        // `net` of libfabric 1.17.0. Its pull request 8660 corrects this in 1.17.1.
+        // `net` of libfabric 1.17.0. libfabric's pull request 8660 corrects this in 1.17.1.
         frees_reads_twice: &[(117, 0)],
         max_rma: 768 << 10,
         ..persona("tcp", &["tcp", "net"], Notify::Word)

@@ -135,20 +135,21 @@ struct Held {
 /// Counts of rejected, dropped and failed operations of a rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FabricStats {
-    /// Posts that the provider rejected with `FI_EAGAIN`.
+    /// Number of posts that the provider rejected with `FI_EAGAIN`.
     pub refused: u64,
-    /// Dropped arrivals from senders that are not attached.
+    /// Number of dropped arrivals from senders that are not attached.
     pub strangers: u64,
-    /// Error completions.
+    /// Number of error completions.
     pub errors: u64,
-    /// The last error of a completion or a post: libfabric's code and the provider's.
+    /// The last error of a completion or a post: libfabric's code and the provider's code.
     /// [`FabricRail::last_error`] returns the messages.
     pub last_error: (i32, i32),
-    /// Registrations that the provider did not close. It may still use their memory.
+    /// Number of registrations that the provider did not close. It may still use their memory.
     pub kept: u32,
-    /// Contexts that the provider still holds after their completion was reported as unknown.
+    /// Number of contexts that the provider still holds after their completion was reported as
+    /// unknown.
     pub orphans: u32,
-    /// Domains that the rail has replaced, because the provider [freed reads
+    /// Number of domains that the rail has replaced, because the provider [freed reads
     /// twice](super::persona::Persona::frees_reads_twice).
     pub replaced: u32,
 }
@@ -189,7 +190,7 @@ pub struct FabricRail {
     /// Whether writes are batched.
     more: bool,
     held: Option<Held>,
-    /// Writes posted since the last doorbell.
+    /// Number of writes posted since the last doorbell.
     batched: u32,
     /// Whether a word's message is sent right after its write, without waiting for the write to
     /// complete.

@@ -139,7 +139,7 @@ impl FabricRail {
         self.polls_planned.wrapping_sub(self.plain_polls)
     }
 
-    /// Makes the next poll a long one, because there is queued work.
+    /// Makes the next poll long, because there is queued work.
     pub(super) fn hurry(&mut self) {
         if !self.busy {
             self.busy = true;

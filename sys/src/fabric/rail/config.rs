@@ -1,4 +1,4 @@
-//! Settings of a rail, and the errors of opening one.
+//! Settings of a rail, and the errors of opening a rail.
 
 use alloc::string::String;
 use core::fmt;

@@ -1,5 +1,6 @@
-//! Fences peers by closing the endpoint and opening a new one, if the persona says that closing
-//! ends all arrivals. Attaches fenced peers again. Slow path: makes system calls and allocates.
+//! Fences peers by closing the endpoint and opening a new endpoint, if the persona says that
+//! closing ends all arrivals. Attaches fenced peers again. Slow path: makes system calls and
+//! allocates.
 //!
 //! Removing a peer from the address vector does not fence it: its connection stays, and its writes
 //! in flight still land (`net` of libfabric 1.17). A closed endpoint has no connections, and no
@@ -154,7 +155,7 @@ impl FabricRail {
         true
     }
 
-    /// Opens another domain with an endpoint, registers all memory there under the same keys, and
+    /// Opens another domain with an endpoint, registers all memory in it under the same keys, and
     /// closes the old domain.
     ///
     /// # Errors

@@ -50,7 +50,7 @@ impl Imports {
 
     #[inline(always)]
     fn start(&self, peer: u16, key: u64) -> usize {
-        // The product's upper bits depend on all bits of the key, so they make the index.
+        // The product's upper bits depend on all bits of the key, so they form the index.
         ((key ^ peer as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
@@ -89,7 +89,7 @@ impl Imports {
         &self.places[self.find(peer, key)]
     }
 
-    /// Adds a region, or counts another import of a known one. Returns `false` if the table is
+    /// Adds a region, or counts another import of a known region. Returns `false` if the table is
     /// full.
     pub fn insert(&mut self, peer: u16, key: u64, len: u64) -> bool {
         let at = self.find(peer, key);

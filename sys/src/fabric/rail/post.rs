@@ -531,7 +531,7 @@ impl FabricRail {
 /// Writes a message: the rail's header, then the two parts.
 ///
 /// # Safety
-/// `into` has room for the header and both parts, and overlaps neither part.
+/// `into` has room for the header and both parts, and does not overlap the parts.
 #[inline(always)]
 unsafe fn compose(number: u32, head: &[u8], body: Untrusted<'_>, into: *mut u8) {
     // SAFETY: our caller guarantees room and no overlap. A raw copy tolerates a body that changes

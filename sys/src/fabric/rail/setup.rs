@@ -42,8 +42,8 @@ impl FabricRail {
         let limit =
             |ours: u32, theirs: usize| if theirs == 0 { ours } else { ours.min(theirs as u32) };
         let depth = limit(config.depth, info.tx().size).max(1);
-        // One receive fewer than announced: some providers use one themselves (shm 1.17 rejects the
-        // last).
+        // One receive fewer than announced: some providers use a receive themselves (shm 1.17
+        // rejects the last receive).
         let receives = limit(config.receives, info.rx().size.saturating_sub(1)).max(1);
         let room = info.ep().max_msg_size;
         let max_message = config.max_message.min(room.saturating_sub(HEAD));

@@ -74,7 +74,7 @@ pub struct fi_mr_dmabuf {
     pub base_addr: *mut c_void,
 }
 
-/// In C the first field is a union of pointers, and `device` is a union of numbers.
+/// In C the first field is a union of pointers, and `device` is a union of integers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fi_mr_attr {
