@@ -156,7 +156,7 @@ cut() {
     grep -q 'opens 2 closes 2 ' "$place/report" && ! grep -v ' violations \[\]$' "$place/report"
 }
 [ "$api" = hip ] || say "a segment that does not open" cut
-say "no devices" fails devices=0 "--device $api:0: no such device: the number of devices here is 0"
+say "no devices" fails devices=0 "--device $api:0: no such device: the number of devices in this process is 0"
 
 # none: the loader finds no driver. On a machine with a driver this cannot be tested, because the
 # loader's cache contains it.
