@@ -57,7 +57,7 @@ pub enum Command {
     Info(InfoArgs),
     /// Find what makes the transport slow or unusable here, and suggest remedies.
     Doctor(DoctorArgs),
-    /// Show the counters of running programs that publish them (option counters).
+    /// Show the counters of running programs that set the node option counters.
     Stat(StatArgs),
     /// The second process, which `perf` starts.
     #[command(hide = true)]
@@ -144,13 +144,13 @@ pub struct PeerArgs {
     /// Number of rails.
     #[arg(long, default_value_t = 1)]
     pub rails: usize,
-    /// Providers of the rails, in the order in which they are tried.
+    /// Providers to try for the rails, in this order.
     #[arg(long, value_delimiter = ',')]
     pub provider: Vec<String>,
     /// Interfaces of the rails.
     #[arg(long, value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// Where the payloads are: host, cuda:N or hip:N.
+    /// Memory of the payloads: host, cuda:N or hip:N.
     #[arg(long, default_value = "host")]
     pub device: DeviceName,
     /// How payloads travel from one device to the other.
@@ -188,14 +188,14 @@ pub struct PerfArgs {
     #[arg(short, long, value_name = "N", value_parser = sizes::parse_count::<usize>)]
     pub factor: Option<usize>,
 
-    /// Measured iterations per size, such as 5000, 100K (powers of 1000) or 1e6. By default one
-    /// million; fewer for large payloads, and if half of --timeout is not enough.
+    /// Measured iterations per size, such as 5000, 100K (powers of 1000) or 1e6. By default at most
+    /// one million; fewer for large payloads, or if half of --timeout is too short for them.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count::<u64>)]
     pub iters: Option<u64>,
     /// Measure each size for about this long, such as 10s, rather than a number of iterations.
     #[arg(short = 'D', long, value_name = "TIME", value_parser = sizes::parse_time, conflicts_with = "iters")]
     pub duration: Option<Duration>,
-    /// Iterations before measuring; by default a tenth of -n or of its default, at most 10000.
+    /// Iterations before measuring. By default a tenth of the measured ones, at most 10000.
     #[arg(short, long, value_name = "N", value_parser = sizes::parse_count::<u64>)]
     pub warmup: Option<u64>,
 
@@ -239,17 +239,17 @@ pub struct PerfArgs {
     /// this side and the other.
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub pin: Pin,
-    /// Numbers of threads to run with, each thread with its own pool (pool).
+    /// For pool: numbers of threads to measure with. Each thread has its own pool.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse_count::<usize>, default_value = "1,2,4")]
     pub streams: Vec<usize>,
     /// Placement of the signal [default: adjacent up to 56 bytes, else split]. See --help.
     #[arg(long, value_enum)]
     pub layout: Option<Layout>,
-    /// What signal-rate does to the word.
+    /// For signal-rate: how a signal changes its word.
     #[arg(long, value_enum, default_value_t = SignalKind::Add)]
     pub signal: SignalKind,
-    /// Which thread makes progress, on this side and on a side that it starts. worker adds a thread
-    /// of the node (shm, fabric, gpu).
+    /// Which thread makes progress, here and in a process that this one starts. worker adds a
+    /// thread to each node (shm, fabric, gpu).
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
     pub mode: Mode,
     /// How to write the results.
@@ -265,11 +265,11 @@ pub struct PerfArgs {
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 
-    /// Run as the side that answers, and wait at this address: HOST:PORT, a path with a slash, or
-    /// @NAME for an abstract socket of this host.
+    /// Run as the answering side. Wait at this address: HOST:PORT, a path with a slash, or @NAME
+    /// for an abstract socket on this host.
     #[arg(long, value_name = "ADDR", conflicts_with = "connect", value_parser = address)]
     pub listen: Option<String>,
-    /// Run as the side that measures, and connect to the other side at this address.
+    /// Run as the measuring side. Connect to the answering side at this address.
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub connect: Option<String>,
     /// Memory for the payloads of one direction; must be the same on both sides.
@@ -367,7 +367,7 @@ fn address(text: &str) -> Result<String, String> {
 
 /// The default size of a region.
 pub const REGION: usize = 64 << 20;
-/// The largest region. Two of them and the page of signals must fit the address space.
+/// The largest region. Two regions and the page of signals must fit the address space.
 const REGION_MAX: usize = 64 << 30;
 /// Maximum number of rails within one process, and between two processes.
 const RAILS_IN_PROCESS: usize = 4;

@@ -1,8 +1,9 @@
 //! A clock that is cheap to read.
 //!
-//! [`Clock::now`] is one `rdtsc` where the processor's counter runs at a constant rate, and
-//! `clock_gettime` elsewhere. Neither blocks nor allocates. The read is deliberately not ordered
-//! with the memory accesses around it. After a post it overlaps the transfer of the posted data.
+//! [`Clock::now`] is one `rdtsc` if the processor's counter runs at a constant rate, and
+//! `clock_gettime` otherwise. Neither blocks nor allocates. The read is deliberately not ordered
+//! with the memory accesses around it. A read after a post overlaps the transfer of the posted
+//! data.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     ns_per_tick: f64,
-    /// The counter's step, in ticks. It is 1 on most processors, and about 10 ns long on some.
+    /// The smallest increment of the counter, in ticks: 1 on most processors, some 10 ns on others.
     step: u64,
     tsc: bool,
 }
@@ -38,7 +39,8 @@ impl Clock {
         }
     }
 
-    /// Returns the greatest common divisor of many short times.
+    /// Finds the smallest increment of the counter: the greatest common divisor of many short
+    /// durations.
     fn find_step(&self) -> u64 {
         let mut step = 0;
         let mut last = self.now();
@@ -58,7 +60,7 @@ impl Clock {
         self.step
     }
 
-    /// Creates a clock of nanoseconds that moves in steps, for tests.
+    /// Creates a clock with ticks of 1 ns that advances by `step` ticks at once, for tests.
     #[cfg(test)]
     pub fn stepping(step: u64) -> Self {
         Clock { step, ..SYSTEM }
@@ -69,8 +71,8 @@ impl Clock {
     pub fn now(&self) -> u64 {
         #[cfg(target_arch = "x86_64")]
         if self.tsc {
-            // SAFETY: every x86_64 processor has the instruction; a kernel that forbids it to user
-            // code also hides the `constant_tsc` flag, without which `tsc` is false.
+            // SAFETY: every x86_64 processor has `rdtsc`. `tsc` is true only if the kernel shows
+            // the flag `constant_tsc`. A kernel that forbids `rdtsc` to user code hides that flag.
             return unsafe { core::arch::x86_64::_rdtsc() };
         }
         monotonic_ns()
@@ -98,7 +100,7 @@ impl Clock {
 /// Returns the monotonic clock, in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is writable for the result. Every Linux has CLOCK_MONOTONIC.
+    // SAFETY: `time` is writable for the result.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

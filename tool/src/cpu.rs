@@ -1,4 +1,4 @@
-//! The processors of this machine, and the processors on which the two sides run.
+//! Finds the processors of this machine, and pins the two sides of a run to processors.
 //!
 //! Reads sysfs once at start. Pins only the calling thread.
 
@@ -47,7 +47,7 @@ impl FromStr for Pin {
 }
 
 impl Pin {
-    /// Chooses the processors, and checks those that the user named.
+    /// Chooses two processors, or checks the processors that the user named.
     pub fn resolve(self) -> Outcome<Places> {
         let allowed = allowed()?;
         let cpus = match self {
@@ -70,12 +70,14 @@ impl Pin {
 }
 
 impl Places {
-    /// Pins the calling thread to the processor of the side that starts, if it has one.
+    /// Pins the calling thread to the starting side's processor. Returns `None` if the sides are
+    /// not pinned.
     pub fn pin_first(&self) -> Outcome<Option<Pinned>> {
         self.cpus.map(|(first, _)| pin(first)).transpose()
     }
 
-    /// Returns whether both sides share one processor, as far as this side can tell.
+    /// Returns whether both sides share one processor: they are pinned to it, or this process may
+    /// use only one.
     pub fn crowded(&self) -> bool {
         match self.cpus {
             Some((a, b)) => a == b,
@@ -132,8 +134,8 @@ fn core_of(cpu: usize) -> usize {
         .unwrap_or(cpu)
 }
 
-/// Returns the first two processors on different cores, or two processors of one core if there is
-/// only one core.
+/// Returns the first two processors that are on different cores. If there is only one core, returns
+/// two processors of that core.
 fn two_cores(allowed: &[usize], core_of: &dyn Fn(usize) -> usize) -> Option<(usize, usize)> {
     let mut cores = BTreeMap::new();
     for &cpu in allowed {
@@ -146,7 +148,7 @@ fn two_cores(allowed: &[usize], core_of: &dyn Fn(usize) -> usize) -> Option<(usi
     }
 }
 
-/// Formats numbers as ranges: `0-3,8`.
+/// Formats processor numbers as ranges: `0-3,8`.
 pub fn list(cpus: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &cpu in cpus {

@@ -1,4 +1,4 @@
-//! Runs a demonstration of put-signal and put, if the tool is called without arguments.
+//! Runs a demonstration of put-signal and put, if the tool is called without a command.
 
 use super::args::{Cli, Command, Effort, Plan};
 use super::failure::{Failure, Outcome};
@@ -6,7 +6,6 @@ use super::{perf, report};
 
 use clap::Parser;
 
-/// One part of the demonstration.
 struct Act {
     title: &'static str,
     line: &'static str,

@@ -18,7 +18,7 @@ use super::args::DoctorArgs;
 use super::failure::{Failure, Outcome};
 use super::report::{self, SCHEMA_VERSION};
 
-/// Exit codes: a check fails, and there are only warnings.
+/// Exit codes: `FAILS` if a check fails, `WARNS` if there are only warnings.
 const FAILS: u8 = 1;
 const WARNS: u8 = 3;
 
@@ -47,7 +47,7 @@ impl Level {
 struct Finding {
     check: &'static str,
     level: Level,
-    /// The fact, and its effect.
+    /// What the check found, and its effect on the transport.
     found: String,
     /// The remedy. Empty if none is needed.
     remedy: String,
@@ -67,7 +67,7 @@ impl Finding {
     }
 }
 
-/// A tree with `/proc` and `/sys`: the machine's own, or a copy.
+/// The folder that contains `proc` and `sys`: `/`, or a copy from another machine.
 struct Root(PathBuf);
 
 impl Root {
@@ -81,7 +81,7 @@ impl Root {
         self.0.join(path)
     }
 
-    /// Returns the names in a folder, sorted; none if there is no such folder.
+    /// Returns the sorted names in a folder. Returns no names if there is no such folder.
     fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =

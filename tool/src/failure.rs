@@ -15,7 +15,6 @@ pub enum Failure {
     Interrupted(String),
 }
 
-/// The result type of the tool.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {

@@ -1,15 +1,19 @@
-//! The floor: half of a round trip of two bare atomics between the two sides. No signal through a
-//! cache line can be faster, so every latency is also given as a multiple of the floor.
+//! Measures the floor: half a round trip of two bare atomics between the two sides. No signal
+//! through a cache line can be faster. Results therefore also give each latency as a multiple of
+//! the floor.
 //!
-//! Both sides call with the same [`Pad`] in shared memory; one starts, the other answers. The floor
-//! is the fastest of four ways: both words in one cache line or in two, with and without a pause
-//! between loads. The fastest way with two lines is the floor of sides that write to each other's
-//! memory. With two lines, each direction needs two transfers. With one line, the answer travels
-//! back with the line itself. The result of each way is the median of many short batches, so an
-//! interrupt spoils only one batch.
+//! Both sides call this with the same [`Pad`] in shared memory. One side starts, and the other
+//! answers. There are four ways to measure: both words in one cache line or in two, with and
+//! without a pause between loads. The floor is the time of the fastest way. [`Floor::apart_ns`] is
+//! the time of the fastest way with two lines. It applies to sides that write to each other's
+//! memory.
 //!
-//! Sides on the same processor have no floor: each waits for the other to be scheduled, so the
-//! measurement would take minutes. Therefore it is abandoned.
+//! With two lines, each direction needs two transfers. With one line, the answer travels back with
+//! the line itself. The time of each way is the median of many short batches, so an interrupt
+//! spoils only one batch.
+//!
+//! Sides on the same processor have no floor: each side waits until the other is scheduled. The
+//! measurement would take minutes, so it is abandoned.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;
@@ -19,13 +23,13 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use super::failure::Outcome;
 
-/// Size of the memory for the measurement, in bytes; aligned to 128.
+/// Size of a [`Pad`] in bytes. Its memory is aligned to 128.
 pub const PAD_LEN: usize = 512;
 
-/// Round trips per batch: some 5 µs.
+/// Number of round trips per batch. A batch takes some 5 µs.
 const ROUNDS: u64 = 64;
 const BATCHES: usize = 64;
-/// A waiting side calls this regularly. An error ends the wait.
+/// A callback that a waiting side calls regularly. An error ends the wait.
 pub type Alive<'a> = &'a mut dyn FnMut() -> Outcome;
 
 /// Number of loads between two calls of [`Alive`]. These calls also let the other side run if it
@@ -35,11 +39,11 @@ const PATIENCE: u32 = 1 << 12;
 /// Time limit for all batches, which take some milliseconds on two idle processors.
 pub const AMPLE: Duration = Duration::from_secs(1);
 
-/// Marks the last number that a measuring side sends when it gives up, and the answer to that
-/// number.
+/// The flag of the last number that a measuring side sends when it gives up. The answer to that
+/// number has the flag too.
 const STOP: u64 = 1 << 63;
 
-/// The words of the measurement, in memory that both sides have mapped. Zero at first.
+/// The words of the measurement, in memory that both sides have mapped. They are zero at first.
 #[derive(Clone, Copy, Debug)]
 pub struct Pad {
     base: NonNull<AtomicU64>,
@@ -48,10 +52,10 @@ pub struct Pad {
 /// Number of words in a cache line.
 const WORDS: usize = 8;
 
-/// One way to measure.
+/// One way to measure the floor.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    /// Offsets of the words, in units of 8 bytes.
+    /// Offsets of the two words in the pad, in units of 8 bytes.
     words: [usize; 2],
     pause: bool,
 }
@@ -81,7 +85,8 @@ impl Pad {
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// Runs the measuring side. Returns nanoseconds; `None` if it takes longer than `limit`.
+    /// Runs the measuring side. Returns the floor, or `None` if the measurement takes longer than
+    /// `limit`.
     pub fn measure(
         &self,
         limit: Duration,
@@ -160,8 +165,7 @@ fn bounce<const PAUSE: bool>(
                 looks = 0;
                 alive()?;
                 late = starts.is_some_and(|until| Instant::now() >= until);
-                // Checks here rather than at every load of the number, which would slow the loads
-                // down.
+                // Checks for `STOP` only here. A check at every load would slow the loads down.
                 if starts.is_none() && theirs.load(Ordering::Relaxed) == number | STOP {
                     number |= STOP;
                 }
@@ -185,7 +189,7 @@ fn bounce<const PAUSE: bool>(
 pub struct Floor {
     /// The floor of the fastest way.
     pub ns: f64,
-    /// The floor with a line for each direction.
+    /// The floor with a separate cache line for each direction.
     pub apart_ns: f64,
 }
 
@@ -197,7 +201,7 @@ pub struct Floors {
 }
 
 impl Floors {
-    /// Maximum ratio between the floors of the two halves.
+    /// Maximum ratio of the largest to the smallest floor of a stable row.
     const STEADY: f64 = 1.2;
 
     /// Returns the floor of the row: the median.
@@ -210,7 +214,7 @@ impl Floors {
         Floor { ns: middle(|floor| floor.ns), apart_ns: middle(|floor| floor.apart_ns) }
     }
 
-    /// Returns whether the floor was stable.
+    /// Returns whether the floor was stable during the row.
     pub fn steady(&self) -> bool {
         let taken = self.taken.map(|floor| floor.ns);
         let least = taken.into_iter().fold(f64::INFINITY, f64::min);
@@ -293,7 +297,7 @@ mod tests {
                 yields()
             };
             let given_up = pad().measure(Duration::ZERO, &clock, &mut wait);
-            // Measures before it asserts, so that a failure does not leave the other side waiting.
+            // Measures before asserting, so that a failure does not leave the other side waiting.
             let again = pad().measure(3600 * AMPLE, &clock, &mut yields);
             assert_eq!(given_up, Ok(None));
             assert!(again.unwrap().is_some());

@@ -1,7 +1,7 @@
-//! The samples of the timed loops.
+//! Counts the samples of the timed loops.
 //!
-//! [`Histogram::record`] is a comparison and an increment: no allocation and no division. Samples
-//! of 4096 ticks (some 1.5 us) and more take a call and a few shifts. The expensive work is in
+//! [`Histogram::record`] is a comparison and an increment: no allocation and no division. A sample
+//! of 4096 ticks (some 1.5 us) or more takes a call and a few shifts. The expensive work is in
 //! [`Histogram::summary`].
 
 use serde::{Deserialize, Serialize};
@@ -11,11 +11,12 @@ use super::clock::Clock;
 /// Samples below this many ticks are counted exactly.
 const LINEAR: usize = 1 << LINEAR_BITS;
 const LINEAR_BITS: u32 = 12;
-/// Above that, each power of two is divided into this many buckets.
+/// A duration of at least [`LINEAR`] ticks is counted in a bucket. Each power of two has `1 <<
+/// STEPS_BITS` buckets.
 const STEPS_BITS: u32 = 6;
 const COARSE: usize = ((64 - LINEAR_BITS) as usize) << STEPS_BITS;
 
-/// Number of parts into which a step of the clock is divided.
+/// Number of parts of one clock step. Samples of equal value are spread over these parts.
 const PARTS: u64 = 20;
 
 /// Counts of durations in ticks.
@@ -78,8 +79,8 @@ impl Histogram {
         self.linear.iter().chain(self.coarse.iter()).map(|&count| u64::from(count)).sum()
     }
 
-    /// Returns each duration in ticks, in ascending order, with its count. Above [`LINEAR`] it is
-    /// the middle of a bucket.
+    /// Returns each duration in ticks with its count, in ascending order. A duration of at least
+    /// [`LINEAR`] ticks is the middle of its bucket.
     pub fn counts(&self) -> impl Iterator<Item = (f64, u32)> {
         let fine = self.linear.iter().enumerate().map(|(ticks, &count)| (ticks as f64, count));
         let coarse =
@@ -87,11 +88,11 @@ impl Histogram {
         fine.chain(coarse).filter(|&(_, count)| count > 0)
     }
 
-    /// Returns percentiles of `sample / divisor`. The divisor is 2 for half of a round trip, or the
-    /// number of operations that a sample covers. `None` if nothing was recorded.
+    /// Returns percentiles of `sample / divisor`. The divisor is 2 if a sample is a round trip, or
+    /// else the number of operations that a sample covers. `None` if nothing was recorded.
     ///
-    /// If the clock moves in steps, a sample is known only to within one step. Samples of equal
-    /// value are then spread evenly over one step, because durations are independent of the clock.
+    /// If the clock advances in steps, a sample is known only to within one step. The durations are
+    /// independent of the clock, so samples of equal value are spread evenly over one step.
     pub fn summary(&self, clock: &Clock, divisor: f64) -> Option<Latency> {
         // Picoseconds, so that a latency of a few nanoseconds keeps three digits.
         let picos = |ticks: f64| (clock.ns(1) * ticks * 1000.0 / divisor).round().max(1.0) as u64;
@@ -116,8 +117,8 @@ impl Histogram {
         if self.longest > 0 {
             last = self.longest as f64;
         }
-        // Buckets have a width, and equal samples are spread, but no percentile may lie outside the
-        // recorded range.
+        // The middle of a bucket or a spread sample may lie outside the recorded range. A
+        // percentile may not.
         let (min, max) = (picos(first.min(last)), picos(last));
         let at = |quantile| sorted.value_at_quantile(quantile).clamp(min, max) as f64 / 1000.0;
         Some(Latency {
@@ -189,7 +190,7 @@ mod tests {
         let mut histogram = Histogram::new();
         for sample in 0..2000u64 {
             histogram.clear();
-            // Records one to four durations: equal ones, or durations in both kinds of bucket.
+            // Records one to four durations. They are equal, or fall into both kinds of bucket.
             for n in 0..=sample % 4 {
                 let spread = if sample % 3 == 0 { 0 } else { n * sample * 37 };
                 histogram.record(1 + sample * sample / 7 + spread);
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn durations_between_two_steps_of_the_clock_are_found() {
-        // 67 ns, seen through a clock that moves every 10 ns: sometimes 60, mostly 70.
+        // 67 ns, measured with a clock that advances every 10 ns: sometimes 60, mostly 70.
         let mut histogram = Histogram::new();
         for start in 0..100_000u64 {
             let start = start * 7;

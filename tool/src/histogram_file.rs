@@ -1,4 +1,4 @@
-//! The file of `--hist`: each measured duration and its count, as CSV.
+//! Writes the file of `--hist`: each measured duration and its count, as CSV.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -9,14 +9,12 @@ use super::clock::Clock;
 use super::failure::{Failure, Outcome};
 use super::histogram::Histogram;
 
-/// A file that is written row by row.
 pub struct HistogramFile {
     path: PathBuf,
     out: BufWriter<File>,
 }
 
 impl HistogramFile {
-    /// Creates the file. The error contains the reason if that fails.
     pub fn create(path: &Path) -> Outcome<Self> {
         let file = File::create(path).map_err(|error| {
             Failure::usage(format!("--hist {}: {error}; choose another file", path.display()))
@@ -26,7 +24,7 @@ impl HistogramFile {
         Ok(file)
     }
 
-    /// Adds the durations of one size.
+    /// Adds the durations of one payload size.
     pub fn add(
         &mut self,
         test: Test,

@@ -1,5 +1,5 @@
-//! Describes this machine and this build: a summary, everything as text, or one JSON object.
-//! `fabric` describes libfabric, `gpu` the drivers of GPUs, and `summary` selects from both.
+//! Describes this machine and this build, as a summary, as text with every value, or as one JSON
+//! object. `fabric` describes libfabric, `gpu` the GPU drivers. `summary` selects values from both.
 
 mod fabric;
 mod gpu;
@@ -41,7 +41,7 @@ pub fn run(args: &InfoArgs) -> Outcome {
     report::print(&text)
 }
 
-/// Returns everything about one provider.
+/// Returns everything about one libfabric provider.
 fn provider(name: &str) -> Outcome<Value> {
     let providers = vec![name.to_owned()];
     let settings = Settings { providers, ..variables::from_environment(Settings::DEFAULT)? };
@@ -137,7 +137,7 @@ fn topology(machine: &Machine) -> Value {
     })
 }
 
-/// Returns every variable with its value, its default and its meaning.
+/// Returns each environment variable with its value, its default and its meaning.
 fn settings(now: &Settings) -> Value {
     let all = VARIABLES.iter().map(|variable| {
         let told = json!({
@@ -150,7 +150,7 @@ fn settings(now: &Settings) -> Value {
     Value::Object(all.collect())
 }
 
-/// Formats a value without quotes.
+/// Formats a JSON value. Strings have no quotes.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -159,7 +159,7 @@ fn block<T>() -> Value {
     json!({ "size": size_of::<T>(), "align": align_of::<T>(), "lines": size_of::<T>().div_ceil(64) })
 }
 
-/// Reports whether shared memory works here, by creating a segment.
+/// Reports whether shared memory works here. Creates a segment and a pair of sockets.
 fn shm_usable() -> String {
     match (Segment::create(4096), socket_pair()) {
         (Ok(_), Ok(_)) => "usable".into(),
@@ -168,7 +168,7 @@ fn shm_usable() -> String {
     }
 }
 
-/// Writes one line per value, preceded by its path.
+/// Writes one line per value. Each line begins with the value's path.
 fn flatten(path: &str, value: &Value, into: &mut String) {
     match value {
         Value::Object(fields) => {

@@ -4,12 +4,12 @@
 use perf_event::events::Hardware;
 use perf_event::{Builder, Counter};
 
-/// A running counter, if there is one: most virtual machines have no hardware counters, and
-/// `kernel.perf_event_paranoid` may forbid them.
+/// A running instruction counter. `None` if there is none: most virtual machines have no hardware
+/// counters, and `kernel.perf_event_paranoid` may forbid them.
 pub struct Instructions(Option<Counter>);
 
 impl Instructions {
-    /// Starts a counter, if this machine permits it.
+    /// Starts the counter if this machine permits it.
     pub fn start() -> Self {
         let counter = Builder::new(Hardware::INSTRUCTIONS).build();
         Instructions(
@@ -17,7 +17,8 @@ impl Instructions {
         )
     }
 
-    /// Returns the number of instructions since the start. Makes a system call.
+    /// Returns the number of instructions since the start, or `None` without a counter. Makes a
+    /// system call.
     pub fn read(&mut self) -> Option<u64> {
         self.0.as_mut()?.read().ok()
     }

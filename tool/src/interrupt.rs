@@ -1,7 +1,9 @@
 //! Handles Ctrl-C and SIGTERM. The first signal ends the run with a message and exit status 130. A
-//! second signal of the same kind ends the process at once. Loops of tests check at least ten times
-//! a second, and so does a side that waits for the other one. Setup checks only after each step.
-//! `perf pool` checks only between scenarios, and `perf match` only between turns.
+//! second signal of the same kind ends the process at once.
+//!
+//! The loops of tests check for a signal at least ten times a second, and so does a side that waits
+//! for the other side. Setup checks only after each step. `perf pool` checks only between
+//! scenarios, and `perf match` only between turns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,10 +19,10 @@ extern "C" fn note(_: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// Handles interruptions from now on.
+/// Installs the signal handlers.
 pub fn watch() {
-    // SAFETY: `sigaction` is plain data, for which zeros are valid. The handler only stores to an
-    // atomic, which a handler may do.
+    // SAFETY: `sigaction` is plain data, and zeros are valid for it. The handler only stores to an
+    // atomic, and a signal handler may do that.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = note as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -31,7 +33,7 @@ pub fn watch() {
     }
 }
 
-/// Sleeps. Fails soon after the run is interrupted.
+/// Sleeps for `time`. Fails within 50 ms if the run is interrupted.
 pub fn sleep(time: Duration) -> Outcome {
     let begun = Instant::now();
     while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
@@ -41,7 +43,8 @@ pub fn sleep(time: Duration) -> Outcome {
     Ok(())
 }
 
-/// Ignores Ctrl-C in a process that another process started. The parent then ends both.
+/// Ignores Ctrl-C in a process that the tool has started. The parent process handles Ctrl-C and
+/// ends both processes.
 pub fn leave_to_parent() {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };

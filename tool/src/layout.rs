@@ -1,27 +1,25 @@
-//! The placement of payload and signal in the area that the other side writes.
+//! Places payload and signal in the area that the other side writes. `--help` describes the two
+//! layouts.
 //!
-//! `--help` describes the two layouts. Offsets are in bytes from the start of the area, which is
-//! aligned to a page.
+//! Offsets are in bytes from the start of the area, which is aligned to a page.
 
 use super::args::Layout;
 
-/// Distance between data in separate cache lines. It is two lines, because processors fetch lines
-/// in pairs.
+/// Distance in bytes between data in separate cache lines. It is two lines, because processors
+/// fetch lines in pairs.
 const APART: usize = 128;
 const LINE: usize = 64;
-/// Payloads of at least this size begin at a page, as their sources do.
+/// Payloads of at least this size begin at a page boundary, as their source buffers do.
 const PAGE: usize = 4096;
 
-/// Where a side's payload and signal land.
+/// The offsets of a side's payload and signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// First byte of the payload.
     pub payload: usize,
-    /// The signal's word.
     pub signal: usize,
 }
 
-/// Returns the default layout.
+/// Returns the default layout for payloads of `size` bytes.
 pub fn fitting(size: usize) -> Layout {
     if size + 8 <= LINE { Layout::Adjacent } else { Layout::Split }
 }

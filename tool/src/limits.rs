@@ -1,6 +1,6 @@
-//! Limits of the process and the machine that would end a program by a signal. The tool checks them
-//! in advance, or turns the signal into an error with a remedy. The library cannot do this, because
-//! a program owns its allocator, its signals and its stack.
+//! Handles limits of the process and the machine that would otherwise end the program by a signal.
+//! The tool checks these limits in advance, or turns the signal into an error with a remedy. The
+//! library cannot do this, because the program owns its allocator, signals and stack.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -16,12 +16,12 @@ use super::sizes;
 /// The maximum stack that the tool needs, in bytes, even in unoptimised builds.
 const STACK: usize = 8 << 20;
 
-/// The system's heap. When it is exhausted, the program prints a remedy and ends with exit code 1
-/// instead of SIGABRT.
+/// Wraps the system's heap. When the heap is exhausted, the program prints a remedy and ends with
+/// exit code 1 instead of SIGABRT.
 pub struct Heap;
 
-// SAFETY: every call is forwarded to the system's allocator, and returns its result or does not
-// return.
+// SAFETY: every call is forwarded to the system's allocator. The call returns that allocator's
+// result, or never returns.
 unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -53,7 +53,7 @@ fn found(block: *mut u8, size: usize) -> *mut u8 {
     if block.is_null() { lacking(size) } else { block }
 }
 
-/// Reports that there is no memory, without allocating any, and ends the program.
+/// Prints that memory is exhausted, and ends the program. Does not allocate.
 #[cold]
 fn lacking(size: usize) -> ! {
     let mut text = [0u8; 160];
@@ -72,7 +72,7 @@ fn lacking(size: usize) -> ! {
     }
 }
 
-/// Runs the program in such a way that limits of the process do not end it by a signal.
+/// Runs the program so that limits of the process do not end it by a signal.
 pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     // SAFETY: ignoring a signal installs no handler. A write beyond the limit on file sizes
     // (ulimit -f) then fails with EFBIG.
@@ -82,11 +82,11 @@ pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
         return program();
     }
     // The stack of this thread may be too small (ulimit -s), or unable to grow (ulimit -v). A new
-    // thread has its whole stack from the start, or cannot be created.
+    // thread gets its whole stack when it is created, or cannot be created.
     let running = thread::Builder::new().stack_size(STACK).spawn(program);
     match running.map(thread::JoinHandle::join) {
         Ok(Ok(code)) => code,
-        // The program has panicked, and printed why.
+        // The program has panicked, and has printed the reason.
         Ok(Err(_)) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!(
@@ -119,16 +119,16 @@ fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
     }
 }
 
-/// Checks that there is memory for a region: `own` bytes in this process, `all` in this process and
-/// the process that it starts.
+/// Checks that there is memory for a region. `own` bytes are mapped in this process. `all` bytes
+/// are mapped in this process and the process that it starts.
 pub fn demand(region: usize, own: usize, all: usize) -> Outcome {
     check_addresses(own).and_then(|()| check_room(all)).map_err(|error| lack(region, error))
 }
 
-/// Checks that this many more bytes can be mapped.
+/// Checks that `bytes` more bytes can be mapped.
 fn check_addresses(bytes: usize) -> Result<(), SegmentError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: the system chooses a free place, so no memory of ours is replaced.
+    // SAFETY: the system chooses a free range, so no memory of ours is replaced.
     let at =
         unsafe { libc::mmap(std::ptr::null_mut(), bytes.max(1), libc::PROT_NONE, flags, -1, 0) };
     if at == libc::MAP_FAILED {
@@ -159,13 +159,13 @@ pub fn lack(region: usize, error: SegmentError) -> Failure {
     })
 }
 
-/// Explains why a setup fails, with a remedy if a limit is the reason.
+/// Creates the failure of a setup step, with a remedy if a limit is the reason.
 #[cold]
 pub fn attach_failed(what: &str, error: AttachError) -> Failure {
     Failure::run(format!("cannot set up {what}: {error}{}", attach_remedy(error)))
 }
 
-/// Returns the remedy if a limit prevents a setup.
+/// Returns the remedy if a limit made a setup step fail. Empty otherwise.
 #[cold]
 pub fn attach_remedy(error: AttachError) -> &'static str {
     match error {
@@ -180,13 +180,14 @@ pub fn attach_remedy(error: AttachError) -> &'static str {
     }
 }
 
-/// Returns the remedy if two processes cannot connect and a lack of descriptors may be the reason.
+/// Returns the remedy if two processes cannot connect and the limit on descriptors may be the
+/// reason.
 #[cold]
 pub fn descriptors() -> &'static str {
     if limit(libc::RLIMIT_NOFILE) < 64 { "; few files may be open: raise ulimit -n" } else { "" }
 }
 
-/// Returns the remedy if no process can be started.
+/// Returns the remedy if a process cannot be started.
 #[cold]
 pub fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {

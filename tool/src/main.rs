@@ -1,6 +1,6 @@
 //! The command-line tool `fishplate` measures and checks the transport, and describes this machine.
 //!
-//! Without arguments it demonstrates put-signal and put between two processes over shared memory.
+//! Without a command it demonstrates put-signal and put between two processes over shared memory.
 //! `--help` lists the exit statuses.
 //!
 //! ```sh
@@ -9,7 +9,7 @@
 //! fishplate doctor                         # what limits this machine, and how to change it
 //! ```
 //!
-//! `tests/commands.txt` has more lines, each with its output and its exit status.
+//! `tests/commands.txt` has more command lines, with their output and exit status.
 //!
 //! The parts: the command line (`args`, `sizes`, `variables`), the machine (`cpu`, `clock`,
 //! `limits`, `interrupt`), instruments (`histogram`, `histogram_file`, `instructions`, `floor`,

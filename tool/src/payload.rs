@@ -1,11 +1,12 @@
-//! The contents of checked payloads: a function of the run's seed, the direction and the iteration.
+//! Writes and verifies the contents of checked payloads. They depend on the run's seed, the
+//! direction and the iteration.
 //!
 //! Nothing here blocks or allocates. Payloads are written and read through raw pointers, because a
-//! peer may write the same memory meanwhile. If a payload changes, it counts as wrong, and the
-//! checker has no undefined behaviour.
+//! peer may write the same memory at the same time. A payload that changes during the check counts
+//! as wrong, and the check has no undefined behaviour.
 
-/// A payload's contents: word `k` is `base + k * STEP`. The last bytes are the start of one more
-/// word.
+/// The contents of one payload: word `k` is `base + k * STEP`. If the length is no multiple of 8,
+/// the last bytes are the start of one more word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
     base: u64,
@@ -15,8 +16,8 @@ pub struct Pattern {
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Pattern {
-    /// Returns the pattern of payload `iteration` in a direction. Tests in which only one side
-    /// sends may pass other numbers that identify the payload.
+    /// Returns the pattern of payload `iteration` in a direction. A test in which only one side
+    /// sends may pass any values that identify the payload.
     #[inline(always)]
     pub fn new(seed: u64, direction: u64, iteration: u64) -> Self {
         // The finalizer of splitmix64 maps neighbouring numbers to unrelated words.

@@ -1,9 +1,11 @@
-//! Measurements. `meet` connects two processes, `open` connects their nodes, and each side has an
-//! `endpoint`. In a `session` both processes run the same jobs; `in_process` runs both sides in one
-//! thread. The tests (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`) are loops
-//! over `verbs`. `ring` needs two processes, and `pool` has no sides. `matching` is separate: it
-//! measures tag matching without a transport, and compares it with other engines. `ranks` is
-//! separate too: it measures traffic in jobs of many processes.
+//! Runs the measurements. `meet` connects two processes, and `open` connects their nodes. Each side
+//! has an `endpoint`. In a `session`, both processes run the same jobs. `in_process` runs both
+//! sides in one thread.
+//!
+//! The tests (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`) are loops over
+//! `verbs`. `ring` needs two processes, and `pool` runs in one process. `matching` measures tag
+//! matching without a transport, and compares it with other engines. `ranks` measures traffic in
+//! jobs of many processes.
 
 mod amo;
 mod bidirectional;
@@ -50,7 +52,7 @@ use session::Session;
 use setup::Setup;
 use verbs::Verbs;
 
-/// The files that a run writes in addition to its rows, and the rows to draw.
+/// The histogram file of a run, and the rows for its plot.
 struct Files {
     histogram: Option<HistogramFile>,
     rows: Vec<Row>,
@@ -75,7 +77,7 @@ pub fn run(plan: &Plan) -> Outcome {
     picture.map_or(Ok(()), |picture| picture.draw_rows(&files.rows))
 }
 
-/// Runs a plan as the side that the plan names.
+/// Runs a plan between two processes. This process is the side that the plan names.
 fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
     let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
     let own = Job::arena(plan.region) + Job::buffer(plan.region);
@@ -109,7 +111,7 @@ fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
     Session::<true>::join(&setup, opened, met)?.lead(&plan, files)
 }
 
-/// Runs the second process, which a measuring process starts.
+/// Runs the second process, which the measuring process starts.
 pub fn answer(args: &PeerArgs) -> Outcome {
     let socket = meet::inherited(args.socket)?;
     let mut settings = variables::for_run(args.transport.window(), args.timeout)?;
@@ -133,7 +135,7 @@ pub fn answer(args: &PeerArgs) -> Outcome {
     Session::<false>::join(&setup, opened, met)?.follow(args.region, None)
 }
 
-/// Time that a second process waits beyond the timeout of its leader.
+/// Time that the second process waits beyond the timeout of the first process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Prints what is measured, above the table.
@@ -153,7 +155,7 @@ fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
     ))
 }
 
-/// Writes a row. Fails if the row has wrong or unverified data.
+/// Writes a row. Returns an error if the row has wrong or unverified data.
 fn finish_row(report: &mut Report, files: &mut Files, row: Row, check: bool) -> Outcome {
     report.row(&row)?;
     let fault = row.fault(check);
@@ -161,13 +163,13 @@ fn finish_row(report: &mut Report, files: &mut Files, row: Row, check: bool) -> 
     fault.map_or(Ok(()), |fault| Err(Failure::run(fault)))
 }
 
-/// Returns whether the test always verifies every iteration.
+/// Returns whether the test verifies every iteration even without `--check`.
 fn always_checks(test: Test) -> bool {
     matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
 }
 
-/// Prepares the memory of each side that this process runs. Meanwhile the other process does the
-/// same.
+/// Prepares the memory of each side that this process runs. The other process prepares its own
+/// side.
 fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     for side in Side::BOTH {
         if !verbs.plays(side) {
@@ -206,8 +208,8 @@ fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
         Test::Ring => verbs.ring(job, Some(histogram)),
         Test::Pool => Err(Failure::usage("pool has no sides")),
     }?;
-    // Excludes the share of the warm-up iterations, assuming that they take as long as measured
-    // ones.
+    // Excludes the share of the warm-up iterations. Assumes that they take as long as measured
+    // iterations.
     let busy = clock::processor_ns() - busy;
     let cpu_ns =
         (u128::from(busy) * u128::from(job.iters) / u128::from(job.iters + job.warmup)) as u64;

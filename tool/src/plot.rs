@@ -1,5 +1,5 @@
-//! Draws latency and bandwidth by payload size as a picture (SVG), from a run (`perf --plot`) or
-//! from files that `perf --json` wrote (`fishplate plot`). `svg` draws it.
+//! Draws latency and bandwidth by payload size as an SVG picture. The results come from a run
+//! (`perf --plot`) or from files that `perf --json` wrote (`fishplate plot`).
 
 mod svg;
 
@@ -13,7 +13,7 @@ use super::args::PlotArgs;
 use super::failure::{Failure, Outcome};
 use super::report::Row;
 
-/// The results of one size.
+/// The results of one payload size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
     size: f64,
@@ -36,7 +36,6 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Creates the file. The error contains the reason if that fails.
     pub fn create(path: &Path) -> Outcome<Self> {
         let file = File::create(path).map_err(|error| {
             Failure::usage(format!("cannot write {}: {error}; choose another file", path.display()))
@@ -62,7 +61,7 @@ impl Picture {
     }
 }
 
-/// Draws the results in files.
+/// Draws the results in the given files.
 pub fn run(args: &PlotArgs) -> Outcome {
     let mut curves = vec![];
     for path in &args.results {
@@ -89,7 +88,7 @@ pub fn run(args: &PlotArgs) -> Outcome {
     Picture::create(&args.output)?.draw(&curves)
 }
 
-/// Adds a row to the curve of its test. Returns whether it has anything to draw.
+/// Adds a row to the curve of its test. Returns whether the row has anything to draw.
 fn add(curves: &mut Vec<Curve>, prefix: &str, row: &Value) -> bool {
     let positive =
         |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
@@ -109,7 +108,7 @@ fn add(curves: &mut Vec<Curve>, prefix: &str, row: &Value) -> bool {
     true
 }
 
-/// Describes the properties that the rows of a curve share.
+/// Names a curve after the properties that its rows share.
 fn describe(row: &Value) -> String {
     let mut name = word(&row["test"]).to_owned();
     if let Some(transport) = row["transport"].as_str() {

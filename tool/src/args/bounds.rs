@@ -1,5 +1,5 @@
-//! Limits of a measurement's parameters. They apply to the command line, and to the orders of the
-//! other process, which is not trusted either.
+//! Checks the parameters of a measurement. They come from the command line or from the other
+//! process. Neither source is trusted.
 
 use super::{Layout, Mode, Test, Transport, name};
 use crate::failure::{Failure, Outcome};
@@ -30,7 +30,7 @@ pub fn test(test: Test, transport: Transport) -> Outcome {
     }
 }
 
-/// Checks that a mode can run a test over a transport.
+/// Checks that the test can run in this mode over this transport.
 pub fn mode(mode: Mode, test: Test, transport: Transport) -> Outcome {
     let driven = !matches!(test, Test::Ring | Test::Pool)
         && !matches!(transport, Transport::Loopback | Transport::Sim);
@@ -44,7 +44,7 @@ pub fn mode(mode: Mode, test: Test, transport: Transport) -> Outcome {
     }
 }
 
-/// Checks that both sides can send at once.
+/// Checks that both sides can send at once with this test over this transport.
 pub fn directions(both: bool, test: Test, transport: Transport) -> Outcome {
     let streams = matches!(test, Test::Put | Test::TagBw);
     let two = !matches!(transport, Transport::Loopback | Transport::Sim);
@@ -80,7 +80,7 @@ pub fn size(size: usize, test: Test, region: usize) -> Outcome {
     }
 }
 
-/// Checks the numbers of measured iterations and of warm-up iterations.
+/// Checks the number of measured iterations, and of warm-up iterations.
 pub fn iterations(iters: u64, warmup: u64) -> Outcome {
     match iters {
         0 => Err(Failure::usage("-n 0: nothing would be measured; use at least 1 iteration")),
@@ -91,7 +91,7 @@ pub fn iterations(iters: u64, warmup: u64) -> Outcome {
     }
 }
 
-/// Checks a number of operations in flight.
+/// Checks the maximum number of operations in flight.
 pub fn window(window: u64) -> Outcome {
     match window.is_power_of_two() && window <= WINDOW_MAX {
         true => Ok(()),
@@ -109,7 +109,7 @@ pub fn timeout(ns: u64) -> Outcome {
     }
 }
 
-/// Checks that the layout fits the test.
+/// Checks that the layout is possible over the transport.
 pub fn layout(layout: Layout, transport: Transport) -> Outcome {
     match (layout, transport) {
         (Layout::Adjacent, Transport::Gpu) => Err(Failure::usage(

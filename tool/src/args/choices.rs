@@ -19,7 +19,7 @@ pub enum Test {
     Get,
     /// Fetch-adds on one word, one at a time.
     Amo,
-    /// A stream of signals to one word. The other side waits for the last one.
+    /// A stream of signals to one word. The other side waits for the last signal.
     SignalRate,
     /// Ping-pong of tagged messages; latency is half a round trip.
     Tag,
@@ -27,8 +27,8 @@ pub enum Test {
     TagBw,
     /// The ring alone, without a transport: ping-pong latency, then throughput.
     Ring,
-    /// The command pool compared with other pools, in this process: see --streams. -n is per
-    /// stream.
+    /// The command pool compared with other pools, in this process; see --streams. -n is the number
+    /// of iterations per stream.
     Pool,
 }
 
@@ -49,8 +49,8 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Returns the default window of a stream, which `FISHPLATE_WINDOW` overrides. It is larger
-    /// between processes that share memory.
+    /// Returns a stream's default window: the maximum number of operations in flight.
+    /// `FISHPLATE_WINDOW` overrides it. Processes that share memory get a larger window.
     pub fn window(self) -> u32 {
         match self {
             Transport::Shm | Transport::Gpu => 256,
@@ -59,24 +59,24 @@ impl Transport {
     }
 }
 
-/// How payloads travel from one device's memory into that of another process.
+/// How payloads travel between the device memories of two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpcPath {
-    /// The device copies.
+    /// The device copies them.
     Direct,
-    /// Both sides copy, through host memory.
+    /// Both sides copy them through host memory.
     Relay,
 }
 
-/// Which memory the payloads are in.
+/// The memory that holds the payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceName {
     /// Host memory in place of device memory.
     Host,
-    /// The memory of an NVIDIA GPU, by its number in this process.
+    /// Memory of an NVIDIA GPU, with its CUDA device number in this process.
     Cuda(u32),
-    /// The memory of an AMD GPU, by its number in this process.
+    /// Memory of an AMD GPU, with its HIP device number in this process.
     Hip(u32),
 }
 
@@ -124,13 +124,13 @@ pub enum Mode {
     Worker,
 }
 
-/// What `signal-rate` does to the word.
+/// How a signal of `signal-rate` changes its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SignalKind {
-    /// Adds one: no signal may be lost.
+    /// Adds one. The run checks that no signal is lost.
     Add,
-    /// Stores the signal's number: it may never decrease.
+    /// Stores the signal's sequence number. The run checks that it never decreases.
     Set,
 }
 
@@ -139,13 +139,13 @@ pub enum SignalKind {
 pub enum Format {
     /// A table for people.
     Table,
-    /// One object per line.
+    /// One JSON object per line.
     Json,
     /// One header line, then one line per row.
     Csv,
 }
 
-/// Returns the name of a choice on the command line.
+/// Returns the command-line name of a choice.
 pub fn name<T: ValueEnum>(value: T) -> String {
     value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
 }

@@ -9,14 +9,14 @@ use super::{PerfArgs, Test, Trace, Transport};
 use crate::failure::{Failure, Outcome};
 use crate::sizes;
 
-/// After `--late` cuts a rail, its traffic may still land within this many polls.
+/// Number of polls during which traffic may still land on a rail that `--late` has cut.
 const LATE: u32 = 5000;
 
 /// Options of `fishplate perf` for put-signal and tag with `--transport sim`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FaultArgs {
-    /// With --transport sim: cut a rail in both directions once this many operations are issued;
-    /// 1@500 cuts rail 1 after 500. See --help.
+    /// With --transport sim: cut a rail in both directions. 1@500 cuts rail 1 once 500 operations
+    /// are issued. See --help.
     #[arg(long, value_name = "RAIL@OP", value_delimiter = ',', value_parser = Point::parse)]
     pub kill: Vec<Point>,
     /// Restore a rail that was cut.
@@ -26,24 +26,25 @@ pub struct FaultArgs {
     /// failed.
     #[arg(long, value_name = "RAIL@OP", value_delimiter = ',', value_parser = Point::parse)]
     pub late: Vec<Point>,
-    /// Cut a rail from the first side to the second; 1@500:back cuts from the second to the first.
+    /// Cut a rail in one direction. 1@500 cuts from the first side to the second, 1@500:back from
+    /// the second to the first.
     #[arg(long, value_name = "RAIL@OP", value_delimiter = ',', value_parser = OneWay::parse)]
     pub cut_one_way: Vec<OneWay>,
-    /// Draw faults from the seed. One rail stays in use. If a run fails, its faults are reduced to
-    /// those that the failure needs.
+    /// Draw faults from the seed. One rail stays in use. If a run fails, it is repeated with fewer
+    /// faults, to find those that make it fail.
     #[arg(long, conflicts_with_all = ["kill", "heal", "late", "cut_one_way"])]
     pub random_faults: bool,
     /// Write the run and its faults into this file. With --seeds: the first run that fails, else
     /// the last run.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Repeat the run of a trace, and fail if it differs.
+    /// Repeat the run that a trace file records. Fail if the new run differs.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["kill", "heal", "late", "cut_one_way", "random_faults",
         "size", "begin", "end", "factor", "iters", "rails", "seed", "seeds", "window"])]
     pub replay: Option<PathBuf>,
 }
 
-/// A rail, and a number of operations.
+/// A rail, and the number of operations that are issued before its fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     rail: u16,
@@ -59,7 +60,7 @@ impl Point {
     }
 }
 
-/// A point, and whether the cut is from the second side to the first.
+/// A cut in one direction. If `back`, from the second side to the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OneWay {
     at: Point,
@@ -73,21 +74,21 @@ impl OneWay {
     }
 }
 
-/// Where the faults of a run come from.
+/// The source of a run's faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Faults {
     #[default]
     None,
     /// Drawn from the seed.
     Random,
-    /// These, in order of time.
+    /// The faults that the command line gives, in order of time.
     Given(Vec<Event>),
-    /// Those of a trace. The run must end as the trace says.
+    /// The faults of a trace file. The run must end as the trace records.
     Replay(PathBuf, Trace),
 }
 
 impl PerfArgs {
-    /// Takes the parameters of a trace to replay.
+    /// Reads the trace that `--replay` names. Sets the options of this run from the trace.
     pub(super) fn take_trace(&mut self) -> Outcome<Option<Trace>> {
         let Some(path) = &self.faults.replay else { return Ok(None) };
         let trace = Trace::read(path)?;
@@ -103,7 +104,7 @@ impl PerfArgs {
         Ok(Some(trace))
     }
 
-    /// Checks the options, and returns where the faults come from. `iters` is the number of
+    /// Checks the fault options. Returns the source of the faults. `iters` is the number of
     /// operations of a run.
     pub(super) fn faults(&self, trace: Option<Trace>, iters: u64) -> Outcome<Faults> {
         let FaultArgs { random_faults, replay, .. } = &self.faults;

@@ -1,5 +1,5 @@
-//! Refuses options that have no effect on the run. If the listening side is given options that the
-//! connecting side decides, it only reports them, because both sides may be given the same options.
+//! Rejects options that have no effect on the run. The listening side only reports options that the
+//! connecting side decides, so that both sides may be given the same options.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -7,7 +7,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use super::{Cli, Command, PerfArgs, Test, Transport, name};
 use crate::failure::{Failure, Outcome};
 
-/// The tests in which an option has an effect.
+/// The tests that an option affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counts {
     /// Every test that has two sides.
@@ -22,8 +22,8 @@ enum Counts {
     WarmUp,
 }
 
-/// The options that have no effect in some runs, by their names in clap and on the command line.
-/// Other options are checked together with their values.
+/// Options that some tests ignore: the name in clap, the name on the command line, and the affected
+/// tests. Other options are checked together with their values.
 const OPTIONS: [(&str, &str, Counts); 22] = [
     ("size", "--size", Counts::TwoSides),
     ("begin", "--begin", Counts::TwoSides),
@@ -127,7 +127,7 @@ impl PerfArgs {
         })
     }
 
-    /// Returns messages about options that the other side decides.
+    /// Returns a message if this side was given options that the other side decides.
     pub(super) fn notes(&self) -> Vec<String> {
         let idle: Vec<&str> = LEADERS
             .iter()
@@ -144,7 +144,7 @@ impl PerfArgs {
     }
 }
 
-/// Returns the options named here, for a test that checks that they exist.
+/// Returns the names in clap of the options above, for a test that checks that they exist.
 #[cfg(test)]
 pub fn ids() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(id, ..)| *id).chain(LEADERS.iter().map(|(id, _)| *id))

@@ -12,69 +12,54 @@ use crate::cpu::{Pin, Places};
 use crate::failure::{Failure, Outcome};
 use crate::variables;
 
-/// Default number of iterations of a simulated run, and of each seed if there are many.
+/// Default number of iterations of a simulated run, and of each seed's run with `--seeds`.
 pub const SIM_ITERS: u64 = 100_000;
 pub const SEED_ITERS: u64 = 200;
 
 /// A run, with all options checked.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What to measure.
     pub test: Test,
-    /// How to reach the other side.
     pub transport: Transport,
     /// Number of rails between the two sides.
     pub rails: usize,
     /// Payload sizes, each at least 1 and within the region.
     pub sizes: Vec<usize>,
-    /// Iterations, if given.
+    /// Number of measured iterations, if given.
     pub iters: Option<u64>,
-    /// Time for each size rather than a number of iterations, if given.
+    /// Measured time per size, if given. Replaces the number of iterations.
     pub duration: Option<Duration>,
     /// Number of iterations before measuring, if given.
     pub warmup: Option<u64>,
-    /// Limits per row if no iterations are given.
+    /// Limits of one row if no iterations are given.
     pub effort: Effort,
-    /// First seed.
     pub seed: u64,
     /// Number of seeds, if given.
     pub seeds: Option<u64>,
-    /// Verify payloads.
     pub check: bool,
-    /// Number of operations in flight.
     pub window: u32,
-    /// The processors of the two sides.
+    /// The processors to pin the two sides to.
     pub places: Places,
-    /// Numbers of threads, for the pool.
+    /// Numbers of threads to measure the pool with.
     pub streams: Vec<usize>,
-    /// Placement of the signal, if given.
     pub layout: Option<Layout>,
-    /// What `signal-rate` does.
     pub signal: SignalKind,
-    /// Which thread makes progress.
     pub mode: Mode,
     /// Both sides send at once.
     pub bidirectional: bool,
-    /// The file for the histogram.
     pub hist: Option<PathBuf>,
-    /// The file for the plot.
     pub plot: Option<PathBuf>,
-    /// How to write the results.
     pub format: Format,
-    /// Which memory the payloads are in, here and on the other side. Empty selects the transport's
+    /// The memory of the payloads, here and on the other side. Empty selects the transport's
     /// default.
     pub devices: Vec<DeviceName>,
-    /// How payloads travel from device to device.
+    /// How payloads travel between the device memories of two processes.
     pub ipc_path: IpcPath,
-    /// How the two sides meet.
     pub meeting: Meeting,
     /// Memory for the payloads of one direction, in bytes.
     pub region: usize,
-    /// The time limit.
     pub timeout: Duration,
-    /// The faults of simulated rails.
     pub faults: Faults,
-    /// The file for the trace.
     pub trace: Option<PathBuf>,
     /// The settings of rails, from the environment and the command line.
     pub settings: Settings,
@@ -102,7 +87,7 @@ impl Effort {
     };
 }
 
-/// How the two sides of a run meet.
+/// How the two sides of a run connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meeting {
     /// The tool starts the other side itself.

@@ -27,9 +27,9 @@ pub struct Trace {
     pub iters: u64,
     pub window: u32,
     pub seed: u64,
-    /// The faults, by the number of operations issued before each.
+    /// The faults, in order of the number of operations that are issued before them.
     pub events: Vec<Event>,
-    /// How the run ended, in one line.
+    /// The result of the run, in one line.
     pub end: String,
 }
 
@@ -95,7 +95,7 @@ impl Trace {
         }
     }
 
-    /// Parses the second line.
+    /// Parses the second line of a trace, which describes the run.
     fn parse_run(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
         let &[
@@ -128,7 +128,7 @@ impl Trace {
         (trace.run() == line && matches!(test, Test::PutSignal | Test::Tag)).then_some(trace)
     }
 
-    /// Returns the second line.
+    /// Returns the second line of the trace, which describes the run.
     fn run(&self) -> String {
         let Trace { test, rails, size, iters, window, seed, .. } = self;
         let test = name(*test);

@@ -1,14 +1,14 @@
-//! Limits of this process, which its children inherit.
+//! Checks the limits of this process, which its children inherit.
 
 use super::Finding;
 use crate::cpu;
 
-/// Below this, few regions can be registered with a NIC.
+/// Locked memory in bytes. With a lower limit, few regions can be registered with a NIC.
 const LOCKED: u64 = 64 << 20;
-/// Below this, a node with a few large segments fails.
+/// Address space in bytes. With a lower limit, a node with a few large segments fails.
 const ADDRESSES: u64 = 4 << 30;
-/// With fewer, only few peers fit: a peer on this host needs a socket, and a descriptor for each
-/// segment.
+/// File descriptors. A peer on this host needs a descriptor for its socket and for each of its
+/// segments. With a lower limit, only few peers can connect.
 const DESCRIPTORS: u64 = 4096;
 const DESCRIPTORS_LEAST: u64 = 128;
 
@@ -16,7 +16,7 @@ pub(super) fn check() -> Vec<Finding> {
     vec![memlock(), address_space(), descriptors(), processors()]
 }
 
-/// Returns the soft and the hard limit.
+/// Returns the soft and the hard limit of a resource.
 fn limit(of: libc::__rlimit_resource_t) -> (u64, u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is writable for the answer. If the call fails, no limit is reported.

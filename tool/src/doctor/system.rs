@@ -1,4 +1,4 @@
-//! Settings of the kernel, and the hardware that it reports.
+//! Checks settings of the kernel, and the hardware that the kernel reports.
 
 use std::path::Path;
 
@@ -6,10 +6,11 @@ use fishplate::topology::{Anchor, Distance, LinkState, Machine};
 
 use super::{Finding, Root};
 
-/// Below this, other programs and libfabric's provider `shm` run out of shared memory.
+/// Size of `/dev/shm` in bytes. If it is smaller, other programs and libfabric's provider `shm` may
+/// run out of shared memory.
 const SHM_LEAST: u64 = 256 << 20;
 
-/// The kernel's names for the initial namespaces of a machine.
+/// The kernel's names for the initial pid namespace and the initial user namespace.
 const FIRST_PID: &str = "pid:[4026531836]";
 const FIRST_USER: &str = "user:[4026531837]";
 

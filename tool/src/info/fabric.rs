@@ -1,5 +1,5 @@
-//! Describes libfabric on this machine: providers, interfaces with their distances, negotiated
-//! attributes, and the reasons for rejected offers.
+//! Describes libfabric on this machine: its providers, the interfaces with their distances, the
+//! negotiated attributes, and why offers are rejected.
 
 use fishplate::config::Settings;
 use fishplate::rails::{self, Candidate};
@@ -12,10 +12,10 @@ use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, raw};
 use serde_json::{Map, Value, json};
 
-/// The number of rails for which the memory per peer is reported.
+/// Number of rails that the reported memory per peer assumes.
 const RAILS: usize = 4;
 
-/// Describes libfabric, or why it is not usable.
+/// Describes libfabric, or reports why it is not usable.
 pub fn gather(settings: &Settings, machine: &Machine) -> Value {
     // SAFETY: the library comes from the linker's search path, or from a path that the user names
     // as libfabric.
@@ -48,8 +48,8 @@ pub fn gather(settings: &Settings, machine: &Machine) -> Value {
     })
 }
 
-/// Describes the rails that a node opens with a provider, if it is usable. Without libfabric, nodes
-/// use shared memory.
+/// Describes the rails that a node opens with this provider. Returns `None` if the provider is not
+/// usable.
 fn rails_of(name: &str, told: &Value) -> Option<String> {
     let interfaces =
         told["interfaces"].as_object().filter(|_| name != "shm" && told["usable"] == "usable")?;
@@ -104,8 +104,8 @@ fn provider(
     told.into()
 }
 
-/// Describes the atomics that a provider executes in regions with native atomics. The engine
-/// executes the others.
+/// Lists the atomics that the provider executes itself in regions with native atomics. The engine
+/// executes all other atomics.
 fn atomics(library: Library, name: &str) -> String {
     let config = FabricConfig { native_atomics: true, ..FabricConfig::default() };
     let offer = negotiate::negotiate(library, &Ask { atomics: true, ..Ask::new(name) }).ok();
@@ -196,8 +196,8 @@ fn negotiated(offer: &Offer) -> Value {
     told
 }
 
-/// Returns the bytes that an engine and its rails need for each peer, with one region imported from
-/// that peer.
+/// Returns the memory that an engine and its rails need for each peer, in bytes. Assumes one
+/// imported region per peer.
 pub fn per_peer(settings: &Settings, of_rails: usize) -> usize {
     let streams = usize::from(settings.contexts);
     let config = settings.engine(0).unwrap_or_default();

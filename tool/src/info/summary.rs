@@ -1,4 +1,4 @@
-//! A summary that fits one screen, of the values that [`gather`](super::gather) found.
+//! Writes a summary that fits one screen. Its values come from [`gather`](super::gather).
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,6 @@ use super::text;
 /// The column at which values begin.
 const MARGIN: usize = 15;
 
-/// Writes the summary.
 pub fn write(info: &Value, into: &mut String) {
     let machine = &info["machine"];
     let notes = [
@@ -42,7 +41,7 @@ pub fn write(info: &Value, into: &mut String) {
     into.push_str("\n-v prints everything, -p NAME everything about one provider; fishplate doctor finds what to improve\n");
 }
 
-/// Writes about libfabric: its usable providers as a table, then the others.
+/// Writes the summary of libfabric: a table of usable providers, then a line for the others.
 fn fabric(fabric: &Value, into: &mut String) {
     if fabric["usable"] != "usable" {
         return line(into, "libfabric", &text(&fabric["usable"]));
@@ -99,7 +98,7 @@ fn line(into: &mut String, name: &str, value: &str) {
     let _ = writeln!(into, "{name:<MARGIN$} {value}");
 }
 
-/// Returns the fields of an object; none for any other value.
+/// Returns the fields of an object. Returns no fields for any other value.
 fn fields(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().map(Map::iter).into_iter().flatten()
 }

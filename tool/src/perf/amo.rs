@@ -1,4 +1,4 @@
-//! Fetch-adds on one word of the other side, one at a time. Every fetched value is known in
+//! Measures fetch-adds on one word of the other side, one at a time. Each fetched value is known in
 //! advance, so every iteration is verified, even without `--check`.
 
 use super::job::{Job, SLOTS_AT, Side, Tally};
@@ -7,7 +7,7 @@ use super::verbs::Verbs;
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Runs this process's side, or both sides.
+/// Runs each side that this process has.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     if verbs.plays(Side::Starts) {

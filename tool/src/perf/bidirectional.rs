@@ -1,7 +1,9 @@
-//! `--bidirectional`: put and tag-bw with both sides sending at once. Each process runs one side.
+//! Measures `--bidirectional`: both sides run put or tag-bw at once. Each process runs one side.
 //!
-//! A side waits for the other at the end of a stream, and after each window if payloads are
-//! checked. The measured time is from the first post until both sides have received everything.
+//! Each side waits for the other at the end of a stream. If payloads are checked, it also waits
+//! after each window.
+//!
+//! The measured time is from the first post until both sides have received everything.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -17,7 +19,6 @@ use crate::payload::Pattern;
 /// Number of messages that a side sends before it receives any.
 const PIECE: u64 = 32;
 
-/// Runs this process's side.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let me = if verbs.plays(Side::Starts) { Side::Starts } else { Side::Answers };
     // Counts the operations of both directions.
@@ -31,7 +32,7 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     }
     let mut receiver = Receiver::new(me, Job::arena(job.size));
     receiver.post(verbs, job, job.window.min(POSTED))?;
-    // Wait until both sides have posted their receives.
+    // Waits until both sides have posted their receives.
     both_answer(verbs, me)?;
     messages(verbs, job, 0, job.warmup, (me, &mut receiver), &mut discarded, &mut tally)?;
     tally.checked = 0;
@@ -52,8 +53,8 @@ fn meet<V: Verbs>(verbs: &mut V, me: Side, word: usize, number: u64) -> Outcome 
     verbs.wait(me, word, Cmp::Ge, number).map(drop)
 }
 
-/// Sends `count` puts, in windows after number `window`. Returns the last window's number, and the
-/// ticks until both sides have received everything.
+/// Sends `count` puts in windows. `window` is the number of the last window before. Returns the
+/// number of the last window, and the ticks until both sides have received everything.
 #[inline(never)]
 fn puts<V: Verbs>(
     verbs: &mut V,
@@ -106,7 +107,7 @@ fn puts<V: Verbs>(
     Ok((window, verbs.clock().now().wrapping_sub(begun)))
 }
 
-/// Sends `count` messages after the first `done`, and receives the same number.
+/// Sends messages `done` to `done + count`, and receives the same number of messages.
 #[inline(never)]
 fn messages<V: Verbs>(
     verbs: &mut V,
@@ -118,7 +119,7 @@ fn messages<V: Verbs>(
     tally: &mut Tally,
 ) -> Outcome<u64> {
     let per_window = job.per_window();
-    // Each side sends at most as many messages as the other side has posted receives. Unreceived
+    // Each side sends only messages for which the other side has posted receives. Unreceived
     // messages could stop both sides from sending.
     let posted = job.window.min(POSTED);
     let lag = posted.saturating_sub(PIECE);

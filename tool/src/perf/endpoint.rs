@@ -1,7 +1,7 @@
-//! An [`Endpoint`]: one side of a run between two processes, over a [`Node`].
+//! [`Endpoint`] is one side of a run between two processes, over a [`Node`].
 //!
-//! Waits and refused operations are retried in slices of at most 100 ms, so that a side notices
-//! Ctrl-C and its deadline. Only the first attempt is on the hot path.
+//! Each wait, and each retry of a refused operation, lasts at most 100 ms. Between them the side
+//! checks for Ctrl-C and its deadline. Only the first attempt is on the hot path.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -21,39 +21,38 @@ use crate::interrupt;
 use crate::limits;
 use crate::report::Moved;
 
-/// Time limit of one call of the node.
+/// Time limit of one call of the node. The call is then repeated after a check.
 pub const SLICE: Duration = Duration::from_millis(100);
 
-/// The offset of the areas in their regions. The memory for the floor comes first.
+/// The offset of the areas in their regions. The memory for measuring the floor precedes them.
 pub const AREAS_AT: usize = 4096;
 
 /// This process's side, and its node.
 pub struct Endpoint<const STARTS: bool> {
     pub node: Node,
     pub peer: PeerId,
-    /// The memory of the words, here and on the other side. Includes the landing area, unless the
-    /// landing area is on a device.
+    /// The memory of the signal words, here and on the other side. Includes the landing area,
+    /// unless that area is on a device.
     pub words: (Memory, Remote),
     /// The landing area of the other side.
     pub landing: Remote,
     pub buffer: Memory,
-    /// The landing area, if it is on the device. If so, the buffer is on the device too.
+    /// The landing area, if it is on a device. If so, the buffer is on that device too.
     pub device: Option<Memory>,
-    /// The areas as the processor sees them: landing, then buffer.
+    /// The host addresses of the landing area and of the buffer.
     pub views: [NonNull<u8>; 2],
-    /// Sizes of the views.
+    /// Sizes of the two views, in bytes.
     pub lens: [usize; 2],
-    /// Memory that both processes have mapped, if they share memory: the words of the starting
-    /// side.
+    /// The memory of the starting side's words, if both processes have mapped it.
     pub common: Option<NonNull<u8>>,
-    /// Messages up to this length are sent from a slice of bytes.
+    /// Maximum length of a message that is sent from a slice of bytes.
     pub eager: usize,
     pub clock: Clock,
     pub watch: Watch,
     /// Both sides share one processor.
     pub crowded: bool,
     pub who: Who,
-    /// Memory behind the buffer and the views. Dropped after the node.
+    /// Owns the memory of the buffer and the views. Dropped after the node.
     pub _kept: Vec<Mapped>,
 }
 
@@ -78,7 +77,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         Slice::new(self.buffer.at(offset as u64), len)
     }
 
-    /// Calls the node until it succeeds, the deadline expires, or it fails.
+    /// Repeats a call of the node until it succeeds, it fails, or the deadline expires.
     #[inline(always)]
     pub fn retry<T, E: Into<Error>>(
         &mut self,
@@ -92,7 +91,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Checks whether to continue after a call that did not succeed in its slice.
+    /// Checks whether to repeat a call that returned `error`.
     #[cold]
     #[inline(never)]
     pub fn again(&mut self, error: Error) -> Outcome {
@@ -128,13 +127,13 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Counts a pass without events. Sometimes checks whether to continue.
+    /// Counts a pass without events. At intervals, checks whether to continue.
     #[inline(always)]
     pub fn idle(&mut self) -> Outcome {
         if self.watch.fruitless() { self.check() } else { Ok(()) }
     }
 
-    /// Fails unless the peer is alive, there is time left, and nobody has pressed Ctrl-C. Lets
+    /// Fails if the peer has failed, the time is up, or the user has pressed Ctrl-C. First lets
     /// another thread run.
     #[cold]
     #[inline(never)]
@@ -149,8 +148,8 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Returns the error of an expired deadline. Names the operations in flight at this side, or
-    /// the missing arrivals.
+    /// Returns the error of an expired deadline. It names this side's operations in flight, or the
+    /// missing arrivals.
     #[cold]
     pub fn expired(&mut self) -> Failure {
         match self.node.quiet(self.peer, Duration::from_nanos(1)) {
@@ -159,7 +158,8 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Returns how many payloads took each path so far, if they are in device memory.
+    /// Returns the number of payloads that took each path so far. `None` if payloads are in host
+    /// memory.
     pub fn moved(&self) -> Option<Moved> {
         let stats = self.node.gpu_stats()?;
         Some(Moved { direct: stats.direct, relayed: stats.relayed, stored: stats.stored })
@@ -170,8 +170,8 @@ impl<const STARTS: bool> Endpoint<STARTS> {
     }
 }
 
-/// Zeroed private memory of whole pages. All pages are allocated in advance, so that none is
-/// allocated in timed code.
+/// Zeroed private memory of whole pages. All pages are allocated at once, so that timed code
+/// allocates none.
 pub struct Mapped {
     ptr: NonNull<u8>,
     len: usize,
@@ -183,7 +183,7 @@ impl Mapped {
         let len = len.max(1);
         limits::demand(region, len, len)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-        // SAFETY: the system chooses a free place, so no memory of ours is replaced.
+        // SAFETY: the system chooses a free range, so no memory of ours is replaced.
         let at = unsafe {
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
         };
@@ -193,12 +193,10 @@ impl Mapped {
         }
     }
 
-    /// Returns the first byte.
     pub fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
-    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }

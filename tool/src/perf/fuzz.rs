@@ -1,5 +1,5 @@
-//! Fuzzes traces, and the orders of another process: each is accepted or refused, and never causes
-//! a panic.
+//! Fuzzes traces, and the orders that another process sends. Each is accepted or refused, and never
+//! causes a panic.
 
 use std::path::Path;
 use std::time::Duration;
@@ -62,7 +62,7 @@ fn read(input: &[u8], _: &mut [u8]) -> Option<usize> {
         if job.check_bounds(transport, REGION).is_err() {
             continue;
         }
-        // Runs the computations that a side makes with an order before it measures.
+        // Runs the computations that a side makes with a job before it measures.
         assert!(job.slots() > 0 && job.per_window() > 0 && job.divisor() > 0.0, "{job:?}");
         assert!(
             job.size <= REGION && job.size as u64 * job.slots() < Job::arena(REGION) as u64,

@@ -1,4 +1,4 @@
-//! Gets, one at a time, each from call to completion. The other side only makes progress.
+//! Measures gets, one at a time, from call to completion. The other side only makes progress.
 
 use super::job::{Job, SLOTS_AT, Side, Tally};
 use super::put;
@@ -7,7 +7,7 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Writes the payload that the other side gets.
+/// Writes the payload of the answering side, which the starting side gets.
 pub fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     for slot in 0..job.slots() {
         let offset = SLOTS_AT + slot as usize * job.stride();
@@ -22,7 +22,7 @@ pub fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     Ok(())
 }
 
-/// Runs this process's side, or both sides.
+/// Runs each side that this process has.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     if verbs.plays(Side::Starts) {

@@ -1,7 +1,7 @@
-//! [`InProcess`]: both sides of a run in one thread. Either one engine has a loopback rail to
+//! [`InProcess`] runs both sides of a run in one thread. Either one engine has a loopback rail to
 //! itself, or two engines share the simulated fabric.
 //!
-//! Nothing waits here: while operations are outstanding, the engines make passes in turn. The
+//! Nothing here waits: while operations are outstanding, the engines make passes in turn. The
 //! number of passes without a completion is limited, so an operation that never completes is
 //! reported with its seed. `ordered` contains the tests of order.
 
@@ -45,14 +45,14 @@ use faults::{Counters, Ends, Record, Source};
 mod faults;
 mod ordered;
 
-/// Number of passes without a completion after which an operation counts as hung.
+/// Number of passes without a completion. After them an operation counts as hung.
 const PATIENCE: u64 = 2_000_000;
 
 /// The capacity of one loopback rail, and of the whole simulated fabric.
 const DEPTH: usize = 256;
 const PACKETS: usize = 1024;
 
-/// Fewer credits than between two processes, because each seed allocates its own tables.
+/// Each seed allocates its own tables, so there are fewer credits than between two processes.
 const MATCHING: MatchConfig =
     MatchConfig { eager: 192, credits: 96, headers: 96, ..MatchConfig::DEFAULT };
 const RECEIVES: usize = 1024;
@@ -214,7 +214,7 @@ fn simulate<const RAILS: usize>(
     clock: Clock,
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
-    // Sequence numbers begin near their wrap, and all rail policies are used.
+    // The sequence numbers begin near their wrap. The runs use all rail policies.
     let begins = [0, (1 << 20) - 9, (1 << 32) - 9, 1 << 40];
     let policies = [RailPolicy::LeastOutstanding, RailPolicy::RoundRobin, RailPolicy::Fixed];
     let config = Config {
@@ -227,7 +227,7 @@ fn simulate<const RAILS: usize>(
         ..Config::DEFAULT
     };
     let fails = !matches!(faults, Source::None);
-    // Both sides of a failover need different seeds.
+    // The two sides of a failover need different seeds.
     let configs = [config, Config { seed: if fails { !job.seed } else { job.seed }, ..config }];
     let sim = Sim::new(packets, 2, RAILS as u16, Dials::WILD, job.seed).map_err(attach_failed)?;
     let (mut near, mut far) =
@@ -284,7 +284,7 @@ struct Parts<const RAILS: usize> {
     failover: Option<FailoverStorage>,
     landing: Mapped,
     buffer: Mapped,
-    /// Size of the areas of one side: landing, then buffer.
+    /// Sizes of one side's landing area and buffer, in bytes.
     lens: [usize; 2],
 }
 
@@ -307,20 +307,20 @@ impl<const RAILS: usize> Parts<RAILS> {
         Limits { peers: 1, locals: 2, remotes: 8, operations: 4 * config.window.max(64) }
     }
 
-    /// Adds the memory that an engine needs to survive the failure of a rail.
+    /// Adds the memory that an engine needs for failover.
     fn keep(&mut self, config: &Config) {
         self.failover = Some(FailoverStorage::new(config, Self::limits(config)));
     }
 }
 
-/// An engine, the id of its peer, and its memory.
 struct One<'m, R: Rail, const RAILS: usize> {
     engine: Engine<'m, R, RAILS>,
     peer: PeerId,
-    /// The landing memory, then the buffer. Each has an area for each side that the engine serves.
+    /// The landing memory and the buffer memory. Each has an area for each side that the engine
+    /// serves.
     memory: [(LocalId, NonNull<u8>); 2],
     lens: [usize; 2],
-    /// The landing memory of the other side, once it is imported.
+    /// The landing memory of the other side. `None` until it is imported.
     theirs: Option<RemoteId>,
 }
 
@@ -361,7 +361,7 @@ impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
     }
 }
 
-/// Both sides of a run, over one engine that is its own peer, or over two engines.
+/// Both sides of a run. Either one engine is its own peer, or two engines are peers.
 pub struct InProcess<'m, R: Rail, const RAILS: usize> {
     engines: Vec<One<'m, R, RAILS>>,
     clock: Clock,
@@ -376,14 +376,15 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         InProcess { engines, clock, watch: Watch::new(clock), tally: Tally::default(), passes: 0 }
     }
 
-    /// Returns the engine of a side.
+    /// Returns the engine that serves a side.
     #[inline(always)]
     fn one(&mut self, side: Side) -> &mut One<'m, R, RAILS> {
         let at = side as usize % self.engines.len();
         &mut self.engines[at]
     }
 
-    /// Returns the offset of a side's area in the memory, because one engine may serve both sides.
+    /// Returns the offset of a side's area in its memory. It is not zero if one engine serves both
+    /// sides.
     #[inline(always)]
     fn start(&self, side: Side, area: Area) -> usize {
         let before = if self.engines.len() == 1 { side as usize } else { 0 };
@@ -397,7 +398,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         self.one(side).memory[Area::Buffer as usize].0.at((start + offset) as u64)
     }
 
-    /// Returns an address in the landing area of the side other than `side`.
+    /// Returns an address in the landing area of the side opposite to `side`.
     #[inline(always)]
     fn there(&mut self, side: Side, offset: usize) -> Outcome<RemoteAddr> {
         let start = self.start(side.other(), Area::Landing);
@@ -443,7 +444,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Returns why each rail of a side is out of use.
+    /// Returns the reasons why rails of a side are out of use.
     #[cold]
     fn why(&mut self, side: Side) -> String {
         let One { engine, peer, .. } = self.one(side);
@@ -476,7 +477,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Discards the completions of sends.
+    /// Discards all pending completions of sends.
     fn forget_ends(&mut self, side: Side) {
         while self.one(side).engine.next_completion().is_some() {}
     }
@@ -604,7 +605,7 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
     fn send(&mut self, side: Side, tag: u64, offset: usize, len: usize) -> Outcome<u64> {
         let at = self.buffer_at(side, offset);
         let (start, _) = self.area(side, Area::Buffer);
-        // SAFETY: the tests use offsets inside the buffer, and nothing writes there during the
+        // SAFETY: the tests use only offsets inside the buffer, and nothing writes there during the
         // call.
         let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr().add(offset), len) };
         let issued = self.until(side, "a send", |one| {
@@ -673,7 +674,7 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
-    /// Fails if the time is up or the user has pressed Ctrl-C.
+    /// Fails if the time is up or the user has pressed Ctrl-C. First lets another thread run.
     #[cold]
     #[inline(never)]
     fn check(&mut self) -> Outcome {
@@ -685,13 +686,13 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
         }
     }
 
-    /// Returns a word of the landing area of a side.
+    /// Returns a word of a side's landing area.
     #[inline(always)]
     fn landing_word(&self, side: Side, offset: usize) -> &AtomicU64 {
         let (start, len) = self.area(side, Area::Landing);
         assert!(offset.is_multiple_of(8) && offset + 8 <= len);
-        // SAFETY: the word is inside the area, as just checked, and aligned, because areas begin at
-        // a page. The area stays mapped as long as the engines exist. Words are accessed only
+        // SAFETY: the word is inside the area, as just checked. It is aligned, because areas begin
+        // at a page. The area stays mapped as long as the engines exist. Words are accessed only
         // atomically.
         unsafe { start.add(offset).cast::<AtomicU64>().as_ref() }
     }

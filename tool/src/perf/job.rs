@@ -1,4 +1,4 @@
-//! A [`Job`] is one uninterrupted measurement, which the leading side orders and both sides run. A
+//! [`Job`] is one uninterrupted measurement. The leading side orders it, and both sides run it.
 //! [`Tally`] holds its results.
 
 use serde::{Deserialize, Serialize};
@@ -7,30 +7,23 @@ use crate::args::{Layout, Plan, SignalKind, Test, Transport, bounds};
 use crate::failure::{Failure, Outcome};
 use crate::layout::{self, Placement};
 
-/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// What to measure.
     pub test: Test,
-    /// Payload in bytes.
+    /// Payload size in bytes.
     pub size: usize,
-    /// Measured iterations.
     pub iters: u64,
-    /// Warm-up iterations.
     pub warmup: u64,
-    /// Verify every payload.
     pub check: bool,
-    /// Operations in flight.
+    /// Maximum number of operations in flight.
     pub window: u64,
-    /// Placement of the signals.
     pub layout: Layout,
-    /// What `signal-rate` does.
+    /// How a signal of `signal-rate` changes its word.
     pub signal: SignalKind,
     /// Both sides send at once.
     pub bidirectional: bool,
-    /// The seed of payloads.
     pub seed: u64,
-    /// The time limit of the job, in nanoseconds.
+    /// Time limit in nanoseconds.
     pub timeout_ns: u64,
 }
 
@@ -44,10 +37,8 @@ pub enum Side {
 }
 
 impl Side {
-    /// Both sides.
     pub const BOTH: [Side; 2] = [Side::Starts, Side::Answers];
 
-    /// Returns the other side.
     pub fn other(self) -> Side {
         Side::BOTH[1 - self as usize]
     }
@@ -56,27 +47,28 @@ impl Side {
 /// The results of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
-    /// Duration of the measured part, in ticks of the measuring side.
+    /// Duration of the measured part, in clock ticks of the measuring side.
     pub ticks: u64,
-    /// Operations in `ticks`.
+    /// Number of operations completed in `ticks`.
     pub ops: u64,
-    /// Iterations verified.
+    /// Number of verified iterations.
     pub checked: u64,
-    /// Iterations whose data was wrong.
+    /// Number of iterations with wrong data.
     pub errors: u64,
-    /// Signals seen before the data that they announce.
+    /// Number of signals seen before the data that they announce.
     pub misordered: u64,
-    /// Arrivals out of order, as the engine counted.
+    /// Number of arrivals that the engine counted as out of order.
     pub out_of_order: u64,
     /// Processor time of this side's process in the measured part, in nanoseconds.
     pub cpu_ns: u64,
-    /// Processor time of the other side's process, if it is another process.
+    /// Processor time of the other side's process in nanoseconds. Zero if both sides run in this
+    /// process.
     pub peer_cpu_ns: u64,
 }
 
 impl Tally {
     /// Combines the results of both sides of a job. If both sides receive payloads, an iteration
-    /// counts as verified only if both have verified it.
+    /// counts as verified only if both sides have verified it.
     pub fn both(self, answer: Tally, two_way: bool) -> Tally {
         Tally {
             ticks: self.ticks,
@@ -93,12 +85,12 @@ impl Tally {
         }
     }
 
-    /// Combines two jobs of the same row.
+    /// Adds the results of another job of the same row.
     pub fn and(self, other: Tally) -> Tally {
         Tally {
             ticks: self.ticks + other.ticks,
             ops: self.ops + other.ops,
-            // These may contain numbers from the other process.
+            // Saturates, because the other process may have sent any number.
             checked: self.checked.saturating_add(other.checked),
             errors: self.errors.saturating_add(other.errors),
             misordered: self.misordered.saturating_add(other.misordered),
@@ -110,10 +102,10 @@ impl Tally {
 }
 
 /// Maximum total size of the slots of a stream of puts: the size of a first-level cache. A window
-/// that needs more slots reuses them before it ends.
+/// that needs more slots writes the same slots again.
 const SLOTS_BYTES: usize = 32 << 10;
-/// The offset of a stream's payloads, which lie behind its signals. It is a whole page, because
-/// copies are fastest between equal offsets in pages.
+/// The offset of a stream's payloads, which follow its signals. It is a whole page, because copies
+/// between equal page offsets are fastest.
 pub const SLOTS_AT: usize = 4096;
 
 impl Job {
@@ -139,13 +131,13 @@ impl Job {
         }
     }
 
-    /// Returns the two halves of a row. A row of one iteration has an empty second half.
+    /// Splits a row into two halves. If the row has one iteration, the second half is empty.
     pub fn halves(self) -> [Job; 2] {
         let second = self.iters / 2;
         [Job { iters: self.iters - second, ..self }, Job { iters: second, ..self }]
     }
 
-    /// Checks an order, like a command line, before it is sent and after it was received.
+    /// Checks a job as strictly as a command line, before it is sent and after it is received.
     pub fn check_bounds(&self, transport: Transport, region: usize) -> Outcome {
         if self.test == Test::Pool {
             return Err(Failure::usage("pool has no sides"));
@@ -174,13 +166,13 @@ impl Job {
         if self.size <= 64 { self.size.next_multiple_of(8) } else { self.size.next_multiple_of(64) }
     }
 
-    /// Returns the number of slots that a stream of puts writes in turn.
+    /// Returns the number of slots that a stream of puts writes in rotation.
     pub fn slots(&self) -> u64 {
         ((SLOTS_BYTES / self.stride()) as u64).clamp(1, self.window)
     }
 
-    /// Returns the number of operations of one window. If the other side verifies payloads, it does
-    /// so after each window.
+    /// Returns the number of operations in one window. If the other side verifies payloads, it
+    /// verifies them after each window.
     pub fn per_window(&self) -> u64 {
         if self.check && matches!(self.test, Test::Put | Test::TagBw) {
             self.slots()
@@ -189,12 +181,11 @@ impl Job {
         }
     }
 
-    /// Returns the placement of payload and signal.
     pub fn placement(&self) -> Placement {
         Placement::of(self.layout, self.size)
     }
 
-    /// Returns the divisor of a sample of the histogram.
+    /// Returns the number that divides each sample of the histogram.
     pub fn divisor(&self) -> f64 {
         match self.test {
             Test::PutSignal | Test::Tag | Test::Ring => 2.0,
@@ -203,8 +194,8 @@ impl Job {
         }
     }
 
-    /// Returns the size of the buffer, which holds two payloads of up to `region` bytes. They are
-    /// used in turn.
+    /// Returns the size of the buffer, which holds two payloads of up to `region` bytes. The two
+    /// are used alternately.
     pub fn buffer(region: usize) -> usize {
         2 * Job::arena(region)
     }
@@ -215,7 +206,7 @@ impl Job {
     }
 }
 
-/// Size of the ring test's part of the landing area.
+/// Size of the ring test's part of the landing area, in bytes.
 pub const RING_ARENA: usize = 256 << 10;
 
 #[cfg(test)]

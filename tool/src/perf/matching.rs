@@ -1,5 +1,5 @@
-//! `perf match`: compares tag matching in several engines, without a transport. Every engine does
-//! the same work, in turns. Their matches are compared, and a difference fails the run.
+//! Runs `perf match`, which compares tag-matching engines without a transport. The engines take
+//! turns at the same work. If their matches differ, the run fails.
 //!
 //! | part | what |
 //! |---|---|
@@ -90,10 +90,9 @@ instr_per_op is null where the kernel counts no instructions for this program
 (mostly in virtual machines); benches/budgets.sh counts them everywhere. ucx is
 found at run time (package libucx0) and uses its self transport (loopback).";
 
-/// The maximum depth.
 const DEPTH_MAX: u64 = 1 << 16;
 
-/// The engines.
+/// The engines to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     /// The matcher of this project.
@@ -141,7 +140,7 @@ struct Row {
     bytes_per_entry: Option<f64>,
 }
 
-/// A workload prepared in an engine.
+/// A workload or trace that is prepared in an engine.
 trait Ready {
     /// Runs rounds of the workload.
     fn run(&mut self, rounds: u64);
@@ -194,7 +193,8 @@ impl<E: Engine> Ready for Loaded<E> {
     }
 }
 
-/// The work at a depth: the task, units per round, and room for entries and contexts.
+/// A workload or trace at one depth: its task, the units per round, and the numbers of entries and
+/// contexts that it needs.
 struct Job {
     task: Task,
     units: u64,
@@ -276,7 +276,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     ))?;
     let chosen = |work: &Work| args.workloads.is_empty() || args.workloads.contains(work);
     for (name, work) in all_work().filter(|(_, work)| chosen(work)) {
-        // Time of a unit in each engine at the previous depth, in nanoseconds.
+        // For each engine: the previous depth, and its time per unit there in nanoseconds.
         let mut before = vec![(0, 0.0); args.engines.len()];
         for depth in depths(work, &args.depths) {
             run_row(&args, &mut report, (clock, &mut counter), (&name, work, depth), &mut before)?;
@@ -308,7 +308,7 @@ fn run_row(
     let mut running = vec![];
     let mut pairs: Option<(Kind, Pairs)> = None;
     for (kind, (depth_before, ns_before)) in args.engines.iter().zip(&*before) {
-        // At worst, an engine's time per unit grows by this factor, as that of a list does.
+        // Assumes the worst case: the time per unit grows with the depth, as in a linear list.
         let growth = if *depth_before > 0 { depth as f64 / *depth_before as f64 } else { 1.0 };
         if ns_before * growth * job.units as f64 > args.patience.as_nanos() as f64 {
             report.comment(&format!(
@@ -382,7 +382,7 @@ fn run_row(
     Ok(())
 }
 
-/// One engine's turns at a workload.
+/// The measurements of one engine with one workload or trace.
 struct Turns {
     kind: Kind,
     ready: Box<dyn Ready>,
@@ -399,7 +399,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 impl Row {
-    /// Formats the values that some engines or machines lack.
+    /// Formats the optional values. A missing value becomes an empty string.
     fn optional(&self) -> [String; 2] {
         let bytes = self.bytes_per_entry.map_or_else(String::new, |bytes| bytes.to_string());
         [bytes, self.instr_per_op.map_or_else(String::new, |count| format!("{count:.1}"))]

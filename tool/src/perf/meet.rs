@@ -1,5 +1,5 @@
-//! Connects the two processes of a run: one starts the other, or one listens and the other
-//! connects. They keep the connection for control messages.
+//! Connects the two processes of a run. Either one process starts the other, or one listens and the
+//! other connects. They keep the connection for control messages.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,13 +27,13 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Time limit for a new process to answer.
 const START: Duration = Duration::from_secs(10);
 
-/// Time limit for a listener to appear.
+/// Time limit for the other side to listen.
 const APPEAR: Duration = Duration::from_secs(5);
 
-/// Interval at which a listener prints the peers that it has refused, and checks for Ctrl-C.
+/// Interval at which a listener prints the processes that it has refused, and checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Maximum number of refused peers that a listener prints.
+/// Maximum number of refused processes that a listener prints.
 const NAMED: u32 = 16;
 
 /// The connection to the other side.
@@ -42,7 +42,7 @@ pub struct Met {
     pub theirs: Card,
     /// The name of the other side in messages.
     pub name: String,
-    /// The process of the other side, if this one started it.
+    /// The process of the other side, if this process started it.
     pub second: Option<Second>,
     /// Lines to print above the rows: how the two sides are connected.
     pub notes: Vec<String>,
@@ -94,7 +94,7 @@ fn explain(error: BootstrapError, who: &str) -> String {
     }
 }
 
-/// Waits for the other side.
+/// Waits at the address `at` until the other side connects.
 fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     let mut listener = Listener::bind(at).map_err(|error| {
         Failure::usage(match error {
@@ -194,7 +194,7 @@ fn reachable(at: &str) -> String {
     }
 }
 
-/// Connects to the other side, which has some time to appear.
+/// Connects to the other side. Waits at most `APPEAR` until the other side listens.
 fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     let deadline = Instant::now() + plan.timeout.min(APPEAR);
     let met = bootstrap::connect(at, card, deadline);
@@ -310,7 +310,7 @@ pub fn tie_to_this_process(command: &mut Command) {
 pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
     let (mut domain, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
     // SAFETY: `fcntl` takes no pointers and checks that the descriptor exists. `getsockopt` writes
-    // one number, for which `domain` has room.
+    // one `i32`, and `domain` has room for it.
     let known = unsafe {
         let domain = (&raw mut domain).cast();
         libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) == 0
@@ -338,7 +338,7 @@ impl Second {
             self.id(),
             describe(status)
         );
-        // The process has printed what is wrong with the command line.
+        // Code 2: the second process has printed the error of its command line.
         match status.code() {
             Some(2) => Failure::usage(told),
             _ => Failure::run(told),
@@ -361,7 +361,7 @@ impl Second {
         }
     }
 
-    /// Describes an exit status.
+    /// Waits up to `within` for the process to exit. Describes its exit.
     pub fn fate(&mut self, within: Duration) -> String {
         self.ends(within).map_or_else(|| "has not exited".into(), describe)
     }

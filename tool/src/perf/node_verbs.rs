@@ -1,4 +1,4 @@
-//! The [`Verbs`] of a side with its own node.
+//! Implements [`Verbs`] for a side with its own node.
 //!
 //! [`endpoint`](super::endpoint) describes which calls block and which are hot paths.
 

@@ -27,17 +27,17 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
 
-/// Many more credits than the default window, so that only the window limits the sender, if its
-/// receiver posts receives in time.
+/// Many more credits than the default window. If the receiver posts receives in time, only the
+/// window limits the sender.
 const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..MatchConfig::DEFAULT };
 
-/// The limits of the node of each of the two processes.
+/// Limits of each process's node.
 const LIMITS: Limits = Limits { peers: 1, locals: 8, remotes: 8, operations: 1024 };
 
 /// Maximum number of receives posted at once.
 const RECEIVES: usize = 1024;
 
-/// The minimum time for setup, because a short `--timeout` is meant for measurements.
+/// Minimum time limit of setup. A short `--timeout` is meant for measurements.
 const SETUP: Duration = Duration::from_secs(10);
 
 /// A node, and the card that it sends to the other side before the two connect.
@@ -52,7 +52,7 @@ impl Setup {
         let fabric = self.transport == Transport::Fabric;
         let settings = self.settings.clone();
         let policy = match self.crowded {
-            // The other side can run only when this one yields.
+            // The other side can run only when this side yields.
             true => Policy { probes: 0, max_spin_ns: 0, yield_after_ns: 0, ..Policy::LOW_LATENCY },
             false => Policy::LOW_LATENCY,
         };
@@ -83,7 +83,7 @@ impl Setup {
         }
         let config = settings.engine(0).map_err(|error| Failure::usage(error.to_string()))?;
         let node = builder.settings(settings).open().map_err(|error| self.refused(error))?;
-        // The nodes exchange the addresses of rails themselves, so the card needs none.
+        // The nodes exchange the addresses of rails themselves, so the card contains none.
         let rail = |provider: &str, interface: &str, mbit| RailCard {
             provider: provider.into(),
             interface: interface.into(),
@@ -163,7 +163,7 @@ impl Setup {
                 Error::NotConnected(_) => {
                     Failure::run(format!("{who} did not answer in time{}", limits::descriptors()))
                 }
-                // The other process failed first. It tells why if it gets the time.
+                // The other process failed first. It reports the reason itself if it has time.
                 Error::Attach(AttachError::Unattached(_)) => {
                     who.gone("it left before this side opened its memory")
                 }
@@ -209,7 +209,7 @@ impl Setup {
         self.timeout.max(SETUP)
     }
 
-    /// Returns the sizes of the areas: landing, then buffer.
+    /// Returns the sizes of the landing area and of the buffer, in bytes.
     fn lens(&self) -> [usize; 2] {
         [Job::arena(self.region), Job::buffer(self.region)]
     }
@@ -248,7 +248,7 @@ impl Setup {
         }
     }
 
-    /// Returns lines to print above the rows: how the two sides are connected.
+    /// Returns the lines above the rows. They describe how the two sides are connected.
     fn notes(&self, node: &Node, peer: PeerId, theirs: &Card, ours: &Card) -> Vec<String> {
         let mut notes = vec![];
         for pair in node.rail_pairs(peer).unwrap_or_default() {
@@ -278,10 +278,9 @@ impl Setup {
     }
 }
 
-/// The memory of a side.
 struct Taken {
     words: Memory,
-    /// First byte of the words.
+    /// Address of the first word.
     start: NonNull<u8>,
     device: Option<Memory>,
     buffer: Memory,
@@ -312,7 +311,7 @@ fn exchange(
     })
 }
 
-/// Splits handles, each preceded by its length.
+/// Splits a message into handles. Each handle is preceded by its length.
 fn handles(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut all = vec![];
     while let Some((len, rest)) = bytes.split_first_chunk() {
@@ -341,7 +340,7 @@ fn gpu(device: DeviceName) -> Outcome<Gpu> {
     }
 }
 
-/// Returns the default device.
+/// Returns the first GPU, or host memory if there is no GPU.
 pub fn usual_device() -> DeviceName {
     #[cfg(any(feature = "cuda", feature = "hip"))]
     for api in fishplate_gpu::cuda::Api::ALL {
@@ -354,7 +353,7 @@ pub fn usual_device() -> DeviceName {
     DeviceName::Host
 }
 
-/// Returns why there is no driver.
+/// Describes why the driver of `device` is not usable.
 fn no_driver(device: DeviceName, error: DeviceError) -> String {
     #[cfg(any(feature = "cuda", feature = "hip"))]
     for api in fishplate_gpu::cuda::Api::ALL {

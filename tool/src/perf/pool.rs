@@ -13,7 +13,7 @@ use super::super::report::{SCHEMA_VERSION, print};
 use contenders::{Boxes, Fishplate, GlobalRing, RingPerQueue};
 use scenario::Scenario;
 
-/// Default operations per stream.
+/// Default number of operations per stream.
 const OPS: u64 = 200_000;
 
 /// Runs all scenarios.

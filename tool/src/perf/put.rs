@@ -1,6 +1,6 @@
-//! A stream of puts. Without checks only the transport limits it, and a quiet ends it. With checks
-//! every window ends with a signal, and the other side verifies the window before the next one
-//! begins.
+//! Measures a stream of puts. Without checks, only the transport limits the stream, and a quiet
+//! ends it. With checks, every window ends with a signal. The other side verifies that window
+//! before the next one begins.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -10,8 +10,8 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// The words of the two signals. One reports that a window has arrived, the other that it was
-/// verified. They are on separate cache lines, away from payloads.
+/// The offsets of two signal words. One signal reports that a window has arrived, the other that it
+/// was verified. The words are on separate cache lines, away from payloads.
 pub const SIGNALS: [usize; 2] = [0, 128];
 
 /// Signals `number` to the answering side, which calls `look` and signals back.
@@ -35,13 +35,13 @@ pub fn hand_over<V: Verbs>(
     Ok(())
 }
 
-/// Ends a test in which the answering side only makes progress.
+/// Ends a test with an answering side that only makes progress.
 pub fn finish<V: Verbs>(verbs: &mut V, look: impl FnOnce(&mut V) -> Outcome) -> Outcome {
     hand_over(verbs, 1, look)?;
     verbs.quiet_all()
 }
 
-/// Runs this process's side, or both sides.
+/// Runs each side that this process has.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     windows(verbs, job, 0, job.warmup, &mut Histogram::new(), &mut tally)?;
@@ -54,8 +54,8 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Sends `count` puts, in windows after number `last_window`. Returns the ticks from the first post
-/// to quiet.
+/// Sends `count` puts in windows. The first window has number `last_window + 1`. Returns the ticks
+/// from the first post to the end of quiet.
 #[inline(never)]
 fn windows<V: Verbs>(
     verbs: &mut V,

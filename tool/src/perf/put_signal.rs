@@ -1,5 +1,5 @@
-//! Ping-pong of put-signals. An iteration lasts from one post to the next post, and the latency is
-//! half of that time.
+//! Measures a ping-pong of put-signals. An iteration lasts from one post to the next post. The
+//! latency is half of that time.
 //!
 //! Right after a post, while the cache line is in flight, the clock is read and the next payload is
 //! written.
@@ -14,11 +14,11 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// If a payload is not there when its signal arrives, maximum number of further checks. They
-/// distinguish late payloads from wrong ones.
+/// Maximum number of further checks of a payload that is wrong when its signal arrives. They tell a
+/// late payload from a wrong one.
 const SECOND_LOOKS: u32 = 1000;
 
-/// Runs this process's side, or both sides.
+/// Runs each side that this process has.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     match job.check {
         true => play::<V, true>(verbs, job, histogram),
@@ -41,8 +41,8 @@ fn play<V: Verbs, const CHECK: bool>(
     Ok(tally)
 }
 
-/// Runs iterations, starting with number `first`. Returns the ticks from the first post to the last
-/// arrival.
+/// Runs `count` iterations, starting with iteration `first`. Returns the ticks from the first post
+/// to the last arrival.
 #[inline(never)]
 fn rounds<V: Verbs, const CHECK: bool>(
     verbs: &mut V,
@@ -55,8 +55,8 @@ fn rounds<V: Verbs, const CHECK: bool>(
     use Side::{Answers, Starts};
     let (place, len, seed, clock) = (job.placement(), job.size, job.seed, verbs.clock());
     // The previous operation may still read its source while the next payload is written, so two
-    // sources alternate. The offset is stored, not computed from the number. After a wait of random
-    // length, a branch on an alternating bit is mispredicted half of the time.
+    // sources alternate. The offset is stored, not computed from the iteration. After a wait of
+    // random length, a branch on an alternating bit is mispredicted half of the time.
     let (mut from, stride) = (0, if CHECK { len.next_multiple_of(64) } else { 0 });
     let sent = |side: Side, seq| Pattern::new(seed, side as u64, seq);
     let (mut begun, mut last) = (0, 0);
@@ -126,7 +126,7 @@ fn arrival<V: Verbs, const CHECK: bool>(
     wrong(verbs, side, place.payload, expected, len, tally)
 }
 
-/// Determines whether a payload is late or wrong.
+/// Tells a late payload from a wrong one.
 #[cold]
 #[inline(never)]
 fn wrong<V: Verbs>(

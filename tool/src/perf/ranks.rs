@@ -1,4 +1,5 @@
-//! `perf job`: traffic between the ranks of a job. Every payload can be checked.
+//! Runs `perf job`, which measures traffic between the ranks of a job. Every payload can be
+//! checked.
 //!
 //! | part | what |
 //! |---|---|
@@ -110,7 +111,7 @@ command line is invalid; 130 interrupted; 141 the reader of the output exited.";
 struct Member {
     job: Job,
     node: Node,
-    /// The addresses of all ranks, and the peer ids of those that this rank has connected to.
+    /// The addresses of all ranks, and the peer ids of the ranks that this rank has connected to.
     addresses: Vec<Vec<u8>>,
     peers: Vec<Option<PeerId>>,
     timeout: Duration,
@@ -141,7 +142,7 @@ pub fn run(words: &[OsString]) -> Outcome {
         .and_then(|member| member.run_all(&args, begun));
     match (outcome, started) {
         (Ok(()), Some(started)) => started.leave(),
-        // The process that started this one reports the same error, or which rank was lost.
+        // The process that started this rank reports the same error, or names the lost rank.
         (Err(Failure::Lost(_) | Failure::Usage(_)), None) if args.member.is_some() => {
             std::process::exit(1)
         }
@@ -212,7 +213,7 @@ impl Member {
         }
     }
 
-    /// Runs all sizes of a pattern. Returns the number of messages with wrong data, of all ranks.
+    /// Runs all sizes of a pattern. Returns the number of messages with wrong data in all ranks.
     fn run_pattern(
         &mut self,
         args: &JobArgs,
@@ -225,7 +226,7 @@ impl Member {
         let begun = Instant::now();
         let mut traffic = Traffic::open(self, pattern, most, args.window.into())?;
         self.barrier()?;
-        // The first row also counts the errors of these messages.
+        // Adds the errors of these messages to the first row.
         let (_, mut first_errors) = traffic.run(self, 1, 1, args.check.then_some(args.seed))?;
         let first_s = begun.elapsed().as_secs_f64();
         let mut wrong = 0;
@@ -274,7 +275,7 @@ impl Member {
         self.gather(&[]).map(drop)
     }
 
-    /// Returns the peer of a rank. Connects to it on first use.
+    /// Returns the peer id of a rank. Connects to the rank on first use.
     fn peer(&mut self, rank: usize) -> Outcome<PeerId> {
         if let Some(peer) = self.peers[rank] {
             return Ok(peer);
@@ -286,7 +287,7 @@ impl Member {
         Ok(peer)
     }
 
-    /// Fails if somebody has pressed Ctrl-C, or a peer has failed.
+    /// Fails if the user has pressed Ctrl-C, or a peer has failed.
     #[cold]
     fn look(&mut self) -> Outcome {
         interrupt::check()?;

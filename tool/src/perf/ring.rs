@@ -1,5 +1,5 @@
-//! The ring alone: two rings between the sides, without engine or rail. A ping-pong measures the
-//! latency, then a stream through one ring measures the rate. Every value is verified.
+//! Measures the ring alone: two rings between the sides, without engine or rail. A ping-pong
+//! measures the latency. Then a stream through one ring measures the rate. Every value is verified.
 
 use std::ptr::NonNull;
 
@@ -60,12 +60,12 @@ fn empty<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome {
     Ok(())
 }
 
-/// The ends of both rings at one side, with slots of `N` words.
+/// This side's ends of both rings. Slots have `N` words.
 struct Ends<'s, E, const N: usize> {
     tx: Producer<'s, [u64; N], Shared>,
     rx: Consumer<'s, [u64; N], Shared>,
     side: &'s mut E,
-    /// Number of checks that count as one turn.
+    /// Number of checks of a ring that count as one idle turn.
     looks: u32,
 }
 

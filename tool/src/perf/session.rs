@@ -1,10 +1,10 @@
-//! A measurement by two processes. The leader orders each job and writes the rows. The follower
-//! runs the same jobs.
+//! Runs a measurement between two processes. The leader orders each job and writes the rows. The
+//! follower runs the same jobs.
 //!
-//! They exchange messages over the connection of [`meet`](super::meet): the leader sends its order,
-//! then both report that they are ready, and then both send their results. Neither sends anything
-//! while a job is timed. With shared memory the floor is measured before, between and after the
-//! halves of a row.
+//! Both exchange messages over the connection of [`meet`](super::meet). The leader sends its order,
+//! both report that they are ready, and finally both send their results. Neither sends anything
+//! while a job is timed. With shared memory, the floor is measured before the first half of a row,
+//! between the halves, and after the second half.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -44,19 +44,19 @@ const REPEATS: u32 = 3;
 /// Bytes that memcpy copies between two clock reads.
 const COPY_BYTES: usize = 64 << 20;
 
-/// Time limit for a second process to send the reason after it gives up.
+/// Time that the first process waits for a failed second process to exit.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Time that a second process waits beyond the timeout of its leader, so that the leader reports
-/// the error.
+/// Time that the second process waits beyond the timeout of its leader. The leader then reports the
+/// error first.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Interval at which a side that waits for a message checks that the other side is alive, in
 /// nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
-/// How long a side that has lost the other side waits for its last message, and for its process to
-/// exit.
+/// Time that a side waits after it has lost the other side: for a last message, and for the other
+/// process to exit.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Time limit for closing a node.
@@ -113,7 +113,7 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(Session { side, met, transport, pad, timeout, moved: None })
     }
 
-    /// Exchanges bytes with the other side, while the node makes progress.
+    /// Sends a message to the other side and receives one, while the node makes progress.
     fn talk(&mut self, word: &[u8], deadline: Instant) -> Outcome<Vec<u8>> {
         let (side, mut looked, mut lost) = (&mut self.side, monotonic_ns(), None);
         let heard = self.met.wire.exchange(word, deadline, || {
@@ -144,7 +144,7 @@ impl<const STARTS: bool> Session<STARTS> {
         })
     }
 
-    /// Exchanges messages with the other side.
+    /// Sends a value to the other side and receives one, both as JSON.
     fn exchange<W: Serialize, A: DeserializeOwned>(&mut self, word: &W) -> Outcome<A> {
         let text = serde_json::to_vec(word)
             .map_err(|error| Failure::run(format!("cannot write a message: {error}")))?;
@@ -181,7 +181,7 @@ impl<const STARTS: bool> Session<STARTS> {
         pad.measure(limit, &clock, &mut || self.side.check())
     }
 
-    /// Measures the floor again, if `before` is a floor.
+    /// Measures the floor again, if it was measured before.
     fn floor_after(&mut self, before: Option<Floor>) -> Outcome<Option<Floor>> {
         before.map_or(Ok(None), |_| self.floor())
     }
@@ -255,8 +255,8 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(met)
     }
 
-    /// Runs half of a row: the requested iterations, or as many as there is time for. Also returns
-    /// the number of iterations.
+    /// Runs half of a row: the requested number of iterations, or iterations for the requested
+    /// time. Returns the results and the number of iterations.
     fn half(&mut self, plan: &Plan, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
         let span = match (plan.iters, plan.duration) {
             (Some(_), _) => return Ok((self.job(&job, histogram)?, job.iters)),
@@ -356,8 +356,8 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Follows the leader's orders, then closes the node. If data was wrong, fails if the user
-    /// started this side; otherwise the leader reports it.
+    /// Follows the leader's orders, then closes the node. If the user started this side, fails if
+    /// data was wrong. Otherwise the leader reports wrong data.
     pub fn follow(mut self, region: usize, expected: Option<Test>) -> Outcome {
         let wrong = match self.follow_all(region, expected) {
             Ok(wrong) => wrong,
@@ -370,7 +370,7 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Follows the leader's orders. Returns how many iterations had wrong data.
+    /// Follows the leader's orders. Returns the number of iterations with wrong data.
     fn follow_all(&mut self, region: usize, expected: Option<Test>) -> Outcome<u64> {
         let _pinned = self.greet(expected)?;
         let mut wrong = 0;
@@ -393,8 +393,8 @@ impl<const STARTS: bool> Session<STARTS> {
                     job.check_bounds(self.transport, region).map_err(|failure| {
                         Failure::run(format!("{} sent an invalid order: {failure}", self.side.who))
                     })?;
-                    // This side gives up at its own user's timeout. If the other side started this
-                    // process, the other side decides.
+                    // If the user started this side, its own timeout applies. Otherwise the leader
+                    // gives up first.
                     let own =
                         self.timeout + if expected.is_some() { Duration::ZERO } else { PATIENCE };
                     let job = Job { timeout_ns: own.as_nanos() as u64, ..job };

@@ -1,6 +1,6 @@
-//! A stream of signals to one word. The other side waits for one window at a time. With `add` the
-//! final sum must be exact, and with `set` the word must never decrease. So every iteration is
-//! verified.
+//! Measures a stream of signals to one word. The other side waits for one window at a time. Every
+//! iteration is verified: with `add` the final sum must be exact, and with `set` the word must
+//! never decrease.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -11,7 +11,7 @@ use crate::args::SignalKind;
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Runs this process's side, or both sides.
+/// Runs each side that this process has.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     stream(verbs, job, 0, job.warmup, &mut Histogram::new(), &mut tally)?;
@@ -23,7 +23,7 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Sends `count` signals, and waits until the other side has seen the last.
+/// Sends `count` signals, and waits until the other side has seen the last signal.
 #[inline(never)]
 fn stream<V: Verbs>(
     verbs: &mut V,

@@ -1,4 +1,4 @@
-//! Runs a job in steps, if its time is given instead of its number of iterations.
+//! Runs a job in steps, if the user gives a time instead of a number of iterations.
 //!
 //! Each step is planned to take a small part of the time, as estimated from the previous step. If
 //! the machine becomes slower, the run has fewer iterations, but does not fail.
@@ -9,7 +9,7 @@ use super::job::{Job, Tally};
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Numbers of iterations of the first steps. They give an estimate of how many fit into the
+/// Numbers of iterations of the first steps. Their times show how many iterations fit into the
 /// remaining time.
 const TRIALS: [u64; 4] = [1, 16, 128, 1024];
 
@@ -26,22 +26,21 @@ pub struct Span {
 }
 
 impl Span {
-    /// Plans steps for a run of time `all`, each of which fails after `timeout`. A step is planned
-    /// to take only a small part of either.
+    /// Plans the steps of a run that takes `all`. A step fails after `timeout`. So a step is
+    /// planned to take only a small part of either time.
     pub fn new(all: Duration, timeout: Duration) -> Span {
         Span { all, each: (all / 16).min(timeout / 256) }
     }
 }
 
-/// Calls `run` for as many iterations of `job` as fit into the time. Returns the number of
-/// iterations.
+/// Runs steps of `job` until the time is used up. Returns the results and the number of iterations.
 pub fn run(
     job: Job,
     span: Span,
     histogram: &mut Histogram,
     mut run: impl FnMut(&Job, &mut Histogram) -> Outcome<Tally>,
 ) -> Outcome<(Tally, u64)> {
-    // Time per iteration of a step, including warm-up.
+    // Measures the time per iteration of a step, including warm-up.
     let mut step = |job: Job, histogram: &mut Histogram| {
         let begun = Instant::now();
         let tally = run(&job, histogram)?;

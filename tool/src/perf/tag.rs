@@ -1,5 +1,5 @@
-//! Ping-pong of tagged messages. An iteration lasts from one send to the next send, and the latency
-//! is half of that time.
+//! Measures a ping-pong of tagged messages. An iteration lasts from one send to the next send. The
+//! latency is half of that time.
 //!
 //! Both sides send from one part of their private buffer and receive into another. Each receive is
 //! posted right after the send, while the message is in flight, as in a program that calls send and
@@ -13,8 +13,8 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Returns the distance between sent payloads. Large payloads share one place, because each is
-/// answered before the next is sent.
+/// Returns the distance between sent payloads, in bytes. Large payloads share one place, because
+/// each is answered before the next is sent.
 fn stride(len: usize) -> usize {
     if len <= 4096 { len.next_multiple_of(64) } else { 0 }
 }
@@ -24,7 +24,7 @@ fn inward(len: usize) -> usize {
     (2 * stride(len)).max(len.next_multiple_of(64))
 }
 
-/// Runs this process's side, or both sides.
+/// Runs each side that this process has.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     // An iteration has one message each way.
     let mut tally = Tally { ops: 2 * job.iters, ..Tally::default() };
@@ -34,8 +34,8 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Runs iterations, starting with number `first`. Returns the ticks from the first send to the last
-/// arrival.
+/// Runs `count` iterations, starting with iteration `first`. Returns the ticks from the first send
+/// to the last arrival.
 #[inline(never)]
 fn rounds<V: Verbs>(
     verbs: &mut V,

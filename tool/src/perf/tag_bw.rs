@@ -1,7 +1,7 @@
-//! A stream of tagged messages, all with the same tag. The other side posts a window of receives,
-//! and posts each again when it completes. With checks, every window is verified and then answered.
-//! Without checks, all messages are sent from one place and received into one place, as in
-//! `ucx_perftest` and `osu_bw`.
+//! Measures a stream of tagged messages with the same tag. The other side posts a window of
+//! receives, and posts each again when it completes. With checks, every window is verified and then
+//! answered. Without checks, all messages are sent from one place and received into one place, as
+//! in `ucx_perftest` and `osu_bw`.
 
 use super::job::{Job, SLOTS_AT, Side, Tally};
 use super::verbs::{Area, Verbs};
@@ -24,14 +24,14 @@ fn stride(job: &Job) -> usize {
     if job.check { job.stride() } else { 0 }
 }
 
-/// Runs this process's side, or both sides.
+/// Runs each side that this process has.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     let mut receiver = Receiver::new(Side::Answers, 0);
     if verbs.plays(Side::Answers) {
         receiver.post(verbs, job, job.window.min(POSTED))?;
     }
-    // Reports that the receives are posted.
+    // Reports to the other side that the receives are posted.
     answer(verbs)?;
     stream(verbs, job, 0, job.warmup, &mut receiver, &mut Histogram::new(), &mut tally)?;
     tally.checked = 0;
@@ -56,7 +56,8 @@ pub fn answer_from<V: Verbs>(verbs: &mut V, side: Side) -> Outcome {
     Ok(())
 }
 
-/// Sends `count` messages after the first `done`, and waits until the other side has the last one.
+/// Sends messages `done` to `done + count`, and waits until the other side has received the last
+/// one.
 #[inline(never)]
 fn stream<V: Verbs>(
     verbs: &mut V,
@@ -115,7 +116,8 @@ fn stream<V: Verbs>(
     Ok(verbs.clock().now().wrapping_sub(begun))
 }
 
-/// Sends message `number` from a slot. Returns the number of completions that it will generate.
+/// Sends message `number` from a slot. Returns the number of completions that the send will
+/// generate.
 #[inline(always)]
 pub fn send<V: Verbs>(
     verbs: &mut V,
@@ -137,7 +139,7 @@ fn pattern(job: &Job, side: Side, number: u64) -> Pattern {
     Pattern::new(job.seed, STREAM + side as u64, number)
 }
 
-/// The side that receives.
+/// The receives of a stream, on the receiving side.
 pub struct Receiver {
     side: Side,
     /// The offset of the receives in the buffer.
@@ -155,7 +157,7 @@ impl Receiver {
         Receiver { side, start: start + SLOTS_AT, posted: 0, got: 0, next: 0 }
     }
 
-    /// Posts receives until `count` were posted, or one for each message of the job.
+    /// Posts receives until `count` are posted in all, or one for each message of the job.
     #[inline(always)]
     pub fn post<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64) -> Outcome {
         let stride = stride(job);
@@ -183,8 +185,8 @@ impl Receiver {
         while self.got < count {
             let number = verbs.next_recv(self.side)?;
             if job.check {
-                // Messages match in the order in which they were sent, so the receive with this
-                // number has got the message with this number.
+                // Messages match in the order in which they were sent, so receive `number` gets
+                // message `number`.
                 let at = self.start + (number % job.slots()) as usize * job.stride();
                 let expected = pattern(job, self.side.other(), number);
                 let whole = verbs.is_whole(self.side, Area::Buffer, at, expected, job.size)?;

@@ -1,8 +1,8 @@
-//! [`Verbs`]: the operations that the tests use. A test is one loop over them. Each call names a
-//! side, and a process executes the call if it runs that side.
+//! [`Verbs`] defines the operations of the tests. Each test is one loop over these operations. Each
+//! call names a side, and a process executes the call if it runs that side.
 //!
-//! Two processes run one side each, as an [`Endpoint`](super::endpoint::Endpoint); one process runs
-//! both sides, as [`InProcess`](super::in_process::InProcess). Every call ends by the job's
+//! Two processes run one side each, as an [`Endpoint`](super::endpoint::Endpoint). One process runs
+//! both sides as [`InProcess`](super::in_process::InProcess). Every call ends by the job's
 //! deadline.
 
 use std::ptr::NonNull;
@@ -25,8 +25,8 @@ pub enum Area {
     Buffer,
 }
 
-/// The operations. Offsets are in bytes from the start of an area. Words are in the landing area,
-/// or next to it if the landing area is device memory.
+/// The operations of the tests. Offsets are in bytes from the start of an area. Words are in the
+/// landing area, or next to it if the landing area is device memory.
 pub trait Verbs {
     /// Returns whether this process runs `side`.
     fn plays(&self, side: Side) -> bool;
@@ -40,7 +40,7 @@ pub trait Verbs {
     /// Sets the deadline, in nanoseconds from now.
     fn set_timeout(&mut self, ns: u64);
 
-    /// Returns an area of a side as the processor sees it, and its size.
+    /// Returns the host address of a side's area, and its size in bytes.
     fn area(&self, side: Side, area: Area) -> (NonNull<u8>, usize);
 
     /// If an area mirrors device memory, copies a part of it to the device.
@@ -85,8 +85,8 @@ pub trait Verbs {
     /// Waits until everything that `side` sent is applied.
     fn quiet(&mut self, side: Side) -> Outcome;
 
-    /// Sends a message from the buffer of `side`. Returns the number of completions that it will
-    /// generate.
+    /// Sends a message from the buffer of `side`. Returns the number of completions that the send
+    /// will generate.
     fn send(&mut self, side: Side, tag: u64, offset: usize, len: usize) -> Outcome<u64>;
 
     /// Waits for this many completions of sends.
@@ -105,14 +105,15 @@ pub trait Verbs {
     /// Waits for a receive.
     fn received(&mut self, side: Side, request: Request) -> Outcome;
 
-    /// Waits for the next completed receive, and returns its word.
+    /// Waits for the next completed receive. Returns the `word` of that receive.
     fn next_recv(&mut self, side: Side) -> Outcome<u64>;
 
-    /// Records a sample from `last` to now, and starts the next. Sometimes checks the deadline and
-    /// the peer.
+    /// Records a sample from `last` to now, and starts the next sample. At intervals, checks the
+    /// deadline and the peer.
     fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome;
 
-    /// Counts a turn of a loop that records no samples. Sometimes checks the deadline and the peer.
+    /// Counts a turn of a loop that records no samples. At intervals, checks the deadline and the
+    /// peer.
     fn turn(&mut self) -> Outcome;
 
     /// Runs the ring test, or prepares it.
@@ -148,7 +149,7 @@ pub trait Verbs {
         self.write_device(area, offset, len)
     }
 
-    /// Returns whether a payload has arrived.
+    /// Returns whether the whole payload has arrived.
     #[inline(always)]
     fn is_whole(
         &mut self,
@@ -166,8 +167,8 @@ pub trait Verbs {
         Ok(unsafe { pattern.verify(start.as_ptr().add(offset), len) })
     }
 
-    /// Changes the first byte of a verified payload, so that it is not mistaken for the next
-    /// payload.
+    /// Changes the first byte of a verified payload, so that this payload is not mistaken for the
+    /// next one.
     fn spoil(&mut self, side: Side, area: Area, offset: usize) -> Outcome {
         let (start, size) = self.area(side, area);
         assert!(offset < size);

@@ -1,8 +1,8 @@
-//! The deadline of a side. Every loop of every test uses a [`Watch`], so that the loop ends by the
-//! deadline and detects a lost peer. A loop that never waits would notice neither.
+//! [`Watch`] checks the deadline of a side. Every loop of every test uses it, so that the loop ends
+//! by the deadline and detects a lost peer. A loop that never waits would notice neither.
 //!
-//! Nothing here blocks. A loop that records samples reads the clock anyway ([`Watch::lap`]); others
-//! count ([`Watch::turn`]).
+//! Nothing here blocks. A loop that records samples reads the clock anyway ([`Watch::lap`]). Other
+//! loops count their turns ([`Watch::turn`]).
 
 use crate::clock::{Clock, monotonic_ns};
 use crate::histogram::Histogram;
@@ -10,10 +10,10 @@ use crate::histogram::Histogram;
 /// Ticks of the clock between two checks: some 10 to 30 ms.
 const LOOK_TICKS: u64 = 1 << 25;
 
-/// Turns between two clock reads, in a loop that does not read the clock otherwise.
+/// Number of turns between two clock reads, in a loop that reads the clock for nothing else.
 const TURNS: u32 = 1024;
 
-/// Number of idle turns, which take some tens of microseconds, after which another thread may run.
+/// Number of idle turns before another thread may run. They take some tens of microseconds.
 const FRUITLESS: u32 = 256;
 
 /// The deadline of a side, and its last check.
@@ -42,8 +42,8 @@ impl Watch {
         monotonic_ns() > self.deadline_ns
     }
 
-    /// Records a sample from `last` to now, and starts the next. Returns whether it is time to
-    /// check. Hot path.
+    /// Records a sample from `last` to now, and starts the next sample. Returns whether a check is
+    /// due. Hot path.
     #[inline(always)]
     pub fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> bool {
         let now = self.clock.now();
@@ -56,15 +56,14 @@ impl Watch {
         due
     }
 
-    /// Counts a turn of a loop. Returns whether it is time to check. Hot path.
+    /// Counts a turn of a loop. Returns whether a check is due. Hot path.
     #[inline(always)]
     pub fn turn(&mut self) -> bool {
         self.turns = self.turns.wrapping_add(1);
         self.turns.is_multiple_of(TURNS) && self.is_due()
     }
 
-    /// Counts an idle turn, and sometimes lets another thread run. Returns whether it is time to
-    /// check.
+    /// Counts an idle turn. At intervals, lets another thread run. Returns whether a check is due.
     #[inline(always)]
     pub fn fruitless(&mut self) -> bool {
         self.fruitless = self.fruitless.wrapping_add(1);

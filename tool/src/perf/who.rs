@@ -10,7 +10,7 @@ use fishplate_core::op::{Fault, Outcome as Ended};
 
 use crate::failure::Failure;
 
-/// The other side.
+/// The name of the other side, and of the rails to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     name: String,
@@ -30,7 +30,7 @@ impl Who {
         Who { name: name.into(), rails }
     }
 
-    /// Returns the error of a run that lost the other side, or the rail to it.
+    /// Returns the error of a run that lost the other side, or a rail to it.
     #[cold]
     pub fn lost(&self, why: PeerError) -> Failure {
         match why {
@@ -41,8 +41,8 @@ impl Who {
         }
     }
 
-    /// Returns the error of a run that lost the other side. Names the rails to it, if there are
-    /// several kinds.
+    /// Returns the error of a run that lost the other side. Names the libfabric rails to it, if
+    /// there are any.
     #[cold]
     pub fn gone(&self, how: impl fmt::Display) -> Failure {
         match self.rails.is_empty() {
@@ -114,7 +114,7 @@ impl Who {
         }
     }
 
-    /// Describes the missing arrivals, as far as they are known.
+    /// Describes the missing arrivals: the rail and the sequence number, if they are known.
     fn stuck(&self, stuck: Stuck) -> String {
         let Stuck { rail, hole, unanswered, .. } = stuck;
         let mut text = rail.map_or(String::new(), |rail| format!(" on {}", self.rail(rail)));

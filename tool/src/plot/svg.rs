@@ -1,5 +1,5 @@
-//! The drawing: two panels side by side over one legend, all axes logarithmic. The colours follow
-//! the reader's choice of light or dark.
+//! Draws two panels side by side above one legend. All axes are logarithmic. The colours follow the
+//! reader's choice of light or dark.
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,6 @@ svg { --ink: #1b1f24; --grid: #d8dce0; background: #ffffff; font: 13px system-ui
 text { fill: var(--ink); } .grid { stroke: var(--grid); fill: none; }
 .curve { fill: none; stroke-width: 2; } .tail { stroke-dasharray: 4 4; stroke-width: 1.2; }";
 
-/// One of the two panels.
 struct Panel {
     title: &'static str,
     left: f64,
@@ -136,7 +135,7 @@ impl Panel {
     }
 }
 
-/// Draws all curves.
+/// Returns the picture of all curves as SVG text.
 pub fn draw(curves: &[Curve]) -> String {
     let points = || curves.iter().flat_map(|curve| &curve.points);
     let latencies = points().filter_map(|point| point.latency).flatten();

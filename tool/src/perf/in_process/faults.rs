@@ -1,4 +1,4 @@
-//! Faults of simulated rails during a run, and the trace of the run.
+//! Runs jobs with faults of simulated rails, and writes their traces.
 
 use std::{array, fmt};
 
@@ -16,13 +16,13 @@ use crate::failure::{Failure, Outcome};
 /// Maximum number of events drawn for a run.
 const DRAWN: usize = 4096;
 
-/// Where the faults of one run come from.
+/// The source of the faults of one run.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
     None,
-    /// Drawn from the seed of the run.
+    /// Drawn from the run's seed.
     Random,
-    /// These events. If the flag is set, events that could take the last rail are left out.
+    /// The given events. If the flag is set, events that could take the last rail are left out.
     Given(&'a [Event], bool),
 }
 
@@ -37,7 +37,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Returns room for the events of a run.
+    /// Returns a vector with capacity for the events of a run.
     pub fn room(self) -> Vec<Event> {
         let count = match self {
             Source::None => 0,
@@ -47,7 +47,7 @@ impl<'a> Source<'a> {
         vec![Event::EMPTY; count]
     }
 
-    /// Starts the schedule of a run between two nodes.
+    /// Starts the fault schedule of a run between two nodes.
     pub fn schedule<'m>(
         self,
         sim: &'a Sim<'m>,
@@ -65,7 +65,6 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The two engines of a run.
 pub struct Ends<'a, 'm, R: Rail, const RAILS: usize>(pub &'a mut [One<'m, R, RAILS>]);
 
 impl<R: Rail, const RAILS: usize> Nodes for Ends<'_, '_, R, RAILS> {
@@ -81,12 +80,12 @@ impl<R: Rail, const RAILS: usize> Nodes for Ends<'_, '_, R, RAILS> {
 
     fn enable(&mut self, by: u16, _: u16, rail: u16) {
         let One { engine, peer, .. } = &mut self.0[usize::from(by)];
-        // Fails if the peer has failed, which the run reports.
+        // Fails if the peer has failed. The run then reports that.
         _ = engine.enable_rail(*peer, RailId(rail as u8));
     }
 }
 
-/// What happened in runs with faults, according to the counters of both engines.
+/// Totals of both engines' counters over runs with faults.
 #[derive(Clone, Copy, Default)]
 pub struct Counters([u64; 6]);
 
@@ -114,12 +113,12 @@ impl fmt::Display for Counters {
     }
 }
 
-/// What happened in one run.
+/// The events, counters and fabric state of one run.
 #[derive(Default)]
 pub struct Record {
     events: Vec<Event>,
     counters: Counters,
-    /// The time and the hash of the simulated fabric.
+    /// The simulated fabric's time in polls, and the hash of its history.
     polls: u64,
     hash: u64,
 }
@@ -163,9 +162,11 @@ impl Record {
     }
 }
 
-/// Runs a job with the faults of a plan, and writes its trace. Also returns lines that describe the
-/// run. If a run with drawn faults fails, removes the events that the failure does not need, and
-/// prints the rest. `attempt` runs the job once.
+/// Runs a job with the faults of a plan, and writes its trace if `--trace` asks for one. Returns
+/// the result, and lines that describe the run. `attempt` runs the job once.
+///
+/// If a run with drawn faults fails, removes the faults that the failure does not need, and prints
+/// the others.
 pub fn run(
     plan: &Plan,
     job: &Job,
@@ -214,7 +215,7 @@ pub fn run(
     Ok((tally, notes))
 }
 
-/// Returns whether a run has failed, rather than succeeded or been interrupted.
+/// Returns whether a run has failed. An interrupted run has not.
 fn has_failed(outcome: &Outcome<Tally>) -> bool {
     match outcome {
         Ok(tally) => tally.errors + tally.misordered != 0,
@@ -243,7 +244,7 @@ fn reduce(
     shortest
 }
 
-/// Checks that a replay produced the given trace.
+/// Checks that a replay produced the same trace.
 fn compare(given: &Trace, now: &Trace) -> Outcome {
     let (given, now) = (given.to_string(), now.to_string());
     match given.lines().zip(now.lines()).zip(1..).find(|((given, now), _)| given != now) {

@@ -1,5 +1,5 @@
-//! Tests of order over the simulated fabric, which delays and reorders many operations in flight.
-//! They verify the order that the contract promises.
+//! Tests of order over the simulated fabric, which delays and reorders operations. Many operations
+//! are in flight. The tests verify the order that the contract promises.
 
 use fishplate_core::engine::protocol::Request;
 use fishplate_core::engine::tag::Tag;
@@ -12,14 +12,15 @@ use super::{InProcess, One};
 use crate::failure::{Failure, Outcome};
 use crate::payload::Pattern;
 
-/// The word of a stream of put-signals.
+/// Offset of the signal word of a stream of put-signals.
 const WORD: usize = 0;
 
 impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
-    /// Runs rounds of put-signals in both directions, with `window` of them in flight. After every
-    /// pass all data that the signal announces must have landed, and the signal must not decrease.
+    /// Runs rounds of put-signals in both directions, with `window` operations in flight. After
+    /// every pass, checks that the data before each signal has landed, and that the signal does not
+    /// decrease.
     ///
-    /// Calls `before` with the number of operations issued before each one.
+    /// Before each operation, calls `before` with the number of operations issued so far.
     pub(super) fn put_signals(
         &mut self,
         job: &Job,
@@ -28,7 +29,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         let (stride, len) = (job.stride(), job.size);
         let mut sent = 0;
         let mut sides = Side::BOTH.into_iter().cycle();
-        // The signal numbers of the two directions; each has its own word.
+        // The last signal value in each direction. Each direction has its own word.
         let mut seen = [0u64; 2];
         while sent < job.iters {
             let Some(side) = sides.next() else { break };
@@ -78,10 +79,9 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
     }
 
     /// Sends windows of messages with different tags in both directions. For every other window,
-    /// receives of any tag are posted in advance. The k-th receive must always get the k-th
-    /// message.
+    /// posts receives of any tag in advance. Checks that the k-th receive gets the k-th message.
     ///
-    /// Calls `before` with the number of messages sent before each one.
+    /// Before each message, calls `before` with the number of messages sent so far.
     pub(super) fn messages(
         &mut self,
         job: &Job,
@@ -104,7 +104,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
                 before(sent + k, &mut self.engines);
                 self.send(side, sent + k, place(k), len)?;
                 if !early && k % 2 == 1 {
-                    // Receives are posted in order, while messages arrive in any order.
+                    // Posts receives in order, although messages arrive in any order.
                     for k in k - 1..=k {
                         requests.push(self.recv_any(to, place(k), len)?);
                     }

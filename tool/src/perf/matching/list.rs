@@ -1,5 +1,5 @@
-//! Two lists that are searched from the oldest entry, as in the first matching engines. They are
-//! doubly linked within arrays and do not allocate, so a step is cheap.
+//! An engine with two lists. It searches each list from the oldest entry, as the first matching
+//! engines did. The lists are doubly linked within arrays and do not allocate, so a step is cheap.
 
 use super::engine::{Engine, Pairs, Wanted};
 

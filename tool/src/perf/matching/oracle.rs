@@ -1,5 +1,5 @@
-//! Makes the same random operations in all engines. UCX has its own matching, so a difference shows
-//! that one of them is wrong.
+//! Runs the same random operations in all engines. UCX's matching is independent of ours, so a
+//! difference shows that an engine is wrong.
 
 use super::engine::{Engine, Wanted};
 use super::list::List;
@@ -22,8 +22,8 @@ impl Random {
         self.below(2) << 40 | self.below(4) | 1 << 43
     }
 
-    /// Each of three bits of the tag, one shared bit and the source is compared or ignored: 32
-    /// combinations.
+    /// Returns random criteria. The source and four bits of the tag are each compared or ignored:
+    /// 32 combinations.
     fn wanted(&mut self) -> Wanted {
         let source = (self.below(2) == 0).then(|| self.below(2) as u32);
         let ignore = self.below(2) << 40 | self.below(4) | self.below(2) << 43;

@@ -8,7 +8,7 @@ use fishplate_core::engine::tag::{
 
 use super::engine::{Engine, Pairs, Wanted};
 
-/// A matcher, and the ids of receives by context.
+/// A matcher, and the id of each receive, indexed by its context.
 pub struct Ours {
     /// Dropped first: it borrows from `_memory`.
     matcher: Matcher<'static>,

@@ -1,21 +1,22 @@
-//! The traces T1 to T6: sequences of receives and messages as in real programs. They are generated
-//! from a fixed seed, and are the same for every engine. Every receive gets its message within the
-//! trace, so a trace can be repeated.
+//! The traces T1 to T6 are sequences of receives and messages as in real programs. They are
+//! generated from a fixed seed, so every engine gets the same trace. Every receive gets its message
+//! within the trace, so a trace can be repeated.
 
 use super::engine::{Engine, Wanted};
 
-/// The traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trace {
-    /// Halo exchange with 6, 18 or 26 neighbours in two phases; the next phase may arrive early.
+    /// Halo exchange with 6, 18 or 26 neighbours in two alternating phases. Messages of the next
+    /// phase may arrive early.
     T1,
-    /// All to all: a receive per peer, arrivals in random order.
+    /// All to all: one receive per peer, and arrivals in random order.
     T2,
     /// A master that receives from any of its workers.
     T3,
-    /// Many to one: messages flood in, then receives by rank.
+    /// Many to one: all messages arrive first. Then receives are posted by rank.
     T4,
-    /// Threads that share a rank. Each posts the receives of its stencil; all are in random order.
+    /// Threads that share a rank. Each thread posts the receives of its stencil. All receives are
+    /// posted in random order, and their messages arrive in random order.
     T5,
     /// A runtime whose receives accept any message.
     T6,
@@ -23,7 +24,7 @@ pub enum Trace {
 
 use Trace::*;
 
-/// A step of a trace, of 32 bytes.
+/// One step of a trace. A step has 32 bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     /// Posts a receive with this context.
@@ -55,8 +56,8 @@ impl Trace {
     /// All traces.
     pub const ALL: [Trace; 6] = [T1, T2, T3, T4, T5, T6];
 
-    /// Returns the sizes of the trace: neighbours, peers, workers, senders, threads, or posted
-    /// receives.
+    /// Returns the depths of the trace. A depth counts its neighbours, peers, workers, senders,
+    /// threads or posted receives.
     pub fn depths(self) -> &'static [u32] {
         match self {
             T1 => &[6, 18, 26],
@@ -68,7 +69,7 @@ impl Trace {
         }
     }
 
-    /// Returns the steps of the trace.
+    /// Returns the steps of the trace at one depth.
     pub fn steps(self, depth: u32) -> Vec<Step> {
         let mut random = Random(0x5eed ^ depth as u64);
         let mut steps = vec![];
@@ -152,7 +153,7 @@ impl Trace {
     }
 }
 
-/// Replays the steps; `tick` is called after each.
+/// Runs the steps in an engine. Calls `tick` after each step.
 #[inline(always)]
 pub fn replay(steps: &[Step], engine: &mut impl Engine, mut tick: impl FnMut()) {
     for step in steps {

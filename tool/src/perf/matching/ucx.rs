@@ -1,8 +1,9 @@
-//! UCX's tag matching as an engine: one worker with an endpoint to itself, over the `self`
-//! transport. The library is loaded at run time (Debian: package libucx0). The structures are those
-//! of API version 1.10 and later.
+//! An engine that uses UCX's tag matching: one worker with an endpoint to itself, over the `self`
+//! transport. The library is loaded at run time (Debian: package libucx0). The structures match API
+//! version 1.10 and later.
 //!
-//! The upper 20 bits of UCX's tag are the source, and the 8 bytes of the message are the cookie.
+//! The upper 20 bits of UCX's tag contain the source, and the 8 bytes of the message contain the
+//! cookie.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -49,7 +50,7 @@ const PLAIN: RequestParam = RequestParam {
 
 macro_rules! functions {
     ($($name:ident($($arg:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions of the library that we use.
+        /// The functions of UCX that we use.
         struct Library { $($name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)* }
 
         impl Library {
@@ -96,7 +97,7 @@ functions! {
     ucp_request_free(*mut c_void);
 }
 
-/// A receive: the destination of its 8 bytes, and the data for its completion.
+/// A receive: the destination of its 8 bytes, and the data for its completion callback.
 struct Receive {
     bytes: u64,
     context: u32,
@@ -105,7 +106,7 @@ struct Receive {
     free: unsafe extern "C" fn(*mut c_void),
 }
 
-/// UCX's tag matching.
+/// UCX's tag matching: a worker, and its endpoint to itself.
 pub struct Ucx {
     library: Library,
     ucp: *mut c_void,
@@ -190,7 +191,7 @@ impl Ucx {
         (tag, source_mask | ALL_TAG & !wanted.ignore)
     }
 
-    /// Starts a receive, and records it if it completes at once.
+    /// Starts a receive. Records its pair if the receive completes at once.
     #[inline(always)]
     fn start(
         &mut self,
@@ -254,8 +255,8 @@ impl Engine for Ucx {
         if request.is_null() {
             return false;
         }
-        // SAFETY: the request belongs to this worker and is incomplete: its completion would have
-        // cleared it.
+        // SAFETY: the request belongs to this worker and is incomplete. Its completion would have
+        // cleared the pointer.
         unsafe { (self.library.ucp_request_cancel)(self.worker, request) };
         true
     }

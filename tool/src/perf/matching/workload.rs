@@ -1,13 +1,13 @@
-//! The workloads P1 to P11, U1 to U6 and C1: their preparation, and one measured round. A round
-//! restores the state that it found, so rounds can be repeated.
+//! Prepares and runs the workloads P1 to P11, U1 to U6 and C1. A round leaves the engine in the
+//! state that it found, so rounds can be repeated.
 //!
-//! The unit is a receive with its message: post, arrival, match, completion. For U6 it is a probe
-//! that finds nothing, and a matched probe with its receive. For C1 it is a post and its
-//! cancellation.
+//! The unit of work is a receive with its message: post, arrival, match, completion. A unit of U6
+//! is a probe that finds nothing, and a matched probe with its receive. A unit of C1 is a post and
+//! its cancellation.
 
 use super::engine::{Engine, Wanted};
 
-/// The workloads, with *D* the depth.
+/// The workloads. *D* is the depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// An exact receive behind *D* exact receives.
@@ -28,10 +28,10 @@ pub enum Workload {
     P8,
     /// *D* equal receives, then their messages.
     P9,
-    /// One bit of the tag is always ignored. A receive behind *D* receives of the same tag from
-    /// other sources.
+    /// A receive behind *D* receives of the same tag from other sources. All of them ignore one bit
+    /// of the tag.
     P10,
-    /// A receive behind *D* others, with 32 masks in turn.
+    /// A receive behind *D* receives that use 32 different masks.
     P11,
     /// *D* messages, then exact receives in reverse.
     U1,
@@ -41,7 +41,7 @@ pub enum Workload {
     U3,
     /// *D* messages, each in its own communicator, then receives of any source and tag in reverse.
     U4,
-    /// 16 receives with a new mask, behind *D* messages.
+    /// 16 receives with a new mask behind *D* messages.
     U5,
     /// *D* messages. For each, a probe that finds nothing, and a matched probe with its receive.
     U6,
@@ -52,7 +52,6 @@ pub enum Workload {
 use Workload::*;
 
 impl Workload {
-    /// All workloads.
     pub const ALL: [Workload; 18] =
         [P1, P2, P3, P4, P5, P6, P7, P8, P9, P10, P11, U1, U2, U3, U4, U5, U6, C1];
 
@@ -66,7 +65,7 @@ impl Workload {
         matches!(self, P6 | P7 | P8 | P9 | U1 | U2 | U3 | U4 | U6 | C1)
     }
 
-    /// Returns the units of a round.
+    /// Returns the number of units in one round.
     pub fn units(self, depth: u32) -> u64 {
         match self {
             C1 => 3 * depth as u64,
@@ -77,10 +76,9 @@ impl Workload {
     }
 }
 
-/// Units per round of a workload with a background. The background is the *D* entries that no unit
-/// matches.
+/// Number of units per round, if the workload has a background: *D* entries that no unit matches.
 const ROUND: u64 = 64;
-/// Number of receives with each new mask.
+/// Number of receives that use each new mask.
 const FRESH_MASK: u64 = 16;
 /// Number of masks of P11.
 const MASKS: u64 = 32;
@@ -98,7 +96,6 @@ pub const fn room(depth: u32) -> usize {
     depth as usize + 64
 }
 
-/// A workload at a depth.
 #[derive(Clone, Debug)]
 pub struct Bench {
     workload: Workload,
@@ -108,7 +105,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Creates a workload without its background.
+    /// Creates a workload at a depth. Does not prepare its background.
     pub fn new(workload: Workload, depth: u32) -> Self {
         let mut order: Vec<u32> = (0..depth).collect();
         let mut random = 0x5eed_u64;
@@ -119,7 +116,7 @@ impl Bench {
         Bench { workload, depth, order, next_mask: 1 }
     }
 
-    /// Prepares the background.
+    /// Adds the background to the engine: *D* entries that no unit matches.
     pub fn prepare(&self, engine: &mut impl Engine) {
         for n in 0..self.depth {
             let tag = n as u64;
@@ -227,7 +224,8 @@ impl Bench {
                 }
             }
             U5 => {
-                // 2^14 masks in turn, over bits that no tag of the background has.
+                // Cycles through 2^14 masks. They have only bits that are zero in every background
+                // tag.
                 let ignore = (self.next_mask & 0x3fff) << 17;
                 self.next_mask += 1;
                 for n in 0..FRESH_MASK as u32 {

@@ -1,4 +1,5 @@
-//! The contenders that need no other package: our pool, two rings under a mutex, and the allocator.
+//! The contenders that need no other package: our pool, two kinds of ring under a mutex, and the
+//! allocator.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -10,7 +11,7 @@ use fishplate_core::sync::pool::{Lease, Pool};
 
 use super::scenario::{Body, Pools, first_lets_go};
 
-/// Our pool, on the heap: one per stream.
+/// Our pool. Each stream has its own pool on the heap.
 pub struct Fishplate;
 
 impl Pools for Fishplate {
@@ -46,11 +47,10 @@ impl Pools for Fishplate {
     }
 }
 
-/// A ring of 64 free blocks under a mutex. All other blocks come from the allocator and go back to
-/// it.
+/// A ring of 64 free blocks under a mutex. Other blocks come from the allocator and return to it.
 pub struct Ring(Mutex<VecDeque<Box<MaybeUninit<Body>>>>);
 
-/// Number of blocks that a ring keeps.
+/// Maximum number of free blocks in a ring.
 const KEPT: usize = 64;
 
 impl Ring {
@@ -59,7 +59,7 @@ impl Ring {
     }
 }
 
-/// A block from the ring `R`, which takes it back when it is dropped.
+/// A block from the ring `R`. Dropping it returns it to the ring.
 pub struct OfRing<R: Deref<Target = Ring>> {
     block: Option<Box<MaybeUninit<Body>>>,
     ring: R,
@@ -78,8 +78,8 @@ impl<R: Deref<Target = Ring>> OfRing<R> {
     #[inline(always)]
     fn two_holders(&self) -> bool {
         self.block.as_ref().is_some_and(|block| {
-            // SAFETY: `take` wrote the body of the block, which nothing overwrites until the block
-            // is dropped.
+            // SAFETY: `take` wrote the body of the block. Nothing overwrites the body until the
+            // block is dropped.
             first_lets_go(&unsafe { block.assume_init_ref() }.first);
             true
         })
@@ -96,7 +96,7 @@ impl<R: Deref<Target = Ring>> Drop for OfRing<R> {
     }
 }
 
-/// One ring for all streams, as in the runtimes whose pools ours could replace.
+/// One ring for all streams, as in runtimes that could use our pool instead.
 pub struct GlobalRing;
 
 static GLOBAL: Ring = Ring(Mutex::new(VecDeque::new()));
@@ -127,8 +127,7 @@ impl Pools for GlobalRing {
     }
 }
 
-/// A ring per stream, as proposed for those runtimes. The blocks keep their ring alive, because
-/// they may outlive the stream.
+/// One ring per stream. The blocks keep their ring alive, because they may outlive the stream.
 pub struct RingPerQueue;
 
 impl Pools for RingPerQueue {
@@ -161,7 +160,7 @@ impl Pools for RingPerQueue {
     }
 }
 
-/// A box from the allocator of the process.
+/// The allocator of the process. Each block is a box.
 pub struct Boxes;
 
 impl Pools for Boxes {

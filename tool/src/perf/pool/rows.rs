@@ -1,5 +1,5 @@
-//! Runs the scenarios with the contenders in turn, repeatedly, and makes a row for each scenario
-//! and contender.
+//! Runs each scenario repeatedly with all contenders in turn. Makes a row for each scenario and
+//! contender.
 
 use super::scenario::{Figures, Pools, Scenario};
 
@@ -8,7 +8,7 @@ use super::scenario::{Figures, Pools, Scenario};
 pub struct PoolRow {
     /// The name of the pool.
     pub pool: &'static str,
-    /// The scenario, in the words of [`Scenario::name`].
+    /// The scenario's name, from [`Scenario::name`].
     pub scenario: String,
     /// Number of threads that take blocks.
     pub streams: usize,
@@ -43,10 +43,10 @@ pub fn contender<P: Pools>() -> Contender {
     (P::NAME, |scenario, streams, ops| scenario.run::<P>(streams, ops))
 }
 
-/// Repetitions of each scenario, in which contenders take turns.
+/// Number of repetitions of each scenario. The contenders take turns.
 pub const REPEATS: usize = 5;
 
-/// Runs all scenarios, and passes on each row as soon as it is complete.
+/// Runs all scenarios. Calls `row` with each row as soon as it is complete.
 pub fn run<E>(
     contenders: &[Contender],
     scenarios: &[(Scenario, usize)],

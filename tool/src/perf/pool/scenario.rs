@@ -1,11 +1,10 @@
-//! The scenarios, over any pool of 128-byte blocks. An operation takes a block and returns it.
+//! Runs the scenarios with any pool of 128-byte blocks. An operation takes a block and returns it.
 //!
 //! The tool runs them over pools that need no other package, and benches/ runs them over the other
 //! pools. So this file depends neither on the tool nor on benches/.
 //!
-//! Times are processor time per operation of the thread that takes blocks, so that waits for a
-//! processor do not count. `p99_ns` is wall-clock time per operation of a batch of operations, and
-//! includes such waits.
+//! `ns_per_op` is the processor time of the thread that takes blocks, so time without a processor
+//! does not count. `p99_ns` is wall-clock time, so it includes such time.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
@@ -20,14 +19,16 @@ pub trait Pools {
     type Own: Send;
     /// A block. Dropping it returns it to the pool, on any thread.
     type Held: Send;
-    /// Creates the access of `streams` streams, each with up to `capacity` blocks in use at once.
+    /// Creates pool access for `streams` streams. Each stream has at most `capacity` blocks in use
+    /// at once.
     fn streams(streams: usize, capacity: usize) -> Vec<Self::Own>;
-    /// Takes a block, and writes a [`Body`] to it. `None` only if the pool has a bound.
+    /// Takes a block, and writes a [`Body`] to it. `None` if all blocks of a bounded pool are in
+    /// use.
     fn take(own: &mut Self::Own) -> Option<Self::Held>;
     /// Returns a block to the stream that took it.
     fn give(own: &mut Self::Own, held: Self::Held);
-    /// Takes a block with two holders, which both release it. The pool must assume that the first
-    /// holder is on another thread.
+    /// Takes a block for two holders, which both release it. The pool must assume that the first
+    /// holder is on another thread. Returns `false` if no block is free.
     fn twice(own: &mut Self::Own) -> bool;
 }
 
@@ -47,8 +48,8 @@ impl Body {
     }
 }
 
-/// Counts two holders down in the first word, for pools with one holder per block. The caller then
-/// returns the block.
+/// Counts two holders down to zero in the first word. For pools with one holder per block. The
+/// caller then returns the block to its pool.
 #[inline(always)]
 pub fn first_lets_go(first: &AtomicU64) {
     first.store(2, Ordering::Relaxed);
@@ -74,19 +75,17 @@ pub struct Figures {
     pub p99_ns: f64,
 }
 
-/// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
     /// One stream with this many blocks in use, returned in the order taken.
     Single(usize),
-    /// Streams with their own thread and pool access, 16 blocks in use each.
+    /// Several streams. Each has its own thread, its own pool access, and 16 blocks in use.
     Streams,
-    /// One thread takes blocks; this many others return them.
+    /// One thread takes blocks. This many other threads return them.
     HandOff(usize),
-    /// Takes a thousand blocks in a burst; another thread returns them in random order.
+    /// One thread takes a thousand blocks in a burst. Another thread returns them in random order.
     Burst,
-    /// All slots are in use: a take is refused, then a block is returned and another block is
-    /// taken.
+    /// All slots are in use. A take is refused, a block is returned, and another block is taken.
     Exhausted,
     /// Blocks with two holders.
     TwoHolders,
@@ -143,7 +142,7 @@ fn cpu_ns() -> u64 {
     fishplate_sys::clock::thread_cpu_ns().unwrap_or(0)
 }
 
-/// Times of batches.
+/// Times of the batches, in nanoseconds.
 #[derive(Default)]
 struct Times(Vec<u64>);
 
@@ -166,7 +165,7 @@ impl Times {
     }
 }
 
-/// Runs one kind of step on one thread.
+/// Repeats `step` on one thread, about `ops` times in all. Returns the figures.
 fn alone<P: Pools>(capacity: usize, ops: u64, mut step: impl FnMut(&mut P::Own)) -> Figures {
     let mut own = P::streams(1, capacity).pop().expect("one stream");
     let mut times = Times::default();
@@ -236,7 +235,7 @@ fn windows<P: Pools>(streams: usize, window: usize, ops: u64) -> Figures {
     all.figures(ops, batch as u64, cpu, wall)
 }
 
-/// Blocks in transfer to another thread, in batches: one producer, one consumer.
+/// A bounded queue that passes batches of blocks from one thread to another.
 struct Way<T> {
     places: Box<[std::sync::Mutex<Vec<T>>]>,
     sent: AtomicUsize,
@@ -257,18 +256,19 @@ impl<T> Way<T> {
         }
     }
 
-    /// Exchanges a full batch for an empty one.
+    /// Sends a full batch, and takes back an empty one. Waits while `PLACES` batches are in
+    /// transfer.
     fn send(&self, handful: &mut Vec<T>) {
         let sent = self.sent.load(Ordering::Relaxed);
         while sent - self.taken.load(Ordering::Acquire) == PLACES {
             thread::yield_now();
         }
-        // Never contended: the counters determine the owner of the slot.
+        // Never contended: the counters decide which thread owns the place.
         std::mem::swap(handful, &mut self.places[sent % PLACES].lock().expect("no panic"));
         self.sent.store(sent + 1, Ordering::Release);
     }
 
-    /// Processes batches until `done` is set and none is left.
+    /// Processes batches until `done` is set and no batch is left.
     fn receive(&self, done: &AtomicUsize, mut work: impl FnMut(&mut Vec<T>)) {
         loop {
             let finished = done.load(Ordering::Acquire) != 0;
@@ -285,8 +285,8 @@ impl<T> Way<T> {
     }
 }
 
-/// One thread takes blocks and hands them in batches to `releasers` threads. These return them to
-/// the pool, in random order if the blocks were taken in a burst.
+/// One thread takes blocks, and hands them in batches to `releasers` threads. Those threads return
+/// the blocks to the pool. They return blocks of a burst in random order.
 fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
     let handful = burst.max(HANDFUL);
     let capacity = (releasers * (PLACES + 2) * handful).next_power_of_two();

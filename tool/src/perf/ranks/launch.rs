@@ -1,5 +1,5 @@
 //! Starts the ranks of a job on this host, if no launcher does. This process is rank 0. It passes
-//! the job's id to the others through their standard input.
+//! the job's id to the other ranks through their standard input.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
@@ -68,8 +68,8 @@ pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
 }
 
 impl Started {
-    /// Returns how a rank has exited, if any has. A killed rank comes first, because it is the
-    /// reason why others exited with an error.
+    /// Describes how a rank has exited, or returns `None` if no rank has. Prefers a killed rank,
+    /// because other ranks exit with an error when one is killed.
     fn ended(&mut self) -> Option<String> {
         let ended = self.children.iter_mut().enumerate().filter_map(|(at, child)| {
             let status = child.try_wait().ok().flatten()?;
@@ -79,7 +79,7 @@ impl Started {
         ended.min().map(|(_, told)| told)
     }
 
-    /// While ranks join, fails if a rank has ended or somebody has pressed Ctrl-C.
+    /// Checks while ranks join. Fails if a rank has ended or the user has pressed Ctrl-C.
     fn check(&mut self) -> io::Result<()> {
         match (interrupt::check(), self.ended()) {
             (Ok(()), None) => Ok(()),
@@ -88,7 +88,7 @@ impl Started {
         }
     }
 
-    /// Adds to the message how a rank has exited, if one has.
+    /// Appends to the message how a rank has exited, if a rank has.
     pub fn explain(&mut self, message: String) -> String {
         let until = Instant::now() + LAST_WORDS;
         loop {

@@ -1,4 +1,4 @@
-//! The patterns: which ranks send to which.
+//! The patterns define which ranks send to which.
 
 use clap::ValueEnum;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! The rows that rank 0 writes: one for each pattern and size, for all ranks together.
+//! Writes the rows of rank 0: one for each pattern and size, for all ranks together.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -148,7 +148,7 @@ impl Columns for Row {
         ]
     }
 
-    /// Returns the same fields as the JSON.
+    /// Returns the header and the line of the CSV. They have the same fields as the JSON.
     fn csv(&self) -> [String; 2] {
         let value = serde_json::to_value(self).unwrap_or_default();
         let fields = value.as_object().into_iter().flatten();

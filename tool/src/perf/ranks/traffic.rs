@@ -1,4 +1,4 @@
-//! The messages that a rank sends and receives in a pattern.
+//! Sends and receives the messages of a rank in a pattern.
 //!
 //! A rank's memory begins with a cache line for each flow. For a flow to this rank, the line counts
 //! the messages that have arrived. For a flow from this rank, it counts the messages that the
@@ -16,10 +16,10 @@ use crate::failure::{Failure, Outcome};
 use crate::payload;
 use crate::sizes;
 
-/// Distance between two words, in bytes.
+/// Distance between the words of two flows, in bytes.
 const LINE: usize = 64;
 
-/// Maximum memory of a rank for slots, and for the payloads that it sends.
+/// Maximum memory of a rank for slots, and for the payloads that it sends, in bytes.
 const MEMORY_MAX: usize = 1 << 30;
 
 /// The flows of one rank.
@@ -41,7 +41,8 @@ pub struct Traffic {
 struct Target {
     rank: usize,
     there: Remote,
-    /// Offsets of the flow's first slot and of its word, in the receiver's memory.
+    /// Offsets in the receiver's memory: the flow's first slot, and the word that counts its
+    /// messages.
     slots: usize,
     word: usize,
     sent: u64,
@@ -52,7 +53,7 @@ struct Target {
 struct Source {
     rank: usize,
     there: Remote,
-    /// Offset of the flow's word in the sender's memory.
+    /// Offset in the sender's memory of the word that counts the messages taken.
     word: usize,
     seen: u64,
     told: u64,
@@ -64,7 +65,7 @@ fn slots_at(flows: usize) -> usize {
 }
 
 impl Traffic {
-    /// Connects to the ranks with which this rank has flows. A collective call.
+    /// Connects to the ranks that have flows with this rank. A collective call.
     pub fn open(
         member: &mut Member,
         pattern: Pattern,
@@ -89,7 +90,7 @@ impl Traffic {
         let slots = |flows: usize| bytes(flows).unwrap_or_default().max(LINE);
         let memory = member.node.alloc(slots_at(flows) + slots(sources.len())).map_err(lacking)?;
         let buffer = member.node.alloc(slots(targets.len())).map_err(lacking)?;
-        // Both ends of each flow add each other as peers before either imports.
+        // Both ranks of each flow add each other as peers before either imports memory.
         targets.iter().chain(&sources).try_for_each(|&rank| member.peer(rank).map(drop))?;
         let handle = member.node.handle(memory).map_err(lacking)?;
         let handles = member.gather(&handle)?;
@@ -146,9 +147,9 @@ impl Traffic {
         })
     }
 
-    /// Sends `count` messages of each flow from this rank, and receives as many of each flow to
-    /// this rank. With a seed, writes and verifies payloads. Returns how many payloads were right,
-    /// and how many were wrong.
+    /// Sends `count` messages of each flow from this rank, and receives `count` messages of each
+    /// flow to this rank. With a seed, writes and verifies payloads. Returns the numbers of right
+    /// and of wrong payloads.
     pub fn run(
         &mut self,
         member: &mut Member,
@@ -186,7 +187,7 @@ impl Traffic {
         Ok(if seed.is_some() { (right, wrong) } else { (0, wrong) })
     }
 
-    /// Sends as many messages as the receiver has free slots. Returns whether any was sent.
+    /// Sends messages while the receiver has free slots. Returns whether it sent any.
     #[inline]
     fn send(
         &mut self,
@@ -228,8 +229,8 @@ impl Traffic {
         Ok(target.sent != before)
     }
 
-    /// Takes the messages that have arrived, and frees their slots. Returns how many payloads were
-    /// right, and how many were wrong.
+    /// Takes the messages that have arrived, and frees their slots. Returns the numbers of right
+    /// and of wrong payloads.
     #[inline]
     fn receive(
         &mut self,
@@ -245,7 +246,7 @@ impl Traffic {
         let (mut right, mut wrong) = (0, 0);
         if source.seen < end {
             let arrived = load(node, memory.at((at * LINE) as u64))?;
-            // The peer writes this word, but the receiver has no slots for more messages.
+            // The peer writes this word. A count beyond the receiver's slots is wrong.
             let most = end.min(source.told + *window);
             wrong += u64::from(arrived > most);
             while source.seen < arrived.min(most) {
@@ -288,7 +289,7 @@ impl Traffic {
         member.node.free(self.memory).and_then(|()| member.node.free(self.buffer)).map_err(kept)
     }
 
-    /// Returns the error of an expired time limit, which names the ranks that this rank waits for.
+    /// Returns the error of an expired time limit. It names the ranks that this rank waits for.
     #[cold]
     fn expired(&self, member: &Member, end: u64) -> Failure {
         let names =

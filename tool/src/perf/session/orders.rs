@@ -1,4 +1,4 @@
-//! Tests that a follower refuses invalid orders, and that its error names the side that gave them.
+//! Tests that a follower refuses invalid orders, and that its error names the side that sent them.
 //! Here the follower is its own peer, and a script acts as the leader.
 
 use std::io::{Read, Write};
@@ -33,7 +33,7 @@ const TESTS: [Test; 9] = [
     Test::Pool,
 ];
 
-/// Returns the header of a message of this many bytes.
+/// Returns the header of a message of `len` bytes.
 fn head(len: usize) -> Vec<u8> {
     let mut head = b"FPBS".to_vec();
     head.extend(WIRE_VERSION.to_le_bytes());
