@@ -1,17 +1,21 @@
 //! Connects two processes over TCP before any rail works (out-of-band setup).
 //!
-//! One side listens, the other connects. Each sends its [`Card`]: the rails with their addresses
-//! and speeds, and the settings that both engines must share. [`Card::agree`] pairs the rails, or
-//! reports why they do not match. The listener serves many connections at once, so an unrelated
-//! client costs only its own connection. Then the [`Wire`] exchanges the caller's messages, such as
-//! region handles. In each exchange both sides send one message and receive one.
+//! One side listens, and the other connects. Each side sends its [`Card`]: its rails with their
+//! addresses and speeds, and the settings that both engines must share. [`Card::agree`] pairs the
+//! rails, or reports why they do not match.
 //!
-//! All of this is setup: it allocates, and each call blocks until its deadline at the latest. While
-//! a wire waits, it calls the caller's closure, so that a rail with manual progress can be polled.
-//! Received lengths are checked before anything is stored, and every field is validated. A wire
-//! that stays open reports the death of the peer's process at once.
+//! Then the [`Wire`] exchanges the caller's messages, such as region handles. In each exchange,
+//! both sides send one message and receive one.
 //!
-//! Nothing is encrypted or authenticated: use this only among hosts that trust each other.
+//! The listener serves many connections at once, so an unrelated client costs only its own
+//! connection.
+//!
+//! All calls are setup: they allocate, and block at most until their deadline. While a wire waits,
+//! it calls the caller's closure, so that the caller can poll a rail with manual progress. Received
+//! lengths are checked before anything is stored, and every field is validated. A wire that stays
+//! open reports the death of the peer's process at once.
+//!
+//! Nothing is encrypted or authenticated. Use this only among hosts that trust each other.
 
 mod card;
 #[doc(hidden)]
@@ -30,13 +34,13 @@ use std::fmt;
 
 use crate::topology::Mismatch;
 
-/// The protocol version, which must be the same on both sides.
+/// Version of the protocol. It must be the same on both sides.
 pub const WIRE_VERSION: u16 = 3;
 
 /// Maximum message size in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;
 
-/// Why two processes did not connect, or lost the connection.
+/// The reason why two processes did not connect, or why they lost the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BootstrapError {
@@ -46,7 +50,7 @@ pub enum BootstrapError {
     System(i32),
     /// The deadline expired.
     Deadline,
-    /// The peer closed the connection, or died.
+    /// The peer closed the connection, or its process ended.
     HungUp,
     /// The caller's closure stopped the wait.
     Stopped,
@@ -61,9 +65,9 @@ pub enum BootstrapError {
     },
     /// A message exceeds the maximum size.
     TooLong {
-        /// The size that its header states.
+        /// The size in the message's header, in bytes.
         len: u64,
-        /// The maximum.
+        /// The maximum size in bytes.
         max: usize,
     },
     /// A received card has an invalid field.
@@ -81,9 +85,9 @@ pub enum BootstrapError {
     Rails(Mismatch),
     /// Two paired rails belong to different providers.
     Providers {
-        /// The number of our rail.
+        /// The number of our rail in our engine.
         ours: u8,
-        /// The number of the peer's rail.
+        /// The number of the peer's rail in its engine.
         theirs: u8,
     },
 }

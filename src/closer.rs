@@ -1,7 +1,8 @@
-//! Threads that close unwanted descriptors from peers, so that no other thread blocks on them.
+//! Starts threads that close unwanted descriptors from peers, so that no other thread blocks on
+//! them.
 //!
-//! `fishplate-shm` starts no thread itself. It sets such descriptors aside, and calls the closer
-//! that the program has set. This module provides such a closer.
+//! `fishplate-shm` starts no threads. It sets such descriptors aside, and calls the closer that the
+//! program has installed. This module provides a closer.
 
 use std::mem::MaybeUninit;
 use std::{ptr, thread};
@@ -9,18 +10,18 @@ use std::{ptr, thread};
 use fishplate_core::sync::turns::Turns;
 use fishplate_shm::{close_aside, has_aside, set_closer};
 
-/// The closing threads: at most four. While all of them are blocked, descriptors wait.
+/// Counts the closing threads, at most four. While all of them are blocked, descriptors wait.
 static CLOSING: Turns = Turns::new(4);
 
-/// Closes, on separate threads, the descriptors that `fishplate-shm` sets aside. The threads exist
-/// only while there is something to close, and block all signals. Call it before the first peer
-/// connects.
+/// Closes the descriptors that `fishplate-shm` sets aside, on separate threads. The threads exist
+/// only while there are descriptors to close, and block all signals. Call this before the first
+/// peer connects.
 pub fn close_in_background() {
     set_closer(start);
 }
 
-/// Starts a closing thread, unless the maximum number is running. Never waits. If no thread can be
-/// started, the descriptors stay open until the next call.
+/// Starts a closing thread, unless the maximum number of them is running. Never waits. If no thread
+/// can be started, the descriptors stay open until the next call.
 fn start() {
     let thread =
         || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);
@@ -39,8 +40,8 @@ fn run() {
     }
 }
 
-/// Runs `begin` with all signals blocked, so that a thread that `begin` starts never runs a handler
-/// of the program.
+/// Runs `begin` with all signals blocked. A thread that `begin` starts then never runs a handler of
+/// the program.
 pub fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: the calls fill `all` and `before`. `before` is read only if the call filled it.

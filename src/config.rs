@@ -1,7 +1,7 @@
-//! All settings of the assembled transport, in one structure.
+//! [`Settings`] contains all settings of the assembled transport.
 //!
-//! Nothing here reads the environment or a file: a program fills in [`Settings`]. The tool maps
-//! `FISHPLATE_*` variables onto it.
+//! Nothing here reads the environment or a file. A program fills in [`Settings`] itself. The tool
+//! fills them in from `FISHPLATE_*` variables.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,49 +16,49 @@ pub struct Settings {
     /// [`PROVIDERS`](crate::rails::PROVIDERS) are tried. The first usable provider is used.
     pub providers: Vec<String>,
     /// Interfaces to use, by the names that the provider gives them. Each name adds one rail. If
-    /// empty, the nearest ones are used.
+    /// empty, the nearest interfaces are used.
     pub interfaces: Vec<String>,
     /// Maximum number of rails of a process, 1 to 16.
     pub max_rails: usize,
     /// Whether the provider executes the atomics that it supports, in memory from
     /// [`Node::alloc_native_atomics`](crate::Node::alloc_native_atomics). If so, providers without
-    /// atomics are not used, and there is no [failover](crate::node::Builder::failover).
+    /// atomics are not used, and [failover](crate::node::Builder::failover) is unavailable.
     pub native_atomics: bool,
-    /// Whether NICs access device memory themselves, if their provider supports it. Otherwise
-    /// libfabric rails carry device memory through host memory.
+    /// Whether NICs access device memory themselves, if their provider supports that. Otherwise
+    /// libfabric rails copy device memory through host memory.
     pub nic_device_memory: bool,
-    /// The libfabric to load. `None` loads `libfabric.so.1` from the linker's search path.
+    /// The path of the libfabric to load. `None` loads `libfabric.so.1` from the linker's search
+    /// path.
     pub library: Option<PathBuf>,
     /// How each operation selects its rail.
     pub policy: RailPolicy,
     /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19.
-    /// It must be the same at both ends.
+    /// It must be the same on both sides.
     pub window: u32,
-    /// Maximum number of events per queue, and of streams with work to do, that a pass handles.
+    /// Maximum number of events per queue, and of streams with pending work, that a pass handles.
     pub batch: u32,
-    /// Longest payload of a put-signal, in bytes, that is sent as one message. A rail to a peer may
-    /// lower it.
+    /// Maximum payload of a put-signal that is sent as one message, in bytes. A rail may lower it.
     pub eager: u32,
-    /// Size in bytes from which a write or read is striped over rails.
+    /// Minimum size of a write or read that is striped over rails, in bytes.
     pub stripe_threshold: u64,
-    /// Size of the pieces of a striped write or read, 1 byte to 2 GiB.
+    /// Size of the pieces of a striped write or read, from 1 byte to 2 GiB.
     pub stripe_chunk: u64,
-    /// Number of passes after which a pending acknowledgement is sent as a separate message.
+    /// Number of passes before a pending acknowledgement is sent as a separate message.
     pub ack_age: u32,
-    /// Number of contexts, 1 to 256. It must be the same at both ends. A node uses only one
+    /// Number of contexts, 1 to 256. It must be the same on both sides. A node uses only one
     /// context.
     pub contexts: u16,
-    /// How long a peer may show no sign of life while a libfabric post to it is outstanding. Then
-    /// the peer fails on that rail.
+    /// Maximum time without a sign of life from a peer while a libfabric post to it is outstanding.
+    /// After that time, the peer fails on that rail.
     pub deadline: Duration,
 }
 
-/// A setting is out of range.
+/// The error of a setting that is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadSetting {
-    /// The field of [`Settings`].
+    /// The name of the field in [`Settings`].
     pub field: &'static str,
-    /// The allowed values.
+    /// A description of the allowed values.
     pub allowed: &'static str,
 }
 
@@ -70,7 +70,7 @@ impl std::fmt::Display for BadSetting {
 
 impl std::error::Error for BadSetting {}
 
-/// Maximum number of rails of a process, limited by the size of a region's handle.
+/// Maximum number of rails of a process. The size of a region's handle limits it.
 pub const RAILS_LIMIT: usize = 16;
 
 impl Settings {
@@ -93,8 +93,8 @@ impl Settings {
         deadline: Duration::from_secs(10),
     };
 
-    /// Returns the engine's configuration. `seed` becomes [`Config::seed`]: give each process a
-    /// different one at each start.
+    /// Returns the engine's configuration. `seed` becomes [`Config::seed`]. Give each process a
+    /// different seed at each start.
     ///
     /// # Errors
     /// Returns the first field that is out of range.

@@ -1,9 +1,10 @@
-//! Each node that was opened with [`Builder::counters`](crate::node::Builder::counters) has a page
-//! of counters. Other processes of the same user can read it while the program runs, as `fishplate
-//! stat` does.
+//! Publishes the counters of a node that was opened with
+//! [`Builder::counters`](crate::node::Builder::counters). Other processes of the same user can read
+//! them while the program runs, as `fishplate stat` does.
 //!
-//! The page is a memfd of 4096 bytes named [`NAME`], so it disappears with its node. Readers find
-//! it in `/proc/PID/fd`. It consists of 64-bit words in native byte order:
+//! Each such node has a page of counters. The page is a memfd of 4096 bytes named [`NAME`], so it
+//! disappears with its node. Readers find it in `/proc/PID/fd`. It consists of 64-bit words in
+//! native byte order:
 //!
 //! | word | what |
 //! |---|---|
@@ -15,10 +16,10 @@
 //! | 5 | number of counters, from word 8 on |
 //! | 8.. | the counters, in the order of [`NAMES`] |
 //!
-//! Later versions may add counters at the end. The node copies its counters there outside its hot
-//! paths, at most once per [`INTERVAL`]. Waits copy them, and so do the worker,
+//! Later versions may add counters at the end. The node copies its counters to the page outside its
+//! hot paths, at most once per [`INTERVAL`]. Waits copy them, and so do the worker,
 //! [`Node::arm`](crate::Node::arm), [`Node::failed_peers`](crate::Node::failed_peers) and
-//! [`Node::publish_counters`](crate::Node::publish_counters). Copying makes no system call.
+//! [`Node::publish_counters`](crate::Node::publish_counters). A copy makes no system call.
 
 use std::fs::{self, File};
 use std::io;
@@ -35,10 +36,10 @@ use fishplate_sys::Errno;
 /// The name of the memfd.
 pub const NAME: &str = "fishplate-counters";
 
-/// The first word: "FPstat" and the version of the layout, 1.
+/// The first word of a page: "FPstat" and the version of the layout, 1.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FPstat\0\x01");
 
-/// Minimum time between two copies.
+/// Minimum time between two copies of the counters to the page.
 pub const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Names of the counters, in the order of the page. The last two are gauges.
@@ -60,18 +61,18 @@ pub const NAMES: [&str; 15] = [
     "rails",
 ];
 
-/// Number of gauges, which are the last of [`NAMES`]. The other counters only grow.
+/// Number of gauges. They are the last of [`NAMES`]. The other counters never decrease.
 pub const GAUGES: usize = 2;
 
 const BYTES: usize = 4096;
 const FIRST: usize = 8;
 
-/// Numbers the nodes of this process.
+/// The number of the next node of this process.
 static NODES: AtomicU64 = AtomicU64::new(0);
 
 type Words = [AtomicU64; BYTES / 8];
 
-/// A node's page, mapped.
+/// The mapped page of a node.
 pub(crate) struct Page {
     words: NonNull<Words>,
     _fd: OwnedFd,
@@ -82,7 +83,7 @@ pub(crate) struct Page {
 unsafe impl Send for Page {}
 
 impl Page {
-    /// Creates a page.
+    /// Creates a page, and maps it.
     pub fn create() -> Result<Page, Errno> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a C string. A descriptor that the call returns is new, so nothing
@@ -105,8 +106,8 @@ impl Page {
             return Err(Errno::last());
         }
         // Because of the seals, other processes can only read the page. If sealing fails, they can
-        // also change the page, but nothing else. SAFETY: the descriptor is open, and the call
-        // takes no pointers.
+        // also change the page, but no other memory.
+        // SAFETY: the descriptor is open, and the call takes no pointers.
         unsafe {
             let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_FUTURE_WRITE;
             libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals);
@@ -123,12 +124,12 @@ impl Page {
     }
 
     fn words(&self) -> &Words {
-        // SAFETY: the mapping lives as long as this value, is aligned to a page, and any bytes are
+        // SAFETY: the mapping lives as long as this value and is aligned to a page. All bytes are
         // valid words.
         unsafe { self.words.as_ref() }
     }
 
-    /// Copies the counters, unless they were copied less than [`INTERVAL`] ago.
+    /// Copies the counters to the page, unless they were copied less than [`INTERVAL`] ago.
     pub fn publish(&mut self, now_ns: u64, stats: impl FnOnce() -> (Stats, [u64; GAUGES])) {
         if now_ns.saturating_sub(self.published_ns) < INTERVAL.as_nanos() as u64 {
             return;
@@ -186,10 +187,10 @@ fn in_order(stats: &Stats, [peers, rails]: [u64; GAUGES]) -> [u64; NAMES.len()] 
     ]
 }
 
-/// A snapshot of a page.
+/// The counters of one node at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The process id under which the page was found.
+    /// The process id in the reader's namespace.
     pub pid: u32,
     /// The node: 0 for the first of its process.
     pub node: u64,
@@ -203,8 +204,7 @@ pub struct Snapshot {
 /// Reads the pages of a process, in the order of its nodes. Makes system calls, but does not
 /// disturb that process.
 ///
-/// # Errors
-/// There is no such process, or it belongs to another user.
+/// There is no such process, or this process may not inspect it.
 pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
     let folder = format!("/proc/{pid}/fd");
     let target = format!("/memfd:{NAME} (deleted)");
@@ -214,7 +214,7 @@ pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
         if fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == target.as_str())
             && let Ok(file) = File::open(entry.path())
             && let Some((owner, snapshot)) = snapshot(&file, pid)
-            // A forked process has its parent's pages too.
+            // A forked process also has its parent's pages.
             && own.is_none_or(|own| owner == own)
             && found.iter().all(|known| known.node != snapshot.node)
         {
@@ -225,7 +225,7 @@ pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
     Ok(found)
 }
 
-/// Reads the pages of all processes that this one may inspect.
+/// Reads the pages of all processes that this process may inspect.
 pub fn read_all() -> Vec<Snapshot> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<u32> =
@@ -241,8 +241,8 @@ fn own_number(pid: u32) -> Option<u64> {
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// Reads a page and its owner. Returns `None` if the file is not a page, or changed during every
-/// attempt.
+/// Reads a page. Returns the id of its owner and its counters, or `None` if the file is not a page,
+/// or changed during every attempt.
 fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
     for _ in 0..100 {
         let count = || {
@@ -287,7 +287,7 @@ mod tests {
             });
             let mut before = 0;
             while !done.load(Ordering::Relaxed) {
-                // A page that changes constantly may be unreadable at this moment.
+                // A page that changes constantly may be unreadable at the moment.
                 let Some(now) = mine() else { continue };
                 let [posted, arrived, .., passes, peers, rails] = now.values;
                 assert_eq!([arrived, passes, peers, rails], [posted; 4]);

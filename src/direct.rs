@@ -1,4 +1,4 @@
-//! Lets a libfabric rail access GPU memory directly, if its provider supports `FI_HMEM`.
+//! Lets a libfabric rail access GPU memory directly, if the rail's provider supports `FI_HMEM`.
 
 use std::os::fd::IntoRawFd;
 use std::ptr::NonNull;
@@ -9,18 +9,18 @@ use fishplate_core::mem::{Untrusted, copy_bytes};
 use fishplate_gpu::{Device, DeviceError, DevicePtr, GpuDirect};
 use fishplate_sys::fabric::rail::{DeviceMemory, Dmabuf, Interface};
 
-/// Time limit for the device to copy the few bytes of a message.
+/// Time limit for copies of small messages by the device.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Wraps a device of the driver `interface` for
-/// [`FabricRail::reach`](fishplate_sys::fabric::FabricRail::reach). Each rail needs its own handle
-/// to the device. Pins 64 KiB.
+/// [`FabricRail::reach`](fishplate_sys::fabric::FabricRail::reach). Each rail needs its own
+/// wrapper. A wrapper pins 64 KiB.
 pub fn direct(device: impl Device + 'static, interface: Interface) -> Box<dyn DeviceMemory> {
     Box::new(Direct { device: GpuDirect::new(device, TIMEOUT), interface })
 }
 
-/// The memory of a [`HostDevice`](fishplate_gpu::HostDevice), which the processor can access
-/// directly.
+/// Stands in for a GPU: the memory of a [`HostDevice`](fishplate_gpu::HostDevice), which the
+/// processor accesses directly.
 pub(crate) struct StandIn;
 
 // SAFETY: copies complete before they return, and the processor's stores need no flush.
@@ -50,15 +50,13 @@ unsafe impl DeviceMemory for StandIn {
         to: NonNull<u8>,
         from: Untrusted<'_>,
     ) -> Result<(), PostError> {
-        // SAFETY: the stand-in's memory is host memory, and the caller guarantees that the range is
-        // valid.
+        // SAFETY: the memory is host memory, and the caller guarantees that the range is valid.
         unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
         Ok(())
     }
 
     unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: the stand-in's memory is host memory, and the caller guarantees that the range is
-        // valid.
+        // SAFETY: the memory is host memory, and the caller guarantees that the range is valid.
         unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
     }

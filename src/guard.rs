@@ -1,11 +1,13 @@
-//! A rail that also watches what its provider may not report: whether the interface has a link, and
-//! whether the process at the other end is alive.
+//! [`Guard`] wraps a rail, and watches what its provider may not report: whether the interface has
+//! a link, and whether the peer's process is alive.
 //!
 //! Providers over TCP retry for ever on a link that is down, and do not report a killed peer.
-//! [`Guard`] checks both in [`Rail::check_peers`], which waits call every 10 ms. That takes one
-//! system call for the link, and one for each peer with a lifeline. On all other paths the guard
-//! makes none. It reports [`PeerError::Rail`], which names the rail, or [`PeerError::Died`], and
-//! forwards everything else.
+//! [`Guard`] checks both in [`Rail::check_peers`], which waits call every 10 ms. This check makes
+//! one system call for the link, and one for each peer with a lifeline. All other paths make no
+//! system call.
+//!
+//! The guard reports [`PeerError::Rail`], which names the rail, or [`PeerError::Died`]. It forwards
+//! all other reports.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -26,8 +28,8 @@ pub struct LinkWatch {
 }
 
 impl LinkWatch {
-    /// Watches an interface of this network namespace. Returns `None` if there is no such
-    /// interface, or if the kernel does not report its link.
+    /// Watches an interface of this network namespace. Returns `None` if the interface does not
+    /// exist, or if the kernel does not report its link.
     pub fn new(interface: &str) -> Option<LinkWatch> {
         let name = CString::new(interface).ok()?;
         let mut padded = [0; libc::IFNAMSIZ];
@@ -57,7 +59,7 @@ impl LinkWatch {
     }
 
     fn flags(&self) -> Option<libc::c_short> {
-        // SAFETY: `ifreq` is plain data, for which zeros are valid.
+        // SAFETY: `ifreq` is plain data, and zeros are valid for it.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_name = self.name;
         // SAFETY: the request is initialized and names an interface. Only this call accesses it.
@@ -88,12 +90,12 @@ pub(crate) struct Watch {
     peers: Vec<Watched>,
 }
 
-/// An attached peer whose process is not known to be dead.
+/// An attached peer. Its process is not known to be dead.
 #[derive(Debug)]
 struct Watched {
     peer: Peer,
     lifeline: Option<Lifeline>,
-    /// True until the guard reports that the peer's rail has failed.
+    /// Whether the rail to the peer works. False once the guard has reported the rail as failed.
     up: bool,
 }
 
@@ -103,7 +105,7 @@ impl<R> Guard<R> {
         Guard { rail, watch: Watch { id, link, peers: vec![] } }
     }
 
-    /// Watches an attached peer through this lifeline from now on.
+    /// Watches an attached peer through `lifeline` from now on.
     pub fn watch(&mut self, peer: Peer, lifeline: Option<Lifeline>) {
         match self.watch.find(peer) {
             Some(watched) => watched.lifeline = lifeline,
@@ -111,7 +113,7 @@ impl<R> Guard<R> {
         }
     }
 
-    /// The rail itself.
+    /// Returns the wrapped rail.
     pub fn inner(&self) -> &R {
         &self.rail
     }
@@ -133,8 +135,8 @@ impl Watch {
     }
 }
 
-/// Forwards reports. If the rail has lost a peer, the lifeline decides which failure is reported:
-/// if the peer's process is alive, the rail has failed.
+/// Forwards reports. If the rail reports a lost peer, the peer's lifeline decides: if the peer's
+/// process is alive, the rail has failed.
 struct Judge<'a, S> {
     sink: &'a mut S,
     watch: &'a mut Watch,
@@ -196,7 +198,7 @@ impl<R: Rail> GuardSetup<'_, R> {
         self.0.watch(peer, lifeline);
     }
 
-    /// The rail inside, to attach peers to.
+    /// Returns the setup calls of the wrapped rail, such as attaching peers.
     pub fn inner_mut(&mut self) -> R::Setup<'_> {
         self.0.rail.setup()
     }
@@ -206,8 +208,8 @@ impl<R: Rail> GuardSetup<'_, R> {
     clippy::missing_trait_methods,
     reason = "a call that is not forwarded would use the default, which ignores the rail"
 )]
-// SAFETY: the guard forwards every call to one rail, and passes on all its reports. `setup` adds to
-// the setup calls of that rail only `watch`, which posts nothing.
+// SAFETY: the guard forwards every call to one rail, and all reports of that rail. `setup` adds
+// only `watch`, which posts nothing.
 unsafe impl<R: Rail> Rail for Guard<R> {
     type Setup<'a>
         = GuardSetup<'a, R>

@@ -23,9 +23,10 @@
 //!
 //! `docs/jobs.md` lists the variables and the launchers.
 //!
-//! For setup only: every call allocates, and blocks until its deadline at the latest. When the
-//! deadline expires, the error lists the missing ranks. If a process dies, the others report it at
-//! once. Each connection must first present the job's [`Cookie`]; until then, nothing else is read
+//! For setup only: every call allocates, and blocks at most until its deadline. When the deadline
+//! expires, the error lists the missing ranks. If a process dies, the others report it at once.
+//!
+//! Each connection must first present the job's [`Cookie`]. Until then, rank 0 reads nothing else
 //! from it. The connections are not encrypted.
 
 mod environment;
@@ -55,10 +56,10 @@ pub use leader::Leader;
 use meet::Entry;
 use round::Conn;
 
-/// Longest contribution to [`Job::allgather`], in bytes.
+/// Maximum length of a contribution to [`Job::allgather`], in bytes.
 pub const CONTRIBUTION_MAX: usize = 64 << 10;
 
-/// Maximum number of processes in a job. Rank 0 needs a descriptor for each.
+/// Maximum number of processes in a job. Rank 0 needs a descriptor for each process.
 pub const SIZE_MAX: usize = 1024;
 
 /// Interval between runs of `meanwhile`.
@@ -74,7 +75,7 @@ fn variable(name: &str) -> Option<String> {
     Some(std::env::var_os(name)?.to_string_lossy().into_owned())
 }
 
-/// A process's place in a job, and its connections.
+/// The membership of this process in a job: its rank, the job's size, and its connections.
 #[derive(Debug)]
 pub struct Job {
     rank: usize,
@@ -103,23 +104,22 @@ impl Job {
     ///    the first process to arrive is rank 0.
     /// 2. `PMI_FD`: PMI-1, as `mpiexec.hydra` provides it.
     /// 3. `PMIX_NAMESPACE`: PMIx, if the system has `libpmix.so.2`.
-    /// 4. `MASTER_ADDR` and `MASTER_PORT`, as set by torchrun: the job meets at the next port.
+    /// 4. `MASTER_ADDR` and `MASTER_PORT`, as set by torchrun: rank 0 listens at the next port.
     /// 5. Otherwise: a job with only this process.
     ///
-    /// `FISHPLATE_COOKIE` is the job's cookie for 1 and 4. `timeout` bounds this call and each
-    /// later one.
+    /// `FISHPLATE_COOKIE` is the job's cookie for 1 and 4. `timeout` limits this call and each
+    /// later call.
     ///
     /// # Errors
     /// - [`ErrorKind::InvalidInput`]: a variable is malformed, or there are several processes and
-    ///   no variable says how they meet.
+    ///   no variable says where rank 0 listens.
     /// - [`ErrorKind::TimedOut`]: the message lists the missing ranks.
     /// - Any error that PMI or PMIx reports.
     pub fn from_env(timeout: Duration) -> io::Result<Job> {
         environment::way(variable, timeout)?.join(timeout)
     }
 
-    /// Returns a readable description of how [`from_env`](Self::from_env) would join. Does not
-    /// connect.
+    /// Describes how [`from_env`](Self::from_env) would join, as text for people. Does not connect.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: a variable is malformed.
@@ -127,9 +127,9 @@ impl Job {
         environment::way(variable, Duration::ZERO).map(|way| way.to_string())
     }
 
-    /// Joins a job of `size` processes at `address` (HOST:PORT), an address of rank 0's host, and
-    /// waits until all have joined. The first process that listens there is rank 0. The job has no
-    /// cookie.
+    /// Joins a job of `size` processes at `address` (HOST:PORT), and waits until all have joined.
+    /// The first process that listens there is rank 0, so the address must belong to a host of the
+    /// job. The job has no cookie.
     ///
     /// # Errors
     /// - [`ErrorKind::TimedOut`]: the message says how many are missing, or why this process could
@@ -146,8 +146,8 @@ impl Job {
         meet::at_address(&found.collect::<Vec<_>>(), &entry)
     }
 
-    /// Joins the job of the [`Leader`] with this id as rank `rank`, from 1 to `size - 1`, and waits
-    /// until all have joined.
+    /// Joins the [`Leader`]'s job with this id, and waits until all have joined. `rank` is 1 to
+    /// `size - 1`.
     ///
     /// # Errors
     /// - [`ErrorKind::TimedOut`]: the message lists the missing ranks, or says why this process
@@ -188,12 +188,12 @@ impl Job {
 
     /// Sends this process's bytes to all processes, and returns the bytes of all processes, ordered
     /// by rank. This is a collective call: all processes make it the same number of times.
-    /// `meanwhile` runs while this process waits; drive a node's progress there.
+    /// `meanwhile` runs while this process waits, so that a node can make progress.
     ///
     /// # Errors
-    /// - [`ErrorKind::TimedOut`] lists the missing ranks, and [`ErrorKind::UnexpectedEof`] those
-    ///   that exited. The job has then ended, and later calls fail with
-    ///   [`ErrorKind::NotConnected`].
+    /// - [`ErrorKind::TimedOut`]: the message lists the missing ranks. The job has ended.
+    /// - [`ErrorKind::UnexpectedEof`]: the message lists the ranks that exited. The job has ended.
+    /// - [`ErrorKind::NotConnected`]: the job has ended in an earlier call.
     /// - [`ErrorKind::InvalidInput`]: more than [`CONTRIBUTION_MAX`] bytes. The job continues.
     pub fn allgather_with(
         &mut self,
@@ -250,7 +250,7 @@ impl Job {
         Ok(self.allgather(bytes)?.swap_remove(1 - self.rank))
     }
 
-    /// Waits until all processes have called it. `meanwhile` runs while this process waits.
+    /// Waits until all processes have made this call. `meanwhile` runs while this process waits.
     ///
     /// # Errors
     /// The same as [`allgather_with`](Self::allgather_with).

@@ -1,15 +1,18 @@
 //! The assembled transport: the engine of `fishplate-core` over the rails of `fishplate-shm`,
 //! `fishplate-gpu` and `fishplate-sys`.
 //!
-//! Most programs want a [`Node`]: one object per process, whose peers are other processes on this
-//! host or elsewhere. Programs with their own memory, rails or threads use the packages, which are
-//! re-exported. This package adds [`Storage`] and [`MatchStorage`], which own an engine's memory;
-//! [`worker`], a thread that drives an engine; [`rails`], which opens libfabric rails near a
-//! process, under a [`guard`]; and [`topology`], which chooses them. The command-line tool
-//! `fishplate` is the package `fishplate-tool`; `fishplate-testing` has a libfabric provider for
-//! tests.
+//! Most programs want a [`Node`]: one object per process. Its peers are other processes on this
+//! host or elsewhere.
 //!
-//! In this program, each of two processes writes to the other, then signals:
+//! Programs with their own memory, rails or threads use the re-exported packages. This package adds
+//! [`Storage`] and [`MatchStorage`], which own an engine's memory, and [`worker`], a thread that
+//! drives an engine. [`rails`] opens libfabric rails near a process, under a [`guard`], and
+//! [`topology`] chooses them.
+//!
+//! The command-line tool `fishplate` is the package `fishplate-tool`. `fishplate-testing` has a
+//! libfabric provider for tests.
+//!
+//! In this program, two processes write to each other, then signal:
 //!
 //! ```no_run
 //! use fishplate::{Cmp, Job, Node, Notice, Signal};
@@ -39,7 +42,7 @@
 //! }
 //! ```
 //!
-//! More programs are in `examples/`. A program can also use the parts alone, such as an engine over
+//! `examples/` has more programs. A program can also use the parts alone, such as an engine over
 //! one loopback rail:
 //!
 //! ```

@@ -1,7 +1,7 @@
-//! [`Node`]: one object per process that sends to its peers and receives from them. Peers on its
-//! host are reached over shared memory, and others over libfabric.
+//! [`Node`] is one object per process that sends to its peers and receives from them. It reaches
+//! peers on its host over shared memory, and other peers over libfabric.
 //!
-//! Two processes that can exchange a few bytes by other means need only this:
+//! Two processes that can exchange a few bytes by other means need only this code:
 //!
 //! ```no_run
 //! use fishplate::{Cmp, Node, Notice, Signal};
@@ -18,10 +18,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! One thread at a time uses a node, and it can move between threads. It makes progress only in its
-//! own calls: a program that computes for long calls [`Node::progress`] regularly, or opens the
-//! node with a [worker](Builder::worker) thread. Only the two calls that are `unsafe` can cause
-//! undefined behaviour: [`Node::register`] and [`Node::register_device`].
+//! One thread at a time uses a node, and the node can move between threads. It makes progress only
+//! in its own calls. A program that computes for a long time calls [`Node::progress`] regularly, or
+//! opens the node with a [worker](Builder::worker) thread. Only two calls are `unsafe` and can
+//! cause undefined behaviour: [`Node::register`] and [`Node::register_device`].
 //!
 //! | call                                | waits                        | allocates      |
 //! |-------------------------------------|------------------------------|----------------|
@@ -43,9 +43,10 @@
 //! A node that is opened with [`Builder::gpu`] has device memory as well as host memory: see
 //! [`Node::alloc_device`] and [`Node::register_device`].
 //!
-//! Shared memory carries device memory if both nodes have a device. Libfabric carries it if the
-//! provider of the node that owns the memory supports `FI_HMEM`; the other end needs no device.
-//! Otherwise its bytes travel in messages through host memory, and [`is_carried`](Node::is_carried)
+//! Shared memory carries device memory if both nodes have a device. Libfabric carries device memory
+//! if the provider of its owner supports `FI_HMEM`. The other node then needs no device.
+//!
+//! Otherwise the bytes travel in messages through host memory, and [`is_carried`](Node::is_carried)
 //! returns `true`. Then all operations work, except long messages from device memory into device
 //! memory.
 //!
@@ -53,16 +54,19 @@
 //! put of unregistered bytes to device memory fails: [`OpError::DeviceMemory`].
 //!
 //! Freed memory returns to the device once no peer has it open. Peers close it in `progress` and in
-//! waits, and its owner frees it in the same calls. The end of a device's copy does not wake a
-//! sleeping thread, so a wait polls every 20 microseconds to 10 milliseconds.
+//! waits, and its owner frees it in the same calls.
+//!
+//! The completion of a device's copy does not wake a sleeping thread. A wait for such a copy
+//! therefore polls every 20 microseconds to 10 milliseconds.
 //!
 //! # Waits
 //!
-//! A wait spins for some microseconds, then sleeps until a peer on this host wakes it or something
-//! arrives over a libfabric rail. A provider without `FI_WAIT_FD` cannot end a sleep, and neither
-//! can a libfabric rail of a node with a device. With such rails, a wait polls every 100
-//! microseconds, and after 50 milliseconds every millisecond. `RailInfo::wakes` says which rails
-//! can end a sleep.
+//! A wait spins for some microseconds. Then it sleeps until a peer on this host wakes it or
+//! something arrives over a libfabric rail.
+//!
+//! Some libfabric rails cannot end a sleep: a rail of a provider without `FI_WAIT_FD`, and any rail
+//! of a node with a device. With such rails, a wait polls every 100 microseconds, and after 50
+//! milliseconds every millisecond. `RailInfo::wakes` says which rails can end a sleep.
 
 mod address;
 mod builder;
@@ -110,18 +114,18 @@ use messages::Own;
 use rail::NodeRail;
 use worker::Driver;
 
-/// While a peer of this host is not connected: the number of calls of `progress` between two clock
-/// reads, and the minimum time in nanoseconds between two polls for such peers.
+/// Limits while a peer on this host is not connected: the number of calls of `progress` between two
+/// clock reads, and the minimum time between two polls for such peers, in nanoseconds.
 const MEETING_PASSES: u32 = 16;
 const MEETING_PAUSE: u64 = 50_000;
 
-/// Maximum length of a wait's slice in nanoseconds: while a peer of this host is not connected, and
-/// at other times.
+/// Maximum length of one slice of a wait, in nanoseconds: while a peer on this host is not
+/// connected, and at other times.
 const MEETING_SLICE: u64 = 2_000_000;
 const SLICE: u64 = 20_000_000;
 
-/// If this node is a front, forwards a call to the node behind it. Calls need this if the front's
-/// engine would not refuse them by itself.
+/// If this node is a front, forwards a call to the node behind it. For calls that the front's
+/// engine would not refuse by itself.
 macro_rules! behind {
     ($node:expr, $call:expr) => {
         if let super::Driver::Worker(worker) = &$node.driver {
@@ -141,24 +145,24 @@ pub struct Node {
     encoded: Vec<u8>,
     listener: Listener,
     profile: Profile,
-    /// Settings to agree on with peers that have a device. `None` if this node has no device.
+    /// The settings to agree on with peers that have a device. `None` if this node has no device.
     agrees: Option<GpuProfile>,
-    /// Agreements in progress.
+    /// Agreements with peers on those settings that are in progress.
     agreements: Vec<(PeerId, GpuAgreement)>,
     on_device: OnDevice,
     contacts: Vec<Contact>,
     /// Index in `contacts` of the peer to poll next.
     turn: usize,
-    /// Links of peers that dialled before the program connected to them.
+    /// Links of peers that dialled before the program has connected to them.
     early: Vec<Link>,
-    /// Whether peers of this host remain to be connected.
+    /// Whether some peers on this host are not connected yet.
     meeting: bool,
-    /// When to poll next for peers of this host that are not connected, in nanoseconds.
+    /// Time of the next poll for peers on this host that are not connected, in nanoseconds.
     meeting_ns: u64,
     own: Own,
     builder: Builder,
     passes: u32,
-    /// The counters that other processes read.
+    /// The counter page that other processes read.
     page: Option<Page>,
     driver: Driver,
 }
@@ -300,7 +304,7 @@ impl Node {
         let deadline_ns = self.deadline_ns(timeout);
         for contact in &self.contacts {
             let engine = &mut self.home.engine;
-            // This peer has not connected, and nothing was sent to it, so it expects no Bye.
+            // This peer has not connected, and nothing was sent to it. So it expects no Bye.
             if engine.peer_error(contact.peer) == Ok(None)
                 && engine.has_answered(contact.peer) == Ok(false)
                 && engine.is_quiet(CONTEXT, contact.peer) == Ok(true)
@@ -308,12 +312,12 @@ impl Node {
                 engine.remove_peer(contact.peer)?;
             }
         }
-        // Uses the waiter of short waits, so it does not sleep between passes.
+        // Uses the waiter for short waits, so this does not sleep between passes.
         self.home.engine.shutdown(&mut self.home.waiter, deadline_ns).map_err(Error::Unfinished)
     }
 
-    /// If this node is a front, repeats the call on the node behind it, which knows the peers,
-    /// memory and operations.
+    /// If this node is a front, repeats the call on the node behind it. Only that node knows the
+    /// peers, the memory and the operations.
     #[cold]
     fn else_behind<T, E: From<OpError>>(
         &self,
@@ -333,7 +337,7 @@ impl Node {
         self.home.host().now_ns().saturating_add(timeout)
     }
 
-    /// Returns the end of the next slice of a wait until `deadline_ns`.
+    /// Returns the end of the next slice of a wait, at most `deadline_ns`.
     #[inline]
     fn slice_ns(&self, deadline_ns: u64) -> u64 {
         let longest = if self.meeting { MEETING_SLICE } else { SLICE };

@@ -1,9 +1,9 @@
-//! The card with which each side describes itself, and the check that two cards agree.
+//! Defines the card that each side sends, and checks that two cards agree.
 //!
-//! A card's encoding, little-endian, without padding:
+//! A card is encoded in little-endian, without padding:
 //! `id u64, transport u8, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then
-//! for each rail `mbit u32, provider u8 + bytes, interface u8 + bytes, fabric u8 + bytes,
-//! address u16 + bytes`.
+//! for each rail `mbit u32, provider u8 + bytes, interface u8 + bytes, fabric u8 + bytes, address
+//! u16 + bytes`.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -16,7 +16,7 @@ use super::BootstrapError;
 use crate::config::RAILS_LIMIT;
 use crate::topology::{Pairing, RailEnd};
 
-/// Maximum size of an endpoint's address in bytes.
+/// Maximum size of an endpoint address in bytes.
 const ADDRESS_MAX: usize = 1100;
 
 /// The description of one rail.
@@ -30,16 +30,16 @@ pub struct RailCard {
     pub fabric: String,
     /// The endpoint's address, for the peer's address vector. 1 to 1100 bytes.
     pub address: Vec<u8>,
-    /// Megabits per second; 0 if unknown.
+    /// Speed in megabits per second; 0 if unknown.
     pub mbit: u32,
 }
 
-/// The description of one side.
+/// Describes one side: its rails, and the settings that both sides must share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// Random, to distinguish processes.
+    /// Random number that identifies the process.
     pub id: u64,
-    /// The caller's number for the transport. It must be the same on both sides, and is compared
+    /// The caller's number for its transport. It must be the same on both sides. It is compared
     /// first, because the defaults of other fields may depend on it. [`new`](Self::new) sets 0.
     pub transport: u8,
     /// [`Config::window`].
@@ -48,21 +48,22 @@ pub struct Card {
     pub contexts: u16,
     /// [`Config::first_sequence`].
     pub first_sequence: u64,
-    /// A number of the caller's choice, which must be the same on both sides.
+    /// The caller's own number. It must be the same on both sides.
     pub user: u64,
-    /// The rails in the engine's order. 1 to 16.
+    /// The rails in the engine's order. At least 1, at most 16.
     pub rails: Vec<RailCard>,
 }
 
-/// What two matching cards agree on.
+/// The result of two matching cards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// Which remote rail each local rail is connected to.
+    /// The remote rail that each local rail is connected to.
     pub pairing: Pairing,
 }
 
 impl Agreement {
-    /// Sorts the peer's rails into the order of the local rails that they are paired with.
+    /// Sorts `theirs`, a list by the peer's rails, into the order of the local rails paired with
+    /// them.
     pub fn in_our_order<'a, T>(&self, theirs: &'a [T]) -> Vec<&'a T> {
         self.pairing.theirs.iter().map(|&rail| &theirs[usize::from(rail)]).collect()
     }
@@ -176,15 +177,16 @@ impl Card {
     }
 }
 
-/// Reads a string. Rejects control characters, because the string may be printed.
+/// Reads a string of at most 255 bytes. Rejects control characters, because the string may be
+/// printed.
 fn text(fields: &mut Reader<'_>) -> Option<String> {
     let len = fields.u8().ok()?;
     let text = std::str::from_utf8(fields.take(len.into()).ok()?).ok()?;
     (!text.chars().any(char::is_control)).then(|| text.to_owned())
 }
 
-/// Returns a random id. Both processes of a fork share the standard library's keys, so the process
-/// id and the time are hashed too.
+/// Returns a random id. After a fork, both processes share the standard library's hash keys. So the
+/// process id and the time are hashed too.
 pub(crate) fn random_id() -> u64 {
     RandomState::new().hash_one((std::process::id(), Instant::now()))
 }

@@ -43,7 +43,7 @@ fn sample_card(seed: u64, into: &mut [u8]) -> usize {
 
 fn read_card(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let theirs = Card::decode(input).ok()?;
-    // Any two cards agree or are rejected, and both sides compute the same result.
+    // Any two cards either agree or are rejected. Both sides compute the same result.
     for ours in [Card::new(&Config::DEFAULT, 0, card(1).rails), card(input.len() as u64)] {
         let (here, there) = (ours.agree(&theirs), theirs.agree(&ours));
         assert_eq!(here.is_ok(), there.is_ok(), "{here:?} {there:?}");
@@ -63,14 +63,14 @@ fn sample_frame(seed: u64, into: &mut [u8]) -> usize {
     at += put(&mut into[at..], &[0, 0]);
     at += put(&mut into[at..], &(len as u32).to_le_bytes());
     into[at..at + len].fill(seed as u8);
-    // Sometimes the start of the next message follows.
+    // In half of the cases the start of another message follows.
     at + len + number(seed, 2) as usize % 2 * put(&mut into[at + len..], b"FPBS")
 }
 
 fn read_frame(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let socket = File::open("/dev/null").ok()?;
     let message = Wire::heard(socket.into(), input).ok()??;
-    // Magic and version take six bytes; two more are reserved.
+    // Magic and version take six bytes. The next two bytes are reserved.
     let at = 6;
     again[..at].copy_from_slice(&input[..at]);
     again[at..8].copy_from_slice(&input[at..8]);

@@ -24,7 +24,7 @@ use fishplate_shm::meeting::{HalfOpen, Meetings, Step, meet};
 use super::wire::code;
 use super::{BootstrapError, Card, Wire};
 
-/// Time limit of one handshake.
+/// Time limit of each handshake.
 const GREETING: Duration = Duration::from_secs(5);
 
 /// Pause between two attempts to connect.
@@ -32,12 +32,13 @@ const RETRY: Duration = Duration::from_millis(20);
 
 type Nonce = [u8; 16];
 
-/// Accepts processes at an address. If it listens at a path, dropping it removes the socket file.
+/// Accepts connections from processes at an address. If the address is a path, dropping the
+/// listener removes the socket file.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
     meetings: Meetings<Greeting>,
-    /// The path, and the socket file that this listener created there.
+    /// The path of the socket file that this listener created, and the file's id.
     file: Option<(PathBuf, FileId)>,
 }
 
@@ -46,12 +47,12 @@ type FileId = (u64, u64);
 
 impl Listener {
     /// Listens at HOST:PORT (port 0 selects a free port), at a path that contains a slash, or at
-    /// `@NAME`, an abstract socket of this host. Replaces a socket file that a process left behind
-    /// when it ended.
+    /// `@NAME`, an abstract socket on this host. Replaces a socket file if no process listens at it
+    /// any more.
     ///
     /// # Errors
-    /// [`BootstrapError::Address`], or [`BootstrapError::System`]. The latter is `EADDRINUSE` if a
-    /// process listens there, or if the path names a file of another kind.
+    /// [`BootstrapError::Address`], or [`BootstrapError::System`]. The errno is `EADDRINUSE` if a
+    /// process listens at the address, or if the path names a file of another kind.
     pub fn bind(at: &str) -> Result<Listener, BootstrapError> {
         let mut file = None;
         let socket = match Place::of(at) {
@@ -83,22 +84,23 @@ impl Listener {
         Ok(Listener { socket, meetings: Meetings::new(GREETING), file })
     }
 
-    /// Returns the port.
+    /// Returns the TCP port.
     ///
     /// # Errors
-    /// [`BootstrapError::System`]; or [`BootstrapError::Address`] if it listens at a path or name.
+    /// [`BootstrapError::System`]; or [`BootstrapError::Address`] if the address is a path or a
+    /// name.
     pub fn port(&self) -> Result<u16, BootstrapError> {
         let socket = TcpListener::from(self.socket.try_clone().map_err(code)?);
         Ok(socket.local_addr().map_err(|_| BootstrapError::Address)?.port())
     }
 
-    /// Waits for a process whose card agrees with ours, and sends our card to it. Serves many
-    /// handshakes at once: a silent, slow or incompatible process costs only its own connection,
-    /// and [`refused`](Self::refused) names it. Handshakes that the deadline interrupts continue in
-    /// the next call with the same card.
+    /// Waits for a process with a card that agrees with ours, and sends our card to it. Serves many
+    /// handshakes at once. A silent, slow or incompatible process costs only its own connection,
+    /// and [`refused`](Self::refused) names it. If the deadline interrupts a handshake, the next
+    /// call with the same card continues it.
     ///
     /// # Errors
-    /// [`BootstrapError::Deadline`] if no process joined in time, or [`BootstrapError::System`].
+    /// [`BootstrapError::Deadline`] if no process connected in time, or [`BootstrapError::System`].
     pub fn accept(
         &mut self,
         ours: &Card,
@@ -112,7 +114,8 @@ impl Listener {
         met.ok_or(BootstrapError::Deadline)
     }
 
-    /// Returns the peers rejected since the last call, with the reasons: at most the last eight.
+    /// Returns the processes that were rejected since the last call, with the reasons. At most the
+    /// last eight are kept.
     pub fn refused(&mut self) -> Vec<(String, BootstrapError)> {
         self.meetings.refused()
     }
@@ -123,7 +126,7 @@ impl Drop for Listener {
         if let Some((path, made)) = &self.file
             && file_id(path) == Some(*made)
         {
-            // If this fails, the file stays, and the next listener replaces it.
+            // If the removal fails, the file stays, and the next listener replaces it.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -134,7 +137,7 @@ fn file_id(path: &Path) -> Option<FileId> {
     Some((found.dev(), found.ino()))
 }
 
-/// Returns whether the path is a socket at which no process listens.
+/// Returns whether the path is a socket that no process listens at.
 fn is_abandoned(address: &SocketAddr) -> bool {
     let is_socket = |path: &Path| {
         std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
@@ -175,11 +178,11 @@ impl Place<'_> {
 }
 
 /// Connects to the process that listens at `at`, and exchanges cards with it. The address has the
-/// same form as for [`Listener::bind`]. Retries until the deadline while no process listens there,
-/// or the listener closes the connection before it has sent its card.
+/// same form as for [`Listener::bind`]. Retries until the deadline if no process listens yet, or if
+/// the listener closes the connection before it has sent its card.
 ///
 /// # Errors
-/// [`BootstrapError::System`] if no process listened in time; or the reason why the cards do not
+/// [`BootstrapError::System`] if no process listened in time, or the reason why the cards do not
 /// match.
 pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
     let card = Shown::new(ours)?;
@@ -200,7 +203,7 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
             local.iter().map(|address| UnixStream::connect_addr(address).map(OwnedFd::from));
         let streams = addresses.iter().enumerate().map(|(at, address)| {
             let left = deadline.saturating_duration_since(Instant::now());
-            // If this address does not answer, leave time for the others.
+            // Leaves time for the other addresses if this one does not answer.
             let share = left / (addresses.len() - at) as u32;
             TcpStream::connect_timeout(address, share.max(Duration::from_millis(1)))
                 .map(OwnedFd::from)
@@ -226,8 +229,8 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
 
 /// Exchanges cards over a connected stream socket, such as one end of a socket pair.
 ///
-/// # Errors
-/// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`]; or the reason why the cards do not
+/// [`BootstrapError::Deadline`] or [`BootstrapError::HungUp`], or the reason why the cards do not
+/// match.
 /// match.
 pub fn over(
     socket: OwnedFd,
@@ -265,7 +268,7 @@ struct Greeting {
 impl Greeting {
     fn new(socket: OwnedFd, ours: &Shown, judges: bool) -> Result<Greeting, BootstrapError> {
         let stream = TcpStream::from(socket);
-        // Fails on a socket pair, which never delays data anyway.
+        // Fails on a socket pair. A socket pair never delays data, so that is no loss.
         let _ = stream.set_nodelay(true);
         let mut wire = Wire::over(stream.into());
         let nonce = random()?;
@@ -284,7 +287,7 @@ impl Greeting {
             let (nonce, rest) =
                 message.split_first_chunk::<16>().ok_or(BootstrapError::BadCard("random bytes"))?;
             if self.greeted {
-                // The card belongs to another handshake.
+                // The card comes from another handshake.
                 if *nonce != self.nonce {
                     return Err(BootstrapError::BadCard("random bytes"));
                 }
@@ -294,8 +297,8 @@ impl Greeting {
                 }
                 return Ok(Some(theirs));
             }
-            // Rejects a peer that sends our own random bytes back, because it could then pass off
-            // our reply as its own card.
+            // Rejects a peer that sends our own random bytes back. It could otherwise return our
+            // reply as its own card.
             if *nonce == self.nonce {
                 return Err(BootstrapError::BadCard("random bytes"));
             }

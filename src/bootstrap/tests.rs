@@ -123,7 +123,7 @@ fn a_closed_connection_is_detected_after_its_last_message() {
     assert_eq!(here.exchange(b"", soon(), || Some(0)), Err(BootstrapError::HungUp));
 }
 
-/// Returns the two ends of a socket pair. The test drives the second end itself.
+/// Returns the two ends of a socket pair. The test itself drives the second end.
 fn half() -> (Wire, UnixStream) {
     let (here, there) = UnixStream::pair().unwrap();
     (Wire::over(OwnedFd::from(here)), there)
@@ -143,12 +143,13 @@ fn said(message: &[u8]) -> Vec<u8> {
     framed(WIRE_VERSION, message.len() as u32, message)
 }
 
-/// The other side sends two messages at once, reads our last message, and leaves.
+/// The other side sends two messages at once, reads our last message, and closes.
 #[test]
 fn a_message_sent_before_the_other_side_left_is_received() {
     let (mut here, mut there) = half();
     there.write_all(&[said(b"first"), said(b"last")].concat()).unwrap();
-    // Half-closes, so that we see the end of stream before the peer has read our message.
+    // Half-closes the connection, so that we see the end of stream before the peer has read our
+    // message.
     there.shutdown(std::net::Shutdown::Write).unwrap();
     assert!(!here.is_open());
     assert_eq!(here.exchange(b"", soon(), || Some(0)).unwrap(), b"first");
@@ -161,7 +162,7 @@ fn a_message_that_arrives_with_the_end_of_stream_is_received() {
     let (mut here, there) = half();
     let mut there = Some(there);
     let heard = here.exchange(b"done", soon(), || {
-        // The other side reads our message, sends its last one and leaves before we look again.
+        // The other side reads our message, sends its last message and closes before we look again.
         let mut there = there.take()?;
         let mut ours = [0; 12 + 4];
         there.read_exact(&mut ours).unwrap();
@@ -172,8 +173,8 @@ fn a_message_that_arrives_with_the_end_of_stream_is_received() {
     assert_eq!(here.exchange(b"", soon(), || None), Err(BootstrapError::HungUp));
 }
 
-/// A peer sends without end and reads nothing. We receive one whole message, and the rest stays in
-/// the socket.
+/// A peer sends without end and reads nothing. We receive one whole message. The rest stays in the
+/// socket.
 #[test]
 fn a_flood_stays_in_the_socket_while_our_message_is_unsent() {
     let (here, mut there) = UnixStream::pair().unwrap();
@@ -199,7 +200,7 @@ fn a_flood_stays_in_the_socket_while_our_message_is_unsent() {
     assert!(flooded < 2 << 20, "{flooded} bytes were received");
 }
 
-/// Unrelated clients, each in its own thread, that connect to a listener until they are stopped.
+/// Unrelated clients that connect to a listener. Each runs in its own thread until it is stopped.
 struct Strangers<'s, 't> {
     scope: &'s thread::Scope<'s, 't>,
     at: SocketAddr,
@@ -230,8 +231,8 @@ impl Drop for Stop<'_> {
 }
 
 /// Checks that the expected peer connects within half of a handshake's time limit, despite
-/// unrelated clients. Returns why these were refused. Other load may delay some of the five
-/// attempts, but a listener that waits for a client would delay all.
+/// unrelated clients. Returns the reasons for refusing those clients. Other load may delay some of
+/// the five attempts. A listener that waits for a client would delay all five.
 #[track_caller]
 fn meets_beside(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> Vec<BootstrapError> {
     let mut late = vec![];
@@ -261,7 +262,7 @@ fn meets_once(
         let took = begun.elapsed();
         drop(held);
         let refused = listener.refused().into_iter().map(|(_, why)| why).collect();
-        // The listener is closed, so no client waits to be accepted.
+        // Closes the listener, so that no client waits to be accepted.
         drop(listener);
         (refused, took)
     })
@@ -307,8 +308,8 @@ fn clients_with_invalid_messages_are_refused_by_reason() {
     let hello = said(&[3; 16]);
     let error = BootstrapError::TooLong { len: MESSAGE_MAX as u64 + 1, max: MESSAGE_MAX };
     refused(&[&[&hello[..], &framed(WIRE_VERSION, MESSAGE_MAX as u32 + 1, &[])].concat()], error);
-    // In turn: no message, a message that is too short, a message of an earlier protocol version,
-    // and random bytes that are not ours.
+    // Sends in turn: no message, a message that is too short, a message of an earlier protocol
+    // version, and random bytes that are not ours.
     let bad = BootstrapError::BadCard("random bytes");
     let alone = said(&card(2).encode().unwrap());
     let stale = said(&[&[9; 16][..], &card(2).encode().unwrap()].concat());
@@ -419,7 +420,7 @@ fn a_full_backlog_delays_and_does_not_refuse() {
     assert!(held.len() > 64);
 }
 
-/// A listener without room closes the connection, and the client tries again.
+/// A listener without room closes the connection. The client then tries again.
 #[test]
 fn a_client_whose_connection_is_closed_tries_again() {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();

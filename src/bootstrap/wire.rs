@@ -1,5 +1,5 @@
-//! Messages over a connected stream socket: a header of twelve bytes (`FPBS`, version, zero,
-//! length), then the payload.
+//! Sends and receives messages over a connected stream socket. A message has a header of twelve
+//! bytes (`FPBS`, version, zero, length), then the payload.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -17,22 +17,22 @@ const HEAD: usize = 12;
 /// Pause between two polls of an idle connection, after the first polls.
 const NAP: Duration = Duration::from_micros(100);
 
-/// Polls before the first pause.
+/// Number of polls without events before the first pause.
 const LOOKS: u32 = 200;
 
-/// Maximum number of receiving calls in a row, because a peer may send a message byte by byte.
+/// Maximum number of receiving calls in a row. A peer may send a message byte by byte.
 const RECEIVES: usize = 32;
 
 /// A connection that carries messages. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Wire {
     socket: OwnedFd,
-    /// Received bytes of the next message, and possibly the start of later ones.
+    /// Received bytes: the next message, and possibly the start of later messages.
     inward: Vec<u8>,
-    /// The outgoing message, and how many of its bytes were sent.
+    /// The outgoing message, and the number of its bytes that were sent.
     outward: Vec<u8>,
     sent: usize,
-    /// Maximum size of a message that is accepted.
+    /// Maximum accepted size of a message, in bytes.
     longest: usize,
 }
 
@@ -42,20 +42,22 @@ impl Wire {
         Wire { socket, inward: vec![], outward: vec![], sent: 0, longest: MESSAGE_MAX }
     }
 
-    /// Limits the size of messages that arrive after this call.
+    /// Limits the size of messages that arrive after this call. `longest` is in bytes.
     pub(super) fn accept_at_most(&mut self, longest: usize) {
         self.longest = longest.min(MESSAGE_MAX);
     }
 
-    /// Sends a message and waits for the peer's message. The peer must make the same call. Until
-    /// that message arrives, this call runs `idle`, which returns how many events it handled. After
-    /// many runs without events, this call pauses between runs. If `idle` returns `None`, the wait
-    /// stops. A message that arrived before the wait was stopped, or before the peer closed the
+    /// Sends a message and waits for the peer's message. The peer must make the same call.
+    ///
+    /// Until the peer's message arrives, calls `idle`, which returns the number of events that it
+    /// handled. Pauses between these calls after many of them without events. Stops waiting if
+    /// `idle` returns `None`. If a message arrived before that, or before the peer closed the
+    /// connection, it is still returned.
     /// connection, is still returned.
     ///
-    /// # Errors
-    /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`]; or
-    /// the peer's message is malformed. After an error the wire cannot be used.
+    /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`] or [`BootstrapError::Stopped`], or
+    /// an error that describes a malformed message of the peer. After an error the wire cannot be
+    /// used.
     pub fn exchange(
         &mut self,
         ours: &[u8],
@@ -73,10 +75,10 @@ impl Wire {
             if Instant::now() >= deadline {
                 return Err(BootstrapError::Deadline);
             }
-            // Also runs while bytes arrive: a peer may send a message byte by byte.
+            // Also runs while bytes arrive, because a peer may send a message byte by byte.
             let found = idle().map(|found| found.saturating_add(moved.into()));
             match found {
-                // The peer may have sent its last message before `idle` saw it leave.
+                // The peer may have sent its last message just before `idle` stopped the wait.
                 None => {
                     let _ = self.pump();
                     return self.hear()?.ok_or(BootstrapError::Stopped);
@@ -91,8 +93,8 @@ impl Wire {
         }
     }
 
-    /// Returns the peer's HOST:PORT. If the socket is local to this host, names the process that
-    /// created the other end.
+    /// Returns the peer's HOST:PORT. If the socket is local to this host, returns the name of the
+    /// process that created the other end.
     pub fn peer(&self) -> String {
         let address =
             self.socket.try_clone().and_then(|socket| TcpStream::from(socket).peer_addr());
@@ -127,18 +129,18 @@ impl Wire {
         self.socket.try_clone().map(Lifeline).map_err(code)
     }
 
-    /// Parses `inward` as if the socket had received it, for `fuzzing`.
+    /// Parses `inward` as received bytes, for `fuzzing`.
     pub(super) fn heard(socket: OwnedFd, inward: &[u8]) -> Result<Option<Vec<u8>>, BootstrapError> {
         let mut wire = Wire { inward: inward.to_vec(), ..Wire::over(socket) };
         wire.hear()
     }
 
-    /// The events to poll for.
+    /// Returns the events to poll for.
     pub(super) fn events(&self) -> i16 {
         libc::POLLIN | if self.sent < self.outward.len() { libc::POLLOUT } else { 0 }
     }
 
-    /// Queues a message. The previous one must have been sent.
+    /// Queues a message. The previous message must have been sent.
     pub(super) fn say(&mut self, message: &[u8]) -> Result<(), BootstrapError> {
         if message.len() > MESSAGE_MAX {
             return Err(BootstrapError::TooLong { len: message.len() as u64, max: MESSAGE_MAX });
@@ -150,8 +152,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends as much as the socket takes, and receives until a message is complete, but makes at
-    /// most [`RECEIVES`] calls. Returns whether any byte moved.
+    /// Sends as much as the socket accepts, and receives until a message is complete. Makes at most
+    /// [`RECEIVES`] receiving calls. Returns whether any byte was sent or received.
     pub(super) fn pump(&mut self) -> Result<bool, BootstrapError> {
         let sent = self.push();
         let mut moved = false;
@@ -170,8 +172,8 @@ impl Wire {
         Ok(sent? || moved)
     }
 
-    /// Sends as much as the socket takes. Returns whether any byte moved. If the peer has closed
-    /// the connection, sends nothing; the peer's last message still counts as its answer.
+    /// Sends as much as the socket accepts. Returns whether any byte was sent. If the peer has
+    /// closed the connection, sends nothing. The peer's last message still counts as its answer.
     fn push(&mut self) -> Result<bool, BootstrapError> {
         let mut moved = false;
         while self.sent < self.outward.len() {
@@ -190,7 +192,7 @@ impl Wire {
         Ok(moved)
     }
 
-    /// Returns the next message, once it is complete and our own was sent.
+    /// Returns the next message, once it is complete and our own message was sent.
     pub(super) fn hear(&mut self) -> Result<Option<Vec<u8>>, BootstrapError> {
         let Some(end) = self.whole()?.filter(|_| self.sent == self.outward.len()) else {
             return Ok(None);
@@ -200,8 +202,8 @@ impl Wire {
         Ok(Some(message))
     }
 
-    /// Returns the end of the first message if it is complete. Checks its header as soon as it has
-    /// arrived.
+    /// Returns the end of the first message, or `None` if the message is incomplete. Checks the
+    /// header as soon as the header has arrived.
     fn whole(&self) -> Result<Option<usize>, BootstrapError> {
         let known = self.inward.len().min(MAGIC.len());
         if self.inward[..known] != MAGIC[..known] {
@@ -228,7 +230,7 @@ impl AsFd for Wire {
     }
 }
 
-/// Watches a [`Wire`], or any other stream socket that closes when the peer's process ends.
+/// Watches a [`Wire`], or another stream socket that closes when the peer's process ends.
 #[derive(Debug)]
 pub struct Lifeline(OwnedFd);
 
@@ -239,7 +241,8 @@ impl From<OwnedFd> for Lifeline {
 }
 
 impl Lifeline {
-    /// Returns whether the peer still has the connection open. One system call; does not wait.
+    /// Returns whether the peer still has the connection open. Makes one system call, and does not
+    /// wait.
     pub fn holds(&self) -> bool {
         is_open(self.0.as_fd())
     }
@@ -252,14 +255,14 @@ fn is_open(socket: BorrowedFd<'_>) -> bool {
     found <= 0 || look.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0
 }
 
-/// Sends as much as the socket takes. Returns the number of bytes.
+/// Sends as much as the socket accepts. Returns the number of bytes sent.
 fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, BootstrapError> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: `bytes` is readable for its length.
     attempt(unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
 }
 
-/// Receives what has arrived. Returns the number of bytes.
+/// Receives the available bytes. Returns their number.
 fn recv(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, BootstrapError> {
     // SAFETY: `into` is writable for its length.
     attempt(unsafe {

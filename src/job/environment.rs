@@ -1,5 +1,5 @@
-//! Determines from the launcher's environment variables how the job meets. `docs/jobs.md` lists
-//! them.
+//! Determines from the launcher's environment variables how the processes of a job find each other.
+//! `docs/jobs.md` lists the variables.
 //!
 //! The caller passes a function that reads the variables, so tests need not change the environment.
 
@@ -14,7 +14,7 @@ use super::meet::{self, Entry};
 use super::{Job, file, invalid, pmi, pmix};
 
 /// Names of the rank and size variables of each launcher. The innermost launcher comes first:
-/// torchrun may run under Slurm, and Open MPI inside a Slurm allocation.
+/// torchrun may run under Slurm, and Open MPI may run inside a Slurm allocation.
 const LAUNCHERS: [[&str; 2]; 5] = [
     ["FISHPLATE_RANK", "FISHPLATE_SIZE"],
     ["RANK", "WORLD_SIZE"],
@@ -68,7 +68,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// Determines how the job meets. Does not connect.
+/// Determines how the processes of the job find each other. Does not connect.
 pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Way> {
     let get = |name: &str| get(name).filter(|value| !value.is_empty());
     if let Some(place) = get("FISHPLATE_RENDEZVOUS") {
@@ -155,7 +155,7 @@ fn place_in_job(
         None => Ok(None),
     };
     for [rank, size] in LAUNCHERS {
-        // RANK is so common a name that other programs may set it, so the size must be set too.
+        // Other programs may also set RANK, so the size must be set too.
         match (number(rank), number(size)?) {
             (Ok(Some(rank)), Some(size)) => return Ok(Some((Some(rank), size))),
             (Ok(None), Some(size)) if rank == LAUNCHERS[0][0] => return Ok(Some((None, size))),

@@ -1,4 +1,5 @@
-//! Jobs that meet in a folder: rank 0 writes its id to a file there, and the others read it.
+//! Forms a job through a folder. Rank 0 writes the job's id to a file in the folder, and the other
+//! processes read the file.
 //!
 //! Rank 0 locks the file, and removes it once the job has formed or has failed to form. A process
 //! that gives up removes the file if rank 0 has died. The file is readable only by its owner, and
@@ -18,8 +19,8 @@ use super::{ID_LEN, Job};
 
 const NAME: &str = "fishplate-job";
 
-/// Joins the job whose rendezvous is a file in this folder, as rank 0 if no other process has
-/// claimed it.
+/// Joins the job that forms through a file in this folder. Becomes rank 0 if no other process has
+/// claimed the file.
 pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     let path = folder.join(NAME);
     let claim = |entry: &Entry| {
@@ -31,7 +32,7 @@ pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     };
     let met = meet::meet(entry, claim, || find(&path));
     if met.is_err() {
-        // Removes the file of a rank 0 that has died. A rank 0 that runs still holds the lock.
+        // Removes the file of a rank 0 that has died. A living rank 0 still holds the lock.
         drop(Claim::take(&path));
     }
     met
@@ -52,7 +53,7 @@ impl Claim {
             let error = io::Error::last_os_error();
             return if error.kind() == ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
         }
-        // The file holds the cookie, and an older file may have a looser mode.
+        // The file contains the cookie. An older file may have a looser mode.
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
         let ours = file.metadata()?;
         // The previous owner may have removed the file between our open and our lock.

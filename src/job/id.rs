@@ -1,5 +1,5 @@
-//! The identity of a job: a cookie that its processes present, and an id of fixed size that any
-//! channel can carry. The id holds the addresses of rank 0 and the cookie.
+//! Defines the identity of a job. All its processes present the same cookie. An id of fixed size
+//! contains that cookie and the addresses of rank 0. Any channel can carry the id.
 //!
 //! Nothing here blocks, except that a random cookie waits until the kernel's generator is seeded.
 
@@ -14,10 +14,10 @@ use super::invalid;
 pub const ID_LEN: usize = 128;
 
 const MAGIC: [u8; 4] = *b"FPid";
-/// Maximum number of addresses in an id. Each takes 16 bytes.
+/// Maximum number of addresses in an id. Each address takes 16 bytes.
 pub(super) const ADDRESSES: usize = 5;
 
-/// The secret of a job, of up to 32 bytes. Rank 0 refuses a connection that does not present it.
+/// The secret of a job, up to 32 bytes. Rank 0 refuses connections that do not present it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Cookie([u8; 32]);
 
@@ -31,7 +31,7 @@ impl Cookie {
 
     pub(super) fn random() -> io::Result<Cookie> {
         let mut bytes = [0; 32];
-        // SAFETY: the buffer has that many bytes. The kernel never returns less for so small a
+        // SAFETY: `bytes` is writable for its length. The kernel never returns less for so small a
         // request.
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         if got == bytes.len() as isize {

@@ -1,7 +1,8 @@
-//! Rank 0 of a job before the others have joined: a listener, and the id with its addresses.
+//! Rank 0 of a job before the others have joined: a listener, and an id that contains its
+//! addresses.
 //!
 //! Opening a leader reads random bytes and this host's addresses from the system. Only
-//! [`Leader::lead`] and [`Leader::lead_while`] block, until their timeout at the latest.
+//! [`Leader::lead`] and [`Leader::lead_while`] block, at most until their timeout.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
@@ -52,8 +53,8 @@ impl Leader {
     /// launcher can check that its processes are alive.
     ///
     /// # Errors
-    /// Those of [`lead`](Self::lead), and the first error of `check`. After that error, the
-    /// processes that have joined lose their connection.
+    /// The errors of [`lead`](Self::lead), and the first error of `check`. After an error of
+    /// `check`, the processes that have joined lose their connection.
     pub fn lead_while(
         self,
         size: usize,
@@ -64,15 +65,15 @@ impl Leader {
         Ok(Job::leader(meet::lead(&self.listener, &entry, check)?, &entry))
     }
 
-    /// Leads the job of an entry, with this leader's cookie instead of the entry's.
+    /// Leads the job that `entry` describes, but with this leader's cookie.
     pub(super) fn lead_as(&self, entry: &Entry) -> io::Result<Job> {
         let entry = Entry { cookie: self.id.cookie(), ..*entry };
         Ok(Job::leader(meet::lead(&self.listener, &entry, || Ok(()))?, &entry))
     }
 }
 
-/// Returns this host's addresses, as many as fit into an id. Returns the loopback address only if
-/// there is no other.
+/// Returns this host's addresses, at most [`ADDRESSES`]. Returns the loopback address only if there
+/// is no other address.
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: the call writes the head of a list, which is freed below.

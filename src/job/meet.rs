@@ -1,4 +1,4 @@
-//! The processes of a job meet: rank 0 listens, and the others connect and identify themselves.
+//! Connects the processes of a job: rank 0 listens, and the others connect and identify themselves.
 //!
 //! | step | rank 0 | another process |
 //! |---|---|---|
@@ -24,7 +24,7 @@ use super::{Job, Ranks, SIZE_MAX, deadline, invalid};
 
 /// The first bytes that a process sends; the cookie follows.
 const HELLO: [u8; 8] = *b"FPjob\0\0\x01";
-/// Length of the hello with the cookie, in bytes, and of the size and rank that follow.
+/// Length in bytes of the hello with the cookie, and of the size and rank that follow it.
 const HELLO_LEN: usize = 40;
 const CLAIM_LEN: usize = 8;
 
@@ -35,13 +35,14 @@ const ANY: u32 = u32::MAX;
 const AGAIN: Duration = Duration::from_millis(20);
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// Time limit for the welcome. The program that listens at the address may belong to no job.
+/// Time limit for the welcome. The program that listens at the address may belong to no job at all.
 const WELCOME_TIME: Duration = Duration::from_secs(5);
 
 /// Longest sleep between two checks of the sockets.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Unidentified connections that rank 0 keeps at once, beyond the size of the job.
+/// Maximum number of connections without a correct cookie that rank 0 keeps, in addition to the
+/// size of the job.
 const STRANGERS: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +96,8 @@ impl fmt::Display for Entry {
     }
 }
 
-/// Joins as the entry's rank. Without one, the first process to arrive is rank 0. `claim` tries to
-/// become rank 0. `find` returns rank 0's addresses and cookie.
+/// Joins with the rank of `entry`. If the entry has no rank, the first process to arrive is rank 0.
+/// `claim` tries to become rank 0. `find` returns rank 0's addresses and cookie.
 pub(super) fn meet(
     entry: &Entry,
     mut claim: impl FnMut(&Entry) -> io::Result<Option<Job>>,
@@ -135,7 +136,8 @@ pub(super) fn meet(
 pub(super) fn at_address(addresses: &[SocketAddr], entry: &Entry) -> io::Result<Job> {
     let claim = |entry: &Entry| match listen(addresses) {
         Ok(Some(listener)) => Ok(Some(Job::leader(lead(&listener, entry, || Ok(()))?, entry))),
-        // Without a rank, rank 0 may be on another host, so failing to listen here is no error.
+        // Fails only if this process is rank 0 for certain. Without a rank, rank 0 may be on
+        // another host.
         Err(error) if entry.rank.is_some() => Err(error),
         _ => Ok(None),
     };
@@ -165,8 +167,8 @@ fn listen(addresses: &[SocketAddr]) -> io::Result<Option<TcpListener>> {
     for address in addresses {
         match TcpListener::bind(address) {
             Ok(listener) => return Ok(Some(listener)),
-            // A rank 0 already listens there. If this process tried the other addresses, there
-            // could be two.
+            // Another rank 0 already listens there. If this process tried its other addresses,
+            // there could be two.
             Err(error) if error.kind() == ErrorKind::AddrInUse => return Ok(None),
             Err(error) => {
                 let text = format!(
@@ -201,7 +203,7 @@ pub(super) fn lead(
     let mut told = Instant::now();
     loop {
         let most = places.len() + STRANGERS;
-        // Bounded, because strangers may connect faster than this evicts them.
+        // Limited, because strangers may connect faster than rank 0 closes their connections.
         for _ in 0..2 * most {
             if newcomers.len() == most {
                 break;
@@ -225,7 +227,8 @@ pub(super) fn lead(
         for newcomer in std::mem::take(&mut newcomers) {
             newcomers.extend(place(newcomer, &mut places, entry));
         }
-        // Evicts only after the reads, so that a process that has already sent the cookie stays.
+        // Closes connections only after reading them, so that a process that has sent the cookie
+        // stays.
         if newcomers.len() == most {
             evict(&mut newcomers);
         }
@@ -258,13 +261,14 @@ pub(super) fn lead(
     let mut others: Vec<Conn> = places.into_iter().flatten().collect();
     for (rank, conn) in (1u32..).zip(&mut others) {
         conn.say(RANK, &rank.to_le_bytes());
-        // If the socket is full, the first round sends the rest.
+        // If the socket is full, the first round of the job sends the rest.
         let _ = conn.flush();
     }
     Ok(others)
 }
 
-/// Drops the oldest connection that has not presented the cookie. Returns false if none is left.
+/// Closes the oldest connection that has not presented the cookie. Returns `false` if there is
+/// none.
 fn evict(newcomers: &mut Vec<Newcomer>) -> bool {
     let at = newcomers.iter().position(|newcomer| !newcomer.welcome);
     at.map(|at| newcomers.remove(at)).is_some()
@@ -275,20 +279,20 @@ fn no_descriptors(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// Returns the ranks, starting with 1, for which `there` is false.
+/// Returns the missing ranks, starting with 1. `there` says for each rank whether it is present.
 fn ranks_without(there: impl Iterator<Item = bool>, entry: &Entry) -> Ranks {
     let absent = (1..).zip(there).filter(|(_, there)| !there).map(|(rank, _)| rank);
     let missing = Ranks::new(absent);
     if entry.rank.is_some() { missing } else { Ranks { first: vec![], ..missing } }
 }
 
-/// Continues the handshake of a connection. Returns it if more bytes are needed.
+/// Continues the handshake of a connection. Returns the connection if more bytes are needed.
 fn place(mut newcomer: Newcomer, places: &mut [Option<Conn>], entry: &Entry) -> Option<Newcomer> {
     if !newcomer.welcome {
         if !newcomer.conn.fill(HELLO_LEN).ok()? {
             return Some(newcomer);
         }
-        // Compared only when complete, so timing does not reveal a partly correct cookie.
+        // Compares the whole cookie at once, so timing does not reveal a partly correct cookie.
         let wanted = [&HELLO[..], &entry.cookie.bytes()[..]].concat();
         let said = newcomer.conn.take();
         let differs = wanted.iter().zip(&said).fold(0, |differs, (a, b)| differs | (a ^ b));
@@ -327,7 +331,7 @@ fn place(mut newcomer: Newcomer, places: &mut [Option<Conn>], entry: &Entry) -> 
     }
 }
 
-/// Why a process with the right cookie cannot join.
+/// The reason why a process with the right cookie cannot join.
 #[derive(Clone, Copy)]
 enum Refusal {
     Size = 1,

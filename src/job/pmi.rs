@@ -1,8 +1,9 @@
-//! PMI-1, the protocol of `mpiexec.hydra` and other launchers: lines of text over an inherited
-//! socket. It carries rank 0's id to the other ranks, which then join rank 0 over TCP.
+//! Joins a job through PMI-1, the protocol of `mpiexec.hydra` and other launchers. It exchanges
+//! lines of text over an inherited socket. The lines carry rank 0's id to the other ranks, which
+//! then join rank 0 over TCP.
 //!
-//! Blocks until the entry's deadline at the latest. The barrier of PMI-1 does not tell which ranks
-//! are missing. After the barrier, errors list the missing ranks.
+//! Blocks at most until the entry's deadline. The barrier of PMI-1 does not tell which ranks are
+//! missing. After the barrier, errors list the missing ranks.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
@@ -15,10 +16,10 @@ use super::meet::{self, Entry};
 
 const KEY: &str = "fishplate-job";
 
-/// Longest answer that is accepted, in bytes.
+/// Maximum length of an accepted answer, in bytes.
 const LINE_MAX: usize = 4096;
 
-/// Joins the job of the launcher at the other end of `fd`, as the entry's rank.
+/// Joins the job through the launcher at the other end of `fd`, with the entry's rank.
 pub(super) fn join(fd: RawFd, entry: &Entry) -> io::Result<Job> {
     let mut pmi = Pmi { fd, entry, received: vec![] };
     pmi.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;

@@ -1,8 +1,9 @@
-//! PMIx, the interface of the launchers of Open MPI and Slurm, through `libpmix.so.2` if it is
-//! installed. It carries rank 0's id to the other ranks, which then join rank 0 over TCP.
+//! Joins a job through PMIx, the interface of the launchers of Open MPI and Slurm. Uses
+//! `libpmix.so.2` if it is installed. PMIx carries rank 0's id to the other ranks, which then join
+//! rank 0 over TCP.
 //!
-//! The library runs its own thread until the job has formed. Blocks until the deadline at the
-//! latest, except in `PMIx_Init` and `PMIx_Finalize`, which talk to the launcher's local daemon.
+//! The library runs its own thread until the job has formed. Blocks at most until the deadline,
+//! except in `PMIx_Init` and `PMIx_Finalize`, which talk to the launcher's local daemon.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::{self, ErrorKind};
@@ -34,7 +35,7 @@ struct Process {
     rank: u32,
 }
 
-/// `pmix_value_t`: 32 bytes, of which only the first word of the union is used.
+/// `pmix_value_t`: 32 bytes. Only the first word of the union is used.
 #[repr(C)]
 struct Value {
     kind: u16,
@@ -62,7 +63,7 @@ type GetNb = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// The functions that we call. Every `libpmix.so.2` has these signatures.
+/// The PMIx functions that we call. Every `libpmix.so.2` has these signatures.
 pub(super) struct Library {
     init: Init,
     finalize: Finalize,
@@ -139,8 +140,8 @@ fn size(library: &Library, own: &Process) -> io::Result<usize> {
     // SAFETY: the process and the C string live until the call returns, and `value` receives a
     // pointer.
     check("PMIx_Get", unsafe { (library.get)(&all, JOB_SIZE.as_ptr(), null(), 0, &mut value) })?;
-    // SAFETY: `value` is null, or a value that the library allocated for us. It is small, and never
-    // freed.
+    // SAFETY: `value` is null, or a value that the library allocated for us. Nothing ever frees it,
+    // because it is small.
     match unsafe { value.as_ref() } {
         Some(Value { kind: UINT32, data }) => {
             Ok(u32::from_ne_bytes(data[0].to_ne_bytes()[..4].try_into().expect("4 bytes")) as usize)
@@ -189,7 +190,7 @@ extern "C" fn answered(status: c_int, value: *mut Value, answer: *mut c_void) {
     answer.there.notify_one();
 }
 
-/// `PMIX_ERR_NOT_FOUND`: the key is not published yet. Some launchers return this instead of
+/// `PMIX_ERR_NOT_FOUND`: the key is not published yet. Some launchers return this status instead of
 /// waiting.
 const NOT_FOUND: c_int = -46;
 
@@ -207,7 +208,7 @@ fn follow(library: &Library, own: &Process, entry: &Entry) -> io::Result<Job> {
     }
 }
 
-/// Requests rank 0's text.
+/// Requests the text that rank 0 has published.
 fn ask(library: &Library, own: &Process, entry: &Entry) -> io::Result<Result<String, c_int>> {
     let (leader, answer) = (Process { rank: 0, ..*own }, Arc::new(Answer::default()));
     let given = Arc::into_raw(answer.clone()).cast_mut().cast();

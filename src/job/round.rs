@@ -1,7 +1,7 @@
-//! One round of a job: every process sends its bytes to rank 0, which sends the bytes of all
-//! processes back. This file also defines the frames that both sides exchange.
+//! Runs one round of a job: every process sends its bytes to rank 0, and rank 0 sends the bytes of
+//! all processes back. Also defines the frames that the processes exchange.
 //!
-//! A frame begins with two little-endian words, its kind and its length, and its bytes follow. The
+//! A frame begins with two little-endian words, its kind and its length. Its bytes follow. The
 //! sockets never block, and lengths are checked before anything is stored.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -15,14 +15,14 @@ use super::{CONTRIBUTION_MAX, PAUSE, Ranks};
 pub(super) const DATA: u32 = 0;
 /// The ranks that rank 0 still waits for. Waiting processes remember the latest such frame.
 pub(super) const MISSING: u32 = 1;
-/// The job has ended: these ranks had not joined by the deadline. The first process whose deadline
-/// expires reports the ranks, through rank 0.
+/// The job has ended: these ranks had not joined by the deadline. The process with the earliest
+/// deadline reports them through rank 0.
 pub(super) const EXPIRED: u32 = 2;
 /// The job has ended: these ranks have exited.
 pub(super) const GONE: u32 = 3;
 /// The cookie is correct. Now the process sends the job's size and its rank.
 pub(super) const WELCOME: u32 = 4;
-/// The process cannot join. One word gives the reason.
+/// The process cannot join. The frame contains one word: the reason.
 pub(super) const REFUSED: u32 = 5;
 /// The process's rank, sent when all have joined.
 pub(super) const RANK: u32 = 6;
@@ -30,7 +30,7 @@ pub(super) const RANK: u32 = 6;
 /// Interval at which rank 0 sends the missing ranks to waiting processes.
 pub(super) const TELL: Duration = Duration::from_millis(250);
 
-/// Maximum number of contributions moved between two calls of `meanwhile`.
+/// Maximum number of contributions that are moved between two calls of `meanwhile`.
 const BATCH: usize = 64;
 
 /// A connection between rank 0 and another process.
@@ -38,7 +38,7 @@ const BATCH: usize = 64;
 pub(super) struct Conn {
     stream: TcpStream,
     inbox: Vec<u8>,
-    /// Bytes of frames that the socket had no room for.
+    /// Bytes of frames that the socket had no room for yet.
     outbox: Vec<u8>,
 }
 
@@ -82,7 +82,7 @@ impl Conn {
         Ok(Some((kind, self.take().split_off(8))))
     }
 
-    /// Returns whether the process is alive and has sent nothing. A waiting process sends nothing.
+    /// Returns whether the process still waits: it is alive and has sent nothing.
     pub fn is_silent(&mut self) -> bool {
         self.inbox.is_empty() && matches!(self.fill(1), Ok(false))
     }
@@ -112,7 +112,7 @@ impl Conn {
     }
 }
 
-/// Appends raw bytes without a frame, as used at the start of a connection.
+/// Appends raw bytes without a frame, for the start of a connection.
 impl Extend<u8> for Conn {
     fn extend<T: IntoIterator<Item = u8>>(&mut self, bytes: T) {
         self.outbox.extend(bytes);
@@ -236,7 +236,7 @@ pub(super) fn lead(
     Ok(all)
 }
 
-/// Sends the same bytes to all.
+/// Sends the same bytes to all other processes.
 fn answer(
     others: &mut [Conn],
     reply: &[u8],
@@ -254,8 +254,8 @@ fn answer(
             };
             let Ok(written) = written else {
                 let rank = Ranks::one(at as u32 + 1);
-                // Skips ranks that have received a part of the reply: they would mistake this frame
-                // for the rest.
+                // Skips ranks that have received a part of the reply. They would mistake this frame
+                // for the rest of the reply.
                 let whole = others
                     .iter_mut()
                     .zip(&sent)
@@ -298,8 +298,8 @@ pub(super) fn follow(
     // Until rank 0 reports missing ranks, rank 0 itself counts as missing.
     let mut missing = Ranks::one(0);
     while all.len() < size {
-        // Reads before it reports a failed write, because rank 0 may have sent a reason before it
-        // closed.
+        // Reads before reporting a failed write, because rank 0 may have sent a reason before it
+        // closed the connection.
         let written = leader.flush();
         match hear(leader, timeout)? {
             Some(Heard::Missing(ranks)) if Instant::now() < deadline => missing = ranks,

@@ -15,7 +15,7 @@ fn free_address() -> SocketAddr {
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Makes three rounds with contributions of different lengths.
+/// Runs three rounds with contributions of different lengths.
 fn rounds(job: &mut Job) {
     let mut passes = 0;
     for round in 0..3u8 {
@@ -150,8 +150,8 @@ fn variables_that_make_no_sense_are_named() {
     }
 }
 
-/// Retries until joining fails with this text. On a busy machine an attempt may fail differently,
-/// because a reply is late or the other process has not joined yet.
+/// Retries until joining fails with this text. On a busy machine an attempt may fail with another
+/// text, because a reply is late or the other process has not joined yet.
 fn refused(join: impl Fn(Duration) -> io::Result<Job>, text: &str) {
     let begun = Instant::now();
     for attempt in 1.. {
@@ -224,7 +224,7 @@ fn a_folder_makes_jobs_one_after_another_and_keeps_nothing() {
             .unwrap()
     });
     assert!(folder.is_empty());
-    // The other ranks remove that file when they give up.
+    // The other ranks remove such a file when they give up.
     std::fs::write(&path, Leader::open().unwrap().id().as_bytes()).unwrap();
     let ranked = [&folder.variables(2)[..], &[("FISHPLATE_RANK", "1".into())]].concat();
     assert_eq!(by(&ranked, Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);

@@ -1,6 +1,6 @@
 //! The address of a node, which a program passes to its peers out of band.
 //!
-//! Keep an address secret within the job: on the node's host, a process that knows it can
+//! Keep an address secret within the job. A process on the node's host that knows the address can
 //! impersonate the node.
 //!
 //! An address is opaque to the program, and has at most [`ADDRESS_MAX`] bytes. It changes when a
@@ -47,10 +47,9 @@ pub(super) struct RailAddress {
 /// A node's address, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    /// The node's random id. Secret, because a node that dials proves its identity with it.
+    /// The node's random id. It is secret, because a node that dials proves its identity with it.
     pub id: u64,
-    /// A random number that is part of the name of the node's socket. Every process of the host can
-    /// see that name.
+    /// Random number in the name of the node's socket. Every process on the host can see that name.
     pub door: u64,
     /// Identifies the host and the network namespace. Nodes with the same value can share memory.
     pub host: u64,
@@ -151,20 +150,22 @@ impl From<Short> for Error {
     }
 }
 
-/// Returns the abstract socket on which the node with this door listens for peers of its host.
+/// Returns the name of the abstract socket where the node with this `door` listens for peers on its
+/// host.
 pub(super) fn socket(door: u64) -> String {
     format!("@fishplate-{door:016x}")
 }
 
-/// FNV-1a. The hash is part of the layout, so all processes must compute the same.
+/// Returns the FNV-1a hash of the parts. The hash is part of the layout, so all processes must
+/// compute the same value.
 pub(super) fn hash(parts: &[&[u8]]) -> u64 {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let part = |hash, part: &&[u8]| part.iter().chain(&[0]).fold(hash, step);
     parts.iter().fold(0xcbf2_9ce4_8422_2325, part)
 }
 
-/// Identifies this boot of this host, and the network namespace, because abstract sockets are
-/// visible only inside it.
+/// Returns a hash that identifies this boot of this host and the network namespace. Abstract
+/// sockets are visible only inside their namespace.
 fn this_host() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = std::fs::metadata("/proc/self/ns/net").map_or(0, |space| space.ino());

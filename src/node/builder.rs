@@ -1,5 +1,5 @@
-//! Opens a node: settings, then rails, then the engine. Slow path: allocates, loads libraries, and
-//! waits for the providers.
+//! Opens a node: first its settings, then its rails, then its engine. Slow path: allocates, loads
+//! libraries, and waits for the providers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,7 +38,7 @@ use crate::topology::PciAddress;
 use crate::topology::{Anchor, FabricEnd, Machine};
 use crate::worker::Options;
 
-/// Counts nodes, so that each has its own [`Config::owner`].
+/// Counts the nodes of this process, so that each has its own [`Config::owner`].
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
 /// Which libfabric rails a node opens.
@@ -95,7 +95,7 @@ impl Gpu {
         Ok(AnyDevice::Host(HostDevice::new()))
     }
 
-    /// Returns the anchor near which a node with this device selects its NICs.
+    /// Returns the place to select NICs near: the place of this device.
     fn anchor(self) -> Anchor {
         #[cfg(any(feature = "cuda", feature = "hip"))]
         if let Some((api, ordinal)) = self.driver() {
@@ -147,7 +147,7 @@ impl FromStr for Gpu {
     }
 }
 
-/// The text does not name a [`Gpu`].
+/// The error of a text that names no [`Gpu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSuchGpu;
 
@@ -161,8 +161,8 @@ impl fmt::Display for NoSuchGpu {
 
 impl std::error::Error for NoSuchGpu {}
 
-/// Returns the wait policies of a node for the early and the later part of a wait. `longest` is the
-/// [longest sleep](NodeWaitObject::longest) in each part.
+/// Returns the wait policies for the early and the later part of a wait. `longest` is the [longest
+/// sleep](NodeWaitObject::longest) in each part.
 pub(super) fn parks(policy: Policy, longest: [u64; 2]) -> [Policy; 2] {
     let early = Policy { park_ns: policy.park_ns.min(longest[0]), ..policy };
     let later = match policy.parks {
@@ -268,18 +268,18 @@ impl Builder {
         self
     }
 
-    /// The device whose memory peers can access. Peers on this host can access it if they have a
-    /// device too. Peers over libfabric always can, through the NIC if the provider supports
-    /// `FI_HMEM`. Default: none.
+    /// The node's device. Peers on this host can access its memory if they have a device too. Peers
+    /// over libfabric always can, through the NIC if the provider supports `FI_HMEM`. Default:
+    /// none.
     ///
-    /// Each such peer on this host costs 2 MiB of shared memory at either end, for the bounce
-    /// slots. These carry data that the devices cannot copy directly.
+    /// For each peer on this host with a device, either side needs 2 MiB of shared memory for
+    /// bounce slots. Bounce slots carry data that the devices cannot copy directly.
     pub fn gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = Some(gpu);
         self
     }
 
-    /// Settings of the rail that carries device memory between nodes of this host. Both ends need
+    /// Settings of the rail that carries device memory between nodes on this host. Both sides need
     /// the same bounce slots. [`GpuConfig::max_regions`] is ignored: see [`limits`](Self::limits).
     /// Default: [`GpuConfig::default`].
     pub fn gpu_config(mut self, config: GpuConfig) -> Self {
@@ -309,8 +309,8 @@ impl Builder {
         self
     }
 
-    /// Gives the node a page of [counters](crate::counters), which `fishplate stat` and other
-    /// processes of this user can read while the program runs. Default: none.
+    /// Gives the node a page of [counters](crate::counters). `fishplate stat` and other processes
+    /// of this user can read it while the program runs. Default: none.
     pub fn counters(mut self) -> Self {
         self.counters = true;
         self
@@ -334,8 +334,9 @@ impl Builder {
         self
     }
 
-    /// Maximum time that an operation waits for space in queues and windows before it fails with
-    /// [`OpError::Again`](fishplate_core::error::OpError::Again). Zero: never waits. Default: 10 s.
+    /// Maximum time that an operation waits for room in queues and windows. After that it fails
+    /// with [`OpError::Again`](fishplate_core::error::OpError::Again). Zero: never waits. Default:
+    /// 10 s.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -360,8 +361,8 @@ impl Builder {
         self
     }
 
-    /// Opens a node without a worker, boxed because it is large. Also returns the wait object that
-    /// peers notify.
+    /// Opens a node without a worker. The node is boxed because it is large. Also returns the wait
+    /// object that peers notify.
     pub(super) fn open_here(self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
@@ -397,12 +398,12 @@ impl Builder {
         let matching = MatchConfig { pieces, ..matching };
         let own = Address::new(&config, &matching, self.gpu.is_some(), addresses);
         let address = own.encode().ok_or(OpenError::RailAddress)?;
-        // Never 0, so an id of zeros names no region.
+        // Never 0, so that an id of zeros names no region.
         let owner = OPENED.fetch_add(1, Ordering::Relaxed) % 0xffff + 1;
         let config = Config { seed: own.id, owner: owner as u16, ..config };
 
-        // Omits the notifier's fence. For peers that sleep without membarrier, the rail itself
-        // issues a fence.
+        // The notifier needs no fence of its own: the rail issues a fence for peers that sleep
+        // without membarrier.
         let machine = LinuxHost::shared().peer_uses_membarrier(true);
         let max_regions = self.limits.locals.max(self.limits.remotes);
         let shm = ShmConfig {
@@ -448,7 +449,7 @@ impl Builder {
         let all = std::iter::once(local)
             .chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
         for rail in all {
-            // Cannot fail, because `fabric_rails` opens at most one rail less than the limit.
+            // Cannot fail, because `fabric_rails` opens fewer rails than the limit.
             drop(rails.push(rail));
         }
         let Builder { limits, receives, requests, .. } = self;

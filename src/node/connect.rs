@@ -1,9 +1,10 @@
 //! Connects peers: turns a peer's address into rails that carry operations.
 //!
 //! A peer on another host is attached at once to the libfabric rails that the two nodes share. The
-//! engine queues operations until the peer answers. A peer on this host is connected over a socket:
-//! the node with the smaller id dials, and the other accepts. Only [`Node::connected`] waits. The
-//! first use of a peer calls it.
+//! engine queues operations until that peer answers.
+//!
+//! A peer on this host is connected over a socket: the node with the smaller id dials, and the
+//! other accepts. Only [`Node::connected`] waits. The first use of a peer calls it.
 
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -26,19 +27,19 @@ use crate::topology::{FabricEnd, joined};
 /// The rail to peers of this host.
 pub(super) const LOCAL: RailId = RailId(0);
 
-/// Minimum and maximum time between two attempts to dial a peer, in milliseconds. It grows by an
-/// eighth with each attempt.
+/// Minimum and maximum time between two attempts to dial a peer, in milliseconds. The time grows by
+/// an eighth with each attempt.
 const REDIAL: [u16; 2] = [20, 1000];
 
-/// Maximum number of unconnected peers that one pass polls, so that absent peers do not slow it
-/// down.
+/// Maximum number of unconnected peers that one pass polls, so that absent peers do not slow the
+/// pass down.
 const ONCE: usize = 32;
 
 /// The rails that reach a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// Whether shared memory reaches the peer. Also `false` while a peer of this host is not
-    /// connected yet.
+    /// Whether shared memory reaches the peer. `false` also before a peer on this host is
+    /// connected.
     pub shared_memory: bool,
     /// Whether shared memory also carries device memory.
     pub gpu: bool,
@@ -46,14 +47,14 @@ pub struct Reach {
     pub fabric: usize,
 }
 
-/// A peer and the state of its connection. It is small, because a program may connect many peers
-/// and talk to few of them. The engine's tables and the rails' memory are set up when the peer is
-/// attached.
+/// A peer, and the state of its connection. This structure is small, because a program may connect
+/// many peers and talk to few of them. The engine's tables and the rails' memory are set up when
+/// the peer is attached.
 pub(super) struct Contact {
     pub peer: PeerId,
     /// The peer's limits of tagged messages.
     limits: MatchLimits,
-    /// The id and the socket number in the peer's address.
+    /// The id and the door in the peer's address.
     id: u64,
     door: u64,
     stage: Stage,
@@ -67,7 +68,7 @@ enum Stage {
     Meets(Meeting),
     /// Attached.
     Joined(Box<Joined>),
-    /// Connected, but could not be attached.
+    /// Connected, but the peer could not be attached.
     Failed(Box<Error>),
 }
 
@@ -84,7 +85,7 @@ struct Meeting {
     step: Step,
     /// Whether both nodes have a device.
     gpu: bool,
-    /// When to dial, and how long to wait after a failed attempt, in milliseconds.
+    /// Time to dial, and pause after a failed attempt, in milliseconds.
     at: u32,
     pause: u16,
 }
@@ -93,7 +94,7 @@ struct Meeting {
 enum Step {
     /// This node dials at the time [`Meeting::at`].
     Dials,
-    /// This node has dialled. It never dials twice at once, because both ends must use the same
+    /// This node has dialled. It never dials twice at once, because both sides must use the same
     /// link.
     Dialled,
     /// The peer dials.
@@ -110,7 +111,7 @@ impl Meeting {
         self.pause = (pause + pause / 8).min(REDIAL[1]);
     }
 
-    /// Connects again. `dials` is `true` if this node dials.
+    /// Starts to connect again. `dials` is `true` if this node dials.
     fn again(&mut self, dials: bool, now: u32) {
         match dials {
             true => self.later(now),
@@ -148,7 +149,7 @@ impl Contact {
         }
     }
 
-    /// Returns which libfabric rails reach the peer, in the order of our rails.
+    /// Returns the libfabric rails that reach the peer, in the order of our rails.
     pub(super) fn pairs(&self) -> &[RailPair] {
         match &self.stage {
             Stage::Joined(joined) => &joined.pairs,
@@ -225,8 +226,8 @@ impl Node {
         Ok(())
     }
 
-    /// Returns why the peer failed, if it did. Also checks that all peers are alive, as
-    /// waits do. Until such a check, writes to a dead peer's memory can succeed. Slow path.
+    /// Returns the reason if the peer has failed. Also checks that all peers are alive, as waits
+    /// do. Until such a check, writes to a dead peer's memory can succeed. Slow path.
     ///
     /// # Errors
     /// The peer is unknown or was removed; or it connected but could not be attached.
@@ -240,8 +241,8 @@ impl Node {
         }
     }
 
-    /// Checks that peers are alive, as [`peer_error`](Self::peer_error) does, and returns those
-    /// that have failed. A peer that has closed is not among them. Also
+    /// Checks that peers are alive, as [`peer_error`](Self::peer_error) does, and returns the
+    /// failed peers. A peer that has closed its node has not failed. Also
     /// [publishes](Node::publish_counters) the counters. Slow path: allocates.
     pub fn failed_peers(&mut self) -> Vec<(PeerId, PeerError)> {
         if let Driver::Worker(worker) = &self.driver {
@@ -257,7 +258,7 @@ impl Node {
         self.contacts.iter().filter_map(failed).collect()
     }
 
-    /// Returns which rails reach a peer.
+    /// Returns the kinds of rails that reach a peer.
     ///
     /// # Errors
     /// The peer is unknown or was removed.
@@ -295,14 +296,13 @@ impl Node {
         }
     }
 
-    /// Returns whether a peer is connected, so that operations can be sent to it. `None` if the
-    /// peer is unknown.
+    /// Returns whether operations can be sent to the peer. `None` if the peer is unknown.
     pub(super) fn is_met(&self, peer: PeerId) -> Option<bool> {
         let contact = self.contacts.iter().find(|contact| contact.peer == peer)?;
         Some(matches!(contact.stage, Stage::Joined(_)))
     }
 
-    /// Calls [`meet`](Self::meet), but only in some passes.
+    /// Calls [`meet`](Self::meet) in some passes only.
     #[cold]
     pub(super) fn meet_now_and_then(&mut self) {
         self.passes = self.passes.wrapping_add(1);
@@ -314,8 +314,8 @@ impl Node {
         }
     }
 
-    /// Connects peers of this host if some are unconnected: accepts those that dial, and dials the
-    /// others. Never waits.
+    /// Connects the peers on this host that are not connected yet: accepts peers that dial, and
+    /// dials the others. Never waits.
     pub(super) fn meet(&mut self) {
         if !self.meeting {
             return;
@@ -349,12 +349,12 @@ impl Node {
         self.meeting = self.contacts.iter().any(|contact| contact.stage.is_meeting());
     }
 
-    /// Returns the time in milliseconds, which wraps.
+    /// Returns the host's time in milliseconds. The value wraps.
     fn now_ms(&self) -> u32 {
         (self.home.host().now_ns() / 1_000_000) as u32
     }
 
-    /// Accepts the peers of this host whose handshake is complete.
+    /// Accepts peers on this host that have completed their handshake.
     fn accept(&mut self, now: Instant) {
         for _ in 0..self.contacts.len() + 1 {
             let Ok(link) = self.listener.accept(&self.profile, now) else { break };
@@ -380,8 +380,8 @@ impl Node {
                     contact.stage = stage;
                 }
             }
-            // The peer dialled before the program connected to it. A peer's latest link replaces
-            // its earlier ones, so there are at most as many links as peers.
+            // The peer dialled before the program has connected to it. A peer's latest link
+            // replaces its earlier links, so there are at most as many links as peers.
             None => {
                 self.early.retain(|early| early.peer_id() != id);
                 if self.early.len() < usize::from(self.builder.limits.peers) {
@@ -399,7 +399,7 @@ impl Node {
         limits: MatchLimits,
         link: Link,
     ) -> Result<Stage, Error> {
-        // The newer link replaces the older one.
+        // The new link replaces an older link of this peer.
         self.agreements.retain(|(agrees, _)| *agrees != peer);
         self.home.engine.set_up_peer(peer)?;
         let Some(profile) = self.agrees.as_ref().filter(|_| meeting.gpu) else {
@@ -409,14 +409,15 @@ impl Node {
             join_local(&mut self.home, peer, limits)?;
             return Ok(Stage::local(false));
         };
-        // If this fails, the link is broken, and [`agree`](Self::agree) connects to the peer again.
+        // If this fails, the link is broken. [`agree`](Self::agree) then connects to the peer
+        // again.
         if let Ok(agreement) = profile.begin(link) {
             self.agreements.push((peer, agreement));
         }
         Ok(Stage::Meets(Meeting { step: Step::Agrees, ..meeting }))
     }
 
-    /// Continues pending agreements.
+    /// Continues the pending agreements on device memory.
     fn agree(&mut self, now: u32) {
         for contact in self.contacts.iter_mut().filter(|contact| contact.is_at(Step::Agrees)) {
             let (agrees, dials) = (contact.peer, self.address.id < contact.id);
@@ -479,7 +480,7 @@ impl Node {
             joined(&ends(&self.address), &ends(address), self.address.id, address.id)
         {
             let rail = &address.rails[theirs];
-            // The first rail of either end is shared memory.
+            // The first rail of each node is shared memory.
             let [ours, theirs] = [ours, theirs].map(|rail| RailId(rail as u8 + 1));
             if let Some(NodeSetup::Fabric(mut guard)) = self.home.engine.rail_mut(ours) {
                 guard.inner_mut().attach(peer.peer(), &rail.address)?;
@@ -514,7 +515,7 @@ fn join_local(home: &mut Home, peer: PeerId, limits: MatchLimits) -> Result<(), 
     Ok(home.engine.join_peer(peer, &[joint(LOCAL, LOCAL, usize::MAX)], Some(limits))?)
 }
 
-/// Returns whether a handshake would fail again at every attempt.
+/// Returns whether a handshake would fail again in every attempt.
 fn is_final(why: HandshakeError) -> bool {
     use HandshakeError::{Mismatch, Process, Segment, User, Version};
     matches!(why, Version { .. } | Mismatch { .. } | User(_) | Process { .. } | Segment(_))
@@ -542,7 +543,7 @@ mod tests {
         let (mut node, silent) = (open(), open());
         // The node keeps trying to connect to this peer, which never answers.
         node.connect(silent.address()).unwrap();
-        // The address of a node with the largest id, which therefore waits until others dial it.
+        // The address of a node with the largest id. Such a node waits until others dial it.
         let door = u64::MAX - u64::from(std::process::id());
         let mut address = node.address().to_vec();
         address[6..14].copy_from_slice(&u64::MAX.to_le_bytes());
@@ -583,7 +584,7 @@ mod tests {
             }
             dials.disconnect(here).unwrap();
             here = dials.connect(&to_other).unwrap();
-            // The other node still holds its half of the handshake.
+            // The other node still has its half of the handshake.
             let before = other.early.len();
             while other.agreements.len() + other.early.len() == before + 1
                 && dials.agreements.is_empty()

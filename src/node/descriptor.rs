@@ -1,5 +1,5 @@
-//! A node in an event loop: the descriptor that becomes readable when there is something to do, and
-//! the protocol that makes a wait on it safe.
+//! Lets an event loop wait for a node: a descriptor that becomes readable when the node has work,
+//! and a protocol that loses no wake-up.
 //!
 //! ```no_run
 //! use fishplate::Node;
@@ -20,10 +20,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A readable descriptor says only that the node may have something to do. Call [`Node::arm`]
-//! before each wait: without it, peers of this host do not make the descriptor readable. Test once
-//! more after `arm`, because a peer that wrote a word just before `arm` did not wake the node.
-//! Later events make the descriptor readable, so no wake-up is lost.
+//! A readable descriptor says only that the node may have work.
+//!
+//! Call [`Node::arm`] before each wait. Otherwise peers on this host do not make the descriptor
+//! readable. Test once more after `arm`: a peer that wrote a word just before `arm` did not wake
+//! the node. Later events make the descriptor readable, so no wake-up is lost.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -37,8 +38,8 @@ const DUE_NS: u64 = 1_000_000;
 
 impl Node {
     /// Returns the descriptor that an event loop waits on until it is readable. Call
-    /// [`arm`](Self::arm) before each wait. Never read the descriptor or change its flags. It stays
-    /// the same while the node exists.
+    /// [`arm`](Self::arm) before each wait. Never read the descriptor or change its flags. A node
+    /// has the same descriptor as long as it exists.
     ///
     /// `None`: a libfabric rail cannot end a sleep (`RailInfo::wakes`), or the node has a device or
     /// a worker, or it has neither libfabric rails nor
@@ -51,12 +52,14 @@ impl Node {
         }
     }
 
-    /// Prepares a wait on [`wait_fd`](Self::wait_fd), and makes progress. Returns how long to wait
-    /// at most: 20 ms, or less while peers connect or work is due. Test the program's conditions
-    /// once more, and then wait. `None`: do not wait, because an event has arrived, a provider must
-    /// be polled first, or the node has no descriptor.
+    /// Prepares a wait on [`wait_fd`](Self::wait_fd), and makes progress. Returns the maximum time
+    /// to wait: 20 ms, or less while peers connect or work is due. Test the program's conditions
+    /// once more, and then wait.
     ///
-    /// A longer wait delays acknowledgements, and the cleanup after a peer that dies. Makes system
+    /// `None`: do not wait. An event has arrived, a provider must be polled first, or the node has
+    /// no descriptor.
+    ///
+    /// A longer wait delays acknowledgements, and the cleanup after a failed peer. Makes system
     /// calls, but does not block.
     pub fn arm(&mut self) -> Option<Duration> {
         self.wait_fd()?;

@@ -1,6 +1,8 @@
-//! Device memory of a node. Peers put to it and get from it, and tagged messages are sent from it
-//! and received into it. Only [some rails](super) access it. Unregistered bytes cannot be put to
-//! it, and the program does not access it through host pointers. All calls here are slow paths.
+//! Device memory of a node. Peers put to it and get from it. Tagged messages are sent from it and
+//! received into it. Only [some rails](super) access it.
+//!
+//! Unregistered bytes cannot be put to device memory. The program does not access it through host
+//! pointers. All calls here are slow paths.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -18,7 +20,6 @@ use super::memory::Memory;
 use super::rail::{NodeRail, NodeSetup};
 use super::{Driver, Error, Node, behind};
 
-/// The device memory of a node.
 #[derive(Default)]
 pub(super) struct OnDevice {
     /// Registered memory. The flag is `true` if the node allocated it.
@@ -116,15 +117,18 @@ impl Node {
         Ok(())
     }
 
-    /// Sets whether calls that make progress, waits and [`free`](Node::free) leave freed device
-    /// memory allocated, and memory of peers open. The driver frees and closes memory only when no
-    /// kernel of the process runs. So a kernel that polls a word, and a call that frees memory, may
-    /// wait for each other for ever. Defer frees before such a kernel starts, until it has ended.
+    /// Sets whether frees of device memory are deferred. While they are, [`free`](Node::free),
+    /// waits and calls that make progress leave freed device memory allocated, and memory of peers
+    /// open.
     ///
-    /// Meanwhile, peers cannot free memory that this node has imported. `false` immediately frees
-    /// and closes the memory that was deferred, which may wait for the device. Calls that allocate
-    /// or import device memory, [`disconnect`](Node::disconnect), [`close`](Node::close) and
-    /// dropping the node may free and close in any case.
+    /// The driver frees and closes memory only when no kernel of the process runs. So a kernel that
+    /// polls a word, and a call that frees memory, may wait for each other for ever. Defer frees
+    /// before such a kernel starts, until it has ended.
+    ///
+    /// While frees are deferred, peers cannot free memory that this node has imported. `false`
+    /// immediately frees and closes the deferred memory, and may wait for the device. Calls that
+    /// allocate or import device memory, [`disconnect`](Node::disconnect), [`close`](Node::close)
+    /// and dropping the node may free and close in any case.
     ///
     /// # Errors
     /// [`Error::NoGpu`].
@@ -155,8 +159,8 @@ impl Node {
         Ok(gpu.read(place, into).map_err(refused)?)
     }
 
-    /// Copies between ranges of this node's device memory (to, from, length), and waits for the
-    /// device.
+    /// Copies between ranges of this node's device memory, and waits for the device. Each range is
+    /// (to, from, length).
     ///
     /// # Errors
     /// The same as [`write_device`](Self::write_device), or the two ranges of a copy overlap. Some
@@ -220,8 +224,8 @@ impl Node {
         }
     }
 
-    /// Handles the deregistration of a region. `kept` is `true` if a provider or peer may still use
-    /// the region's memory.
+    /// Handles the deregistration of a region. `kept` is `true` if a provider or a peer may still
+    /// use its memory.
     pub(super) fn forget_on_device(&mut self, id: LocalId, kept: bool) {
         let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else {
             return;
@@ -229,16 +233,16 @@ impl Node {
         let (_, start, ours) = self.on_device.regions.swap_remove(at);
         match self.gpu() {
             Ok(mut gpu) if ours && kept => gpu.keep(start),
-            // SAFETY: the node allocated this memory, and has deregistered it. That fails while an
-            // operation or a peer uses the memory.
+            // SAFETY: the node allocated this memory, and has deregistered it. Deregistration fails
+            // while an operation or a peer uses the memory.
             Ok(mut gpu) if ours => unsafe { gpu.give_back(start) },
             _ => {}
         }
     }
 
     /// Asks peers to close all device memory of this node, and waits until they have closed it.
-    /// Without a deadline, waits as long as that takes. Frees and closes the memory that was
-    /// deferred, because two peers that both close may wait for each other.
+    /// Without a deadline, waits without limit. Frees and closes deferred memory first, because two
+    /// peers that both close may wait for each other.
     pub(super) fn revoke_device(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         let deadline = deadline.unwrap_or(Instant::now() + Duration::from_secs(1 << 32));
         let revoked = self.gpu().map(|mut gpu| {

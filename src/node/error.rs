@@ -1,4 +1,4 @@
-//! The errors of a node: [`OpenError`] when it is opened, [`Error`] from then on.
+//! The errors of a node: [`OpenError`] when it is opened, and [`Error`] afterwards.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use super::Gpu;
 use crate::config::BadSetting;
 use crate::rails::RailsError;
 
-/// Why a node did not open.
+/// The reason why a node did not open.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -57,7 +57,7 @@ impl From<AttachError> for OpenError {
     }
 }
 
-/// Why a call of a [`Node`](super::Node) failed.
+/// The reason why a call of a [`Node`](super::Node) failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -95,13 +95,13 @@ pub enum Error {
     },
     /// The node was opened without a device: see [`Builder::gpu`](super::Builder::gpu).
     NoGpu,
-    /// No rail between this node and the peer reaches the device memory, and messages cannot carry
-    /// it: its owner was opened without a device, or one end accepts no eager messages.
+    /// No rail between this node and the peer reaches the device memory. Messages cannot carry it
+    /// either: its owner was opened without a device, or one side accepts no eager messages.
     NoGpuRail(PeerId),
     /// An error of the device.
     Device(DeviceError),
-    /// The deadline expired while this many peers still had memory of this node's device open. They
-    /// close it in `progress` and in waits.
+    /// The deadline expired while this many peers still had memory of this node's device open.
+    /// Peers close it in `progress` and in waits.
     StillOpen(usize),
     /// A peer, region or rail cannot be attached.
     Attach(AttachError),
@@ -115,7 +115,7 @@ pub enum Error {
     },
     /// An operation was refused.
     Op(OpError),
-    /// A wait ended without success.
+    /// A wait ended before its condition was met.
     Wait(WaitError),
     /// The operation that was waited for has failed.
     Failed(Outcome),
@@ -183,9 +183,9 @@ impl From<AttachError> for Error {
 }
 
 impl Error {
-    /// Converts an error of setup. If a table is full whose size follows from the given limit,
-    /// returns [`Error::Full`]. Errors of other tables stay as they are, because these have a fixed
-    /// size or another setting.
+    /// Converts an error of setup. Returns [`Error::Full`] for a full table if `limit` determines
+    /// its size. Other tables have a fixed size or another setting, so their errors stay as they
+    /// are.
     pub(super) fn of(error: AttachError, limit: &'static str, value: impl Into<u32>) -> Error {
         let limited = ["memory.", "ShmConfig::max_", "FabricConfig::max_", "GpuConfig::max_"];
         match error {

@@ -1,5 +1,5 @@
-//! The progress bar. It is drawn on standard error, if that is a terminal and the run is long, and
-//! only between measurements. It has no thread and no timer.
+//! Shows a progress bar on standard error, if that is a terminal and the run is long. The bar is
+//! drawn only between measurements. It has no thread and no timer.
 
 use std::io::IsTerminal;
 
@@ -8,14 +8,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Minimum number of steps for a bar.
 const MANY: u64 = 8;
 
-/// A progress bar, if one is shown.
+/// A progress bar. It is hidden if the run needs none.
 pub struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// Creates a bar of `steps`, if standard error is a terminal, and there are many steps or the
-    /// run is `long`.
+    /// Creates a bar of `steps` steps. Shows it if standard error is a terminal, and there are many
+    /// steps or the run is `long`.
     pub fn new(steps: u64, long: bool) -> Self {
         let bar = if (steps >= MANY || long) && std::io::stderr().is_terminal() {
             ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())

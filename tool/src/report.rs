@@ -1,4 +1,5 @@
-//! Results on standard output: a table for people, or JSON or CSV for programs. One row per size.
+//! Writes results to standard output: a table for people, or JSON or CSV for programs. There is one
+//! row per size.
 
 use std::io::{self, Write};
 
@@ -10,23 +11,23 @@ use super::histogram::Latency;
 use super::limits;
 use super::sizes;
 
-/// Increases when a field changes its meaning or disappears.
+/// The version of the rows' format. Increases when a field changes its meaning or disappears.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// How payloads travelled from one device's memory into that of another process. Counted on the
+/// Numbers of payload copies between the device memories of two processes, by path. Counted on the
 /// measuring side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Moved {
-    /// Number of copies by a device.
+    /// Copies by a device.
     pub direct: u64,
-    /// Number of copies through bounce slots.
+    /// Copies through bounce slots.
     pub relayed: u64,
-    /// Number of copies by the processor.
+    /// Copies by the processor.
     pub stored: u64,
 }
 
 impl Moved {
-    /// Returns the difference to an earlier state.
+    /// Returns the copies since the counts `before`.
     pub fn since(self, before: Moved) -> Moved {
         Moved {
             direct: self.direct - before.direct,
@@ -39,7 +40,6 @@ impl Moved {
 /// One line of results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
     /// The measured operation.
     pub test: Test,
@@ -47,9 +47,9 @@ pub struct Row {
     pub transport: Transport,
     /// Number of rails between the two sides.
     pub rails: usize,
-    /// Payload in bytes.
+    /// Payload size in bytes.
     pub size: usize,
-    /// Measured iterations.
+    /// Number of measured iterations.
     pub iters: u64,
     /// Latency in nanoseconds, for tests that measure it.
     pub lat_ns: Option<Latency>,
@@ -59,19 +59,20 @@ pub struct Row {
     pub bytes_per_s: f64,
     /// Half of a round trip of bare atomics between the two sides. `None` within one process.
     pub floor_ns: Option<f64>,
-    /// The floor with a cache line for each direction, as in the tests.
+    /// The floor with a separate cache line for each direction, as in the tests.
     pub floor_apart_ns: Option<f64>,
-    /// Number of iterations whose data was verified.
+    /// Number of iterations with verified data.
     pub checked: u64,
-    /// Number of iterations whose data was wrong.
+    /// Number of iterations with wrong data.
     pub errors: u64,
-    /// Processor time of this side's process per operation; of both sides if they share a process.
+    /// Processor time of this side's process per operation, in nanoseconds. Covers both sides if
+    /// they share a process.
     pub cpu_ns_per_op: Option<f64>,
-    /// Processor time of the other side's process.
+    /// Processor time of the other side's process per operation, in nanoseconds.
     pub peer_cpu_ns_per_op: Option<f64>,
-    /// Arrivals that overtook a lower sequence number, on both sides.
+    /// Number of arrivals that overtook a lower sequence number, on both sides.
     pub arrivals_out_of_order: u64,
-    /// Signals seen before their data or before an earlier signal.
+    /// Number of signals seen before their data or before an earlier signal.
     pub signals_misordered: u64,
     /// The placement of the signal, if there was one.
     pub layout: Option<Layout>,
@@ -81,7 +82,7 @@ pub struct Row {
     pub window: u32,
     /// Whether both sides sent at once. Rates are then the sum of both directions.
     pub bidirectional: bool,
-    /// The seed of payloads and fabric.
+    /// The seed of payloads and of the simulated fabric.
     pub seed: u64,
     /// The processors of both sides, if pinned.
     pub pin: Option<(usize, usize)>,
@@ -95,9 +96,9 @@ pub struct Row {
     pub devices: Vec<String>,
     /// The requested path of the payloads, if they are in device memory.
     pub ipc_path: Option<IpcPath>,
-    /// How the payloads travelled.
+    /// Numbers of payload copies by path, if payloads are in device memory.
     pub moved: Option<Moved>,
-    /// How often the row was measured again because the floor changed.
+    /// Number of times that the row was measured again because the floor changed.
     pub repeats: u32,
     /// Whether the floor still changed in the reported repetition.
     pub floor_unsteady: bool,
@@ -141,20 +142,21 @@ impl Row {
         }
     }
 
-    /// Fills in the rates of `iters` operations in `seconds`.
+    /// Sets the rates for `iters` operations in `seconds`.
     pub fn rate(&mut self, iters: u64, seconds: f64) {
         self.iters = iters;
         self.msgs_per_s = if seconds > 0.0 { iters as f64 / seconds } else { 0.0 };
         self.bytes_per_s = self.msgs_per_s * self.size as f64;
     }
 
-    /// Fills in the processor time of `ops` operations, of this process and of the other process.
+    /// Sets the processor time per operation, from the totals of this process and of the other
+    /// process.
     pub fn processor(&mut self, ops: u64, ns: u64, peer_ns: u64) {
         let each = |ns: u64| (ns > 0 && ops > 0).then(|| ns as f64 / ops as f64);
         (self.cpu_ns_per_op, self.peer_cpu_ns_per_op) = (each(ns), each(peer_ns));
     }
 
-    /// Returns what is wrong with the row's data, if anything.
+    /// Describes what is wrong with the row's data. Returns `None` if nothing is wrong.
     pub fn fault(&self, check: bool) -> Option<String> {
         let at = format!("{} of {} bytes", args::name(self.test), sizes::show(self.size));
         if self.errors > 0 || self.signals_misordered > 0 {
@@ -190,8 +192,8 @@ impl Report {
         Report { format, started: false }
     }
 
-    /// Writes a line about the run, meant for people: above a table, or to standard error if the
-    /// rows are CSV. With JSON, writes nothing.
+    /// Writes a line for people about the run: above a table, or to standard error if the rows are
+    /// CSV. With JSON, writes nothing.
     pub fn comment(&self, text: &str) -> Outcome {
         match self.format {
             Format::Json => {}
@@ -230,7 +232,7 @@ impl Columns for Row {
     }
 }
 
-/// Writes to standard output. If the reader has exited, such as `head`, SIGPIPE ends the process
+/// Writes to standard output. If the reader (such as `head`) has exited, SIGPIPE ends the process
 /// silently, as it ends other tools.
 pub fn print(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
@@ -303,7 +305,7 @@ fn line(row: &Row) -> String {
     line
 }
 
-/// Formats a duration with its unit, in three or four digits.
+/// Formats a duration with its unit, to three or four digits.
 pub fn time(ns: f64) -> String {
     match ns {
         n if n < 1000.0 => format!("{n:.1}ns"),

@@ -1,5 +1,5 @@
-//! Numbers as users write them: sizes (`8`, `4K`, `1M`) and their ranges, counts (`100K`, `1e6`)
-//! and times (`500ms`, `90s`, `5m`). Options of the same kind accept the same values.
+//! Parses numbers as users write them: sizes (`8`, `4K`, `1M`) and their ranges, counts (`100K`,
+//! `1e6`) and times (`500ms`, `90s`, `5m`). Options of the same kind accept the same values.
 //!
 //! Suffixes of sizes are binary (1K = 1024 bytes) and may be written out (`KiB`, `KB`). Suffixes of
 //! counts are decimal (1K = 1000).
@@ -37,7 +37,7 @@ pub fn parse_count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     T::try_from(count).map_err(|_| format!("`{text}` is too large"))
 }
 
-/// Returns a parser of counts from `least` to `most`.
+/// Returns a parser that accepts counts from `least` to `most`.
 pub fn count_in<T: TryFrom<u64>>(
     least: u64,
     most: u64,
@@ -72,8 +72,8 @@ pub fn time_in(text: &str, unit: f64) -> Option<Duration> {
     (0.001..=SECONDS_MAX as f64).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
-/// Parses a whole number, with an optional exponent (`1e6`) or one of these suffixes, in either
-/// case.
+/// Parses a whole number. It may have an exponent (`1e6`) or one of these suffixes, in upper or
+/// lower case.
 fn number(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -87,7 +87,7 @@ fn number(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(scale)
 }
 
-/// Returns `begin`, `begin * factor`, ... up to `end`, which is included if a step reaches it.
+/// Returns `begin`, `begin * factor` and so on, up to `end`.
 pub fn range(begin: usize, end: usize, factor: usize) -> Result<Vec<usize>, String> {
     if factor < 2 {
         return Err(format!("-f {factor}: the factor between sizes must be at least 2"));
@@ -107,7 +107,7 @@ pub fn range(begin: usize, end: usize, factor: usize) -> Result<Vec<usize>, Stri
     Ok(sizes)
 }
 
-/// Formats a size in the largest unit that divides it, as [`parse`] reads it.
+/// Formats a size in the largest unit that divides it, so that [`parse`] accepts it.
 pub fn show(bytes: usize) -> String {
     match bytes {
         0 => "0".into(),
@@ -118,7 +118,8 @@ pub fn show(bytes: usize) -> String {
     }
 }
 
-/// Formats a time as [`parse_time`] reads it: in seconds, or in milliseconds if it has a fraction.
+/// Formats a time so that [`parse_time`] accepts it: in seconds, or in milliseconds if it has a
+/// fraction.
 pub fn show_time(time: Duration) -> String {
     match time.subsec_millis() {
         0 => format!("{}s", time.as_secs()),

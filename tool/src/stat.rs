@@ -1,5 +1,5 @@
-//! Prints the counters of running programs, from the pages of their nodes: once, or repeatedly with
-//! rates. It only reads, so the programs do not notice.
+//! Prints the counters of running programs: once, or repeatedly with rates. Reads the counter pages
+//! of their nodes, so it does not disturb the programs.
 
 use std::io;
 

@@ -1,4 +1,5 @@
-//! The `FISHPLATE_*` variables. Only this module turns the environment into [`Settings`].
+//! Reads the `FISHPLATE_*` variables. This is the only module that turns the environment into
+//! [`Settings`].
 
 use std::env;
 use std::time::Duration;
@@ -12,8 +13,8 @@ use super::sizes;
 /// The prefix of the names of all variables.
 pub const PREFIX: &str = "FISHPLATE_";
 
-/// The variables from which `fishplate::Job` learns how the job meets and which rank this process
-/// has.
+/// The variables that `fishplate::Job` reads itself: where the ranks of a job connect, and the rank
+/// of this process.
 const JOB: [&str; 4] = ["RENDEZVOUS", "RANK", "SIZE", "COOKIE"];
 
 /// An environment variable.
@@ -29,7 +30,7 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// Formats the value of a setting, as the variable would have it.
+    /// Formats the setting of this variable, in the form that the variable accepts.
     pub fn show(&self, settings: &Settings) -> String {
         (self.show)(settings)
     }
@@ -41,12 +42,12 @@ const POLICIES: [(&str, RailPolicy); 3] = [
     ("least-outstanding", RailPolicy::LeastOutstanding),
 ];
 
-/// Returns the name of a policy on the command line.
+/// Returns the command-line name of a policy.
 pub fn policy_name(policy: RailPolicy) -> &'static str {
     POLICIES.iter().find(|(_, known)| *known == policy).map_or("", |(name, _)| name)
 }
 
-/// All variables, in the order in which they are listed.
+/// All variables, in the order of their list in the output.
 pub const VARIABLES: [Variable; 15] = [
     Variable {
         name: "PROVIDER",
@@ -159,8 +160,8 @@ pub const VARIABLES: [Variable; 15] = [
     },
 ];
 
-/// Returns the settings of a run with this default window and this timeout. The timeout is also the
-/// deadline of operations, unless the environment sets one.
+/// Returns the settings of a run from the environment. `window` is the default window. `timeout` is
+/// the default deadline of operations.
 pub fn for_run(window: u32, timeout: Duration) -> Outcome<Settings> {
     from_environment(Settings { window, deadline: timeout, ..Settings::DEFAULT })
 }
@@ -168,8 +169,8 @@ pub fn for_run(window: u32, timeout: Duration) -> Outcome<Settings> {
 /// The variables that must be the same on both sides.
 const BOTH: [&str; 2] = ["WINDOW", "CONTEXTS"];
 
-/// Returns the variables to set on the other side, as a shell accepts them before a command.
-/// `window` is the default window of the run.
+/// Returns the variables to set on the other side, in the form that a shell accepts before a
+/// command. `window` is the default window of the run.
 pub fn for_other_side(window: u32, settings: &Settings) -> String {
     let usual = Settings { window, ..Settings::DEFAULT };
     let differ =
@@ -180,7 +181,8 @@ pub fn for_other_side(window: u32, settings: &Settings) -> String {
     differ.collect()
 }
 
-/// Returns the settings from the environment of this process, and defaults for the rest.
+/// Returns the settings from the environment of this process. Variables that are not set get their
+/// value from `defaults`.
 ///
 /// # Errors
 /// Names the first variable that is unknown or has an invalid value, and the allowed values.

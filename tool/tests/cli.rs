@@ -133,7 +133,7 @@ fn pools_are_compared_in_every_scenario() {
             assert!(has(pool, scenario, streams), "{pool} {scenario} {streams}");
         }
     }
-    // A pool without a limit is never exhausted.
+    // The allocator has no limit, so its pool is never exhausted.
     assert!(has("fishplate", "exhausted", 1) && !has("box", "exhausted", 1));
 }
 
@@ -230,7 +230,7 @@ fn a_listening_path_that_exists_is_left_alone() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Starts a side that listens, and waits until it listens.
+/// Starts a listening side. Returns once it listens.
 fn listen(line: &str, path: &Path) -> Child {
     let child = fishplate(line)
         .arg("--listen")
@@ -285,7 +285,7 @@ fn sides_that_do_not_match_say_so() {
     assert!(!path.exists());
 }
 
-/// Connects clients that each send some bytes, or none, and stay connected.
+/// Connects clients. Each client sends some bytes or none, and stays connected.
 fn strangers(path: &Path, each: &[&[u8]]) -> Vec<OwnedFd> {
     let name = path.to_str().unwrap().as_bytes();
     let connect = |says: &&[u8]| {
@@ -301,7 +301,7 @@ fn strangers(path: &Path, each: &[&[u8]]) -> Vec<OwnedFd> {
                 name.len(),
             );
             let len = size_of_val(&address) as u32;
-            // The name of the socket exists a moment before the process listens.
+            // The file of the socket appears a moment before the process listens.
             let joined = || libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) == 0;
             soon("a listener", || joined().then_some(()));
             if !says.is_empty() {
@@ -337,9 +337,9 @@ fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
     }
 }
 
-/// A pair of processes, one of which starts the other, is connected by a socket pair. Neither end
-/// listens, so no other process can order jobs. Their nodes listen, but accept only peers that the
-/// program has added.
+/// When one process starts the other, a socket pair connects them. Neither end of the pair listens,
+/// so no other process can send orders. The nodes listen, but accept only peers that the program
+/// has added.
 #[test]
 fn a_pair_that_started_itself_listens_only_for_peers_of_its_nodes() {
     for transport in ["shm", "gpu --device host"] {
@@ -349,7 +349,7 @@ fn a_pair_that_started_itself_listens_only_for_peers_of_its_nodes() {
                 .stderr(Stdio::null())
                 .spawn()
                 .expect("the binary starts");
-        // The headline is printed once the two have met.
+        // The first process prints the headline once the two are connected.
         first.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("the two meet");
         let second = child_of(first.id()).expect("a second process");
         let held: Vec<String> = [first.id(), second].map(sockets).concat();
@@ -411,7 +411,7 @@ fn a_killed_second_process_is_reported_and_a_killed_first_takes_it_along() {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary starts");
-        // The headline is printed once the two have met.
+        // The first process prints the headline once the two are connected.
         first.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("the two meet");
         let second = child_of(first.id()).expect("a second process");
         if kill_second {

@@ -1,6 +1,6 @@
-//! Tests how a measurement ends if it cannot continue. Covers every command over every transport,
-//! when either side is killed or exceeds its time limit. The test starts both sides, so that
-//! neither side ends only because its parent has ended.
+//! Tests that a measurement that cannot continue ends by itself. Covers every command over every
+//! transport, when either side is killed or exceeds its time limit. The test starts both sides, so
+//! that neither side ends only because its parent has ended.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -19,20 +19,21 @@ mod port;
 use command::{fishplate, run, text};
 use port::free_port;
 
-/// Time limit for a side to end once it can detect the reason. Other load may slow it down.
+/// Time limit for a side to end after it can notice the reason. Other load may slow it down.
 const SOON: Duration = Duration::from_secs(15);
 
 /// Maximum number of pairs of processes at once.
 const AT_ONCE: usize = 8;
 
-/// Maximum number of attempts to start two sides. On a busy machine they may not meet within their
-/// time limit.
+/// Maximum number of attempts to start two sides. On a busy machine they may not connect within
+/// their time limit.
 const STARTS: u32 = 5;
 
-/// The tests of this program run one after the other, because each keeps all processors busy.
+/// Held by a running test. The tests run one after the other, because each keeps all processors
+/// busy.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The side whose process is killed, or which exceeds its time limit.
+/// The side that is killed or exceeds its time limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Listens,
@@ -43,7 +44,7 @@ enum Side {
 #[derive(Clone, Debug)]
 struct Case {
     words: String,
-    /// Whether the sides meet at a port; otherwise they meet at a path.
+    /// Whether the sides connect at a TCP port. Otherwise they connect at a path.
     port: bool,
 }
 
@@ -72,12 +73,12 @@ fn cases() -> Vec<Case> {
 struct Pair {
     listens: Child,
     connects: Child,
-    /// The names of the two sides in each other's messages.
+    /// The name of each side in the other side's messages.
     names: [String; 2],
 }
 
 impl Pair {
-    /// Starts both sides, and waits until they have met.
+    /// Starts both sides. Returns once they are connected.
     fn start(case: &Case, timeouts: [u32; 2]) -> Result<Self, String> {
         let mut told = String::new();
         for _ in 0..STARTS {
@@ -106,7 +107,7 @@ impl Pair {
         };
         let listens = side(format!("perf {} --listen {at} -T {theirs}", case.words));
         let mut connects = side(format!("perf {} -n 1e11 --connect {at} -T {ours}", case.words));
-        // The headline is printed once the two have met.
+        // The connecting side prints the headline once the two are connected.
         let met = connects.stdout.as_mut().unwrap().read_exact(&mut [0]);
         let names = match case.port {
             // The system chooses the port of the connecting side.
@@ -146,8 +147,8 @@ fn path(number: u32) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ends-{}-{number}", std::process::id()))
 }
 
-/// Returns the output of a side that ends within [`SOON`]. Otherwise kills it, and returns its
-/// output as the error.
+/// Returns the output of a side that ends within [`SOON`]. Otherwise kills the side, and returns
+/// its output as the error.
 fn end(child: &mut Child) -> Result<Output, Output> {
     let deadline = Instant::now() + SOON;
     let status = loop {
@@ -168,8 +169,8 @@ fn end(child: &mut Child) -> Result<Output, Output> {
     }
 }
 
-/// Waits until a process has used 10 more ticks of CPU time, which only a measurement does, or has
-/// exited. Gives up after [`SOON`].
+/// Waits until a process measures: until it has used 10 more ticks of CPU time. Returns early if
+/// the process has exited or [`SOON`] has passed.
 fn until_it_measures(pid: u32) {
     let used = || -> Option<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -182,7 +183,7 @@ fn until_it_measures(pid: u32) {
     }
 }
 
-/// Runs all cases, [`AT_ONCE`] at a time, and reports all failures.
+/// Checks each case with either side lost, [`AT_ONCE`] at a time. Reports all failures.
 fn each(check: impl Fn(&Case, Side) -> Result<(), String> + Sync) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut left: Vec<(Case, Side)> = cases()
@@ -209,7 +210,7 @@ fn each(check: impl Fn(&Case, Side) -> Result<(), String> + Sync) {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// Checks that the other side fails, with an error that contains all of `says`.
+/// Checks that `child` exits with code 1 and an error that contains all of `says`.
 fn failed(child: &mut Child, says: &[&str]) -> Result<String, String> {
     let output = end(child).map_err(|late| format!("does not end: {}", text(&late.stderr)))?;
     let told = text(&output.stderr);
@@ -264,7 +265,7 @@ fn one_process_alone_ends_when_its_time_is_up() {
             runs.push((line, child.expect("the binary starts")));
         }
     }
-    // Ends all sides before it asserts anything.
+    // Ends all sides before asserting anything.
     let ends: Vec<_> = runs
         .iter_mut()
         .map(|(line, child)| (line, failed(child, &["in time", "--timeout"])))

@@ -1,5 +1,4 @@
-//! Tests the binary over libfabric, as its users see it. Without libfabric, these tests print
-//! SKIPPED.
+//! Tests the binary over libfabric as users see it. Without libfabric, these tests print SKIPPED.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -18,7 +17,7 @@ fn info() -> Value {
     serde_json::from_slice(&run("info --json").stdout).expect("info is JSON")
 }
 
-/// Returns whether libfabric is missing. If so, prints that the test is skipped, and why.
+/// Returns whether libfabric is unusable. If so, prints that the test is skipped, and the reason.
 fn absent(name: &str) -> bool {
     let usable = info()["fabric"]["usable"].as_str().unwrap_or("no answer").to_owned();
     if usable != "usable" {
@@ -71,8 +70,8 @@ fn without_a_number_there_are_as_many_iterations_as_there_is_time_for() {
     if absent("fabric, time") {
         return;
     }
-    // Each half has a quarter of the time limit, in which a million round trips through sockets
-    // cannot finish.
+    // Each half of a row may take a quarter of the time limit. A million round trips through
+    // sockets take longer.
     let rows = rows(&format!("perf put-signal {LO} -T 4"));
     let iters = rows[0]["iters"].as_u64().unwrap();
     assert!((2..1_000_000).contains(&iters), "{iters}");
@@ -91,11 +90,11 @@ fn a_machine_that_gets_slower_in_mid_run_makes_fewer_iterations_of_it() {
             .and_then(|text| text.split_whitespace().next()?.parse::<i32>().ok());
     }
     until_it_measures(pid);
-    // From now on, the other side runs for only one thirtieth of the time.
+    // From now on, the second process runs for one thirtieth of the time.
     while first.try_wait().unwrap().is_none() {
         for (signal, ms) in [(libc::SIGSTOP, 29), (libc::SIGCONT, 1)] {
-            // SAFETY: `kill` takes no pointers. The first process, a child of the test, reaps the
-            // second.
+            // SAFETY: `kill` takes no pointers. The first process reaps the second process, and is
+            // still a child of this test.
             unsafe { libc::kill(second.expect("a second process"), signal) };
             std::thread::sleep(Duration::from_millis(ms));
         }
@@ -360,8 +359,8 @@ fn info_tells_of_providers_interfaces_and_memory() {
     assert!(missing == "usable" || missing.contains("cxi"), "why it was rejected: {missing}");
 }
 
-/// Waits until a process has used 20 more ticks of CPU time, which only a measurement does. Panics
-/// after a minute.
+/// Waits until a process measures: until it has used 20 more ticks of CPU time. Panics after a
+/// minute.
 fn until_it_measures(pid: u32) {
     let used = || -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");
@@ -415,7 +414,7 @@ fn a_killed_side_is_reported_by_the_other_with_peer_and_rail() {
         let mut side = listen(&format!("perf put-signal {LO} --listen 127.0.0.1:{port}"));
         let mut other =
             listen(&format!("perf put-signal -n 1e11 -T 600 {LO} --connect 127.0.0.1:{port}"));
-        // The headline is printed once the two have met.
+        // The connecting side prints the headline once the two are connected.
         let mut first = [0];
         other.stdout.as_mut().unwrap().read_exact(&mut first).expect("the two sides meet");
         if measuring {

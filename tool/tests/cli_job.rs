@@ -1,4 +1,4 @@
-//! Tests `perf job` with many ranks in every pattern, and with ranks that are lost.
+//! Tests `perf job`: many ranks in every pattern, and ranks that are lost.
 
 use std::net::TcpListener;
 use std::process::Stdio;
@@ -31,8 +31,8 @@ fn every_pattern_delivers_everything_and_its_rows_fit_the_schema() {
     }
 }
 
-/// Two ranks with different seeds report every message as wrong: the messages of the row, and the
-/// first message of each flow, which is sent before the row.
+/// Two ranks with different seeds report every message as wrong. These are the messages of the row,
+/// and the first message of each flow, which precedes the row.
 #[test]
 fn wrong_first_messages_are_errors_of_the_first_row() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -60,7 +60,7 @@ fn wrong_first_messages_are_errors_of_the_first_row() {
     );
 }
 
-/// Returns the ranks that a process has started: its children.
+/// Returns the ranks that a process has started. They are its children.
 fn ranks_of(parent: u32) -> Vec<i32> {
     let path = format!("/proc/{parent}/task/{parent}/children");
     let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -72,12 +72,12 @@ fn a_killed_rank_is_named_and_leaves_no_other_behind() {
     let line = "perf job -N 4 -p all-to-all -n 1e12 -T 20";
     let mut leader = fishplate(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let limit = limit(leader.id(), LIMIT);
-    // The headline is printed once all ranks have met.
+    // The leader prints the headline once all ranks are connected.
     std::io::Read::read_exact(leader.stdout.as_mut().unwrap(), &mut [0]).expect("a headline");
     let ranks = ranks_of(leader.id());
     assert_eq!(ranks.len(), 3);
-    // SAFETY: `kill` takes no pointers. The leader, a child of the test, has not reaped the
-    // process.
+    // SAFETY: `kill` takes no pointers. The leader is a child of the test, and has not reaped this
+    // rank.
     assert_eq!(unsafe { libc::kill(ranks[1], libc::SIGKILL) }, 0);
     let output = leader.wait_with_output().unwrap();
     drop(limit);
@@ -100,9 +100,9 @@ fn a_rank_that_dies_before_all_have_joined_ends_the_job() {
     let leader = fishplate(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let ranks = loop {
         let ranks = ranks_of(leader.id());
-        // Stops the first rank, so that it does not join, unless it already has. Waits for the
-        // second rank before that: the leader starts it only when the first rank has executed its
-        // program, which a stopped process cannot do.
+        // Stops the first rank before it joins, if possible. Waits for the second rank first: the
+        // leader starts the second rank only after the first has executed its program, and a
+        // stopped process cannot do that.
         if ranks.len() >= 2 {
             // SAFETY: the call takes only numbers, and the leader has not reaped this child yet.
             unsafe { libc::kill(ranks[0], libc::SIGSTOP) };

@@ -1,4 +1,4 @@
-//! Tests limits of the process, the machine and its control groups. A run ends with an exit code
+//! Tests that limits of the process, the machine and its control groups end a run with an exit code
 //! and a remedy, never by a signal.
 
 use std::fs;
@@ -14,7 +14,7 @@ fn limited(limit: &str, line: &str) -> Output {
     Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output().expect("a shell starts")
 }
 
-/// Checks that the run exited by itself: with success, or with an error that contains one of
+/// Checks that the run exited by itself, either successfully or with an error that contains one of
 /// `says`. Returns whether it succeeded.
 fn ended(what: &str, output: &Output, says: &[&str]) -> bool {
     let told = text(&output.stderr);
@@ -37,8 +37,8 @@ fn without_addresses_there_is_a_remedy() {
         "perf tag --transport loopback -n 100 -w 10",
     ] {
         let (mut refused, mut went_well) = (0, 0);
-        // Limits in KiB. With the lowest limits, not even the libraries fit. With the highest
-        // limit, everything fits.
+        // Limits in KiB. With the lowest limits, the libraries do not fit. With the highest limit,
+        // everything fits.
         for limit in [14, 18, 24, 40, 100, 150, 250, 270, 280, 290, 640].map(|mib| mib << 10) {
             let set = format!("ulimit -v {limit}");
             if limited(&set, "--version").status.success() {
@@ -62,7 +62,7 @@ fn without_room_for_files_there_is_a_remedy() {
         assert!(!ended(&set, &output, &["ulimit -f"]), "{set}");
     }
     assert!(ended("enough", &limited("ulimit -f 1000000", "perf put-signal -n 100 -w 10"), &[]));
-    // The results may go to a file, whose size is limited too.
+    // The limit also applies to a file of results.
     let file =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("limited-{}", std::process::id()));
     let line = format!("perf put --transport loopback -n 100 >{}", file.display());
@@ -95,9 +95,9 @@ fn few_descriptors_and_no_threads_are_errors() {
     for descriptors in 3..16 {
         let set = format!("ulimit -n {descriptors}");
         if limited(&set, "--version").status.success() {
-            // The system names the missing resource.
+            // The error of the system names the missing resource.
             let says = ["Too many open files", "ulimit -n", "hung up", "(os error 24)"];
-            // If descriptors are missing only for the handshake, the sides wait until the timeout.
+            // If descriptors run out only in the handshake, the sides wait until the timeout.
             let output = limited(&set, "perf put-signal -n 100 -w 10 --timeout 5");
             ended(&set, &output, &says);
             assert!(!text(&output.stderr).contains("ulimit -v"), "{set}: {}", text(&output.stderr));
@@ -119,7 +119,7 @@ fn a_region_that_the_machine_has_no_memory_for_is_refused() {
     }
 }
 
-/// A control group of this test, of the first version, with a limit.
+/// A memory control group (cgroup v1) with a limit, for the processes of this test.
 struct Group(&'static Path);
 
 impl Group {
@@ -135,7 +135,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // A process that has just ended may still count for a moment.
+        // The group may count a process for a moment after the process has ended.
         for _ in 0..100 {
             if fs::remove_dir(self.0).is_ok() {
                 return;

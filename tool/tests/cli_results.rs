@@ -1,5 +1,5 @@
-//! Tests the output of a run for other programs: rows that match their schema, histograms, and
-//! pictures. Also tests the options for duration and direction.
+//! Tests the output for other programs: rows that match their schema, histograms, and pictures.
+//! Also tests `--duration` and `--bidirectional`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -137,7 +137,7 @@ fn pictures_are_drawn_of_a_run_and_of_results() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     std::fs::write(&results, &output.stdout).unwrap();
     let first = std::fs::read_to_string(&picture).unwrap();
-    // One dot each for p50, p99 and bandwidth, for each size.
+    // Each size has one dot each for p50, p99 and bandwidth.
     assert_eq!(first.matches("<circle").count(), 9, "{first}");
     assert!(first.contains("put shm") && first.contains("prefers-color-scheme: dark"), "{first}");
     let both = format!("plot {0} {0} -o {1}", results.display(), picture.display());

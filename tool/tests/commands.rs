@@ -1,10 +1,10 @@
-//! Runs the command lines of `commands.txt`, valid and invalid ones, and compares their exit status
-//! and output.
+//! Runs the valid and invalid command lines of `commands.txt`. Compares their exit status and
+//! output with the file.
 //!
-//! A block of the file has `$ ` and the line for the shell, then `? ` and the status. Lines of
-//! standard output follow after `> `, and lines of standard error after `! `. `#` stands for
-//! figures and values that depend on the machine. Names of sockets begin with `@fishplate-`. With
-//! `BLESS=1` the test rewrites the file. Lines that write files do so in `$TMPDIR`.
+//! A block of the file begins with `$ ` and the command line. `? ` and the exit status follow, then
+//! the lines of standard output after `> ` and of standard error after `! `. `#` stands for figures
+//! and values that depend on the machine. Names of sockets begin with `@fishplate-`. With `BLESS=1`
+//! the test rewrites the file. Command lines write files in `$TMPDIR`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -32,14 +32,14 @@ fn every_command_line_prints_what_is_written_down() {
     }
 }
 
-/// Fields of rows that depend on the machine and its load, in addition to fractions.
+/// Fields that depend on the machine and its load, in addition to fields with fractions.
 const MACHINE: [&str; 4] = ["pin", "pss_bytes", "repeats", "floor_unsteady"];
 
 /// Runs a command line, and formats its block.
 fn block(line: &str) -> String {
-    // Names a libfabric that does not exist, so that lines that need it have the same output
+    // Names a libfabric that does not exist, so that commands that need libfabric print the same
     // everywhere.
-    // Sockets have other names in each run, because runs on one machine share these names.
+    // Socket names differ in each run, because concurrent runs on one machine share abstract names.
     let (written, used) = ("@fishplate-", format!("@fishplate-{}-", std::process::id()));
     let mut shell = shell(&line.replace(written, &used));
     shell
@@ -60,7 +60,7 @@ fn block(line: &str) -> String {
     block
 }
 
-/// Returns the line without the parts that differ between runs or machines.
+/// Returns a line of output without the parts that differ between runs or machines.
 fn plain(line: &str) -> String {
     if let Ok(serde_json::Value::Object(row)) = serde_json::from_str(line) {
         let field = |(name, value): (&String, &serde_json::Value)| match value {
@@ -73,21 +73,21 @@ fn plain(line: &str) -> String {
         };
         return row.iter().map(field).collect::<Vec<_>>().join(" ");
     }
-    // A row of CSV: six fields are known.
+    // A row of CSV. Keeps the first six fields.
     if line.matches(',').count() == 23 && line.starts_with(|c: char| c.is_ascii_digit()) {
         return line.split(',').take(6).collect::<Vec<_>>().join(",") + ",#";
     }
-    // A row of a job: five fields are known.
+    // A row of a job. Keeps the first five fields.
     if ["pairs ", "ring "].iter().any(|pattern| line.trim_start().starts_with(pattern)) {
         return line.split_whitespace().take(5).collect::<Vec<_>>().join(" ") + " #";
     }
-    // A row of tag matching: five fields are known.
+    // A row of tag matching. Keeps the first five fields.
     if line.starts_with("1,match,") {
         return line.split(',').take(5).collect::<Vec<_>>().join(",") + ",#";
     }
     let words: Vec<&str> = line.split_whitespace().collect();
     match &words[..] {
-        // A row of a table: size, iterations, figures.
+        // A row of a table. Keeps the size and the iterations.
         [size, iters, figures @ ..]
             if figures.len() >= 11 && size.starts_with(|c: char| c.is_ascii_digit()) =>
         {

@@ -1,6 +1,6 @@
 //! Tests that `fishplate doctor` reports each fault of a machine, with a remedy. Limits,
-//! namespaces, mounts and variables are real. Settings of other kernels, and hardware, are files in
-//! a folder.
+//! namespaces, mounts and variables are real. Files in a folder stand for settings of other kernels
+//! and for hardware.
 
 mod command;
 
@@ -79,7 +79,7 @@ fn shell(line: &str) -> Output {
     Command::new("sh").args(["-c", &format!("{line} {PROGRAM} doctor --json")]).output().unwrap()
 }
 
-/// Returns the finding of one check: its level, and its text with the remedy.
+/// Returns the finding of one check: its level, and its text followed by the remedy.
 fn finding(output: &Output, check: &str) -> (String, String) {
     let said: Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}{}", text(&output.stdout), text(&output.stderr)));
@@ -124,7 +124,8 @@ fn limits_of_the_process() {
     );
     says(&shell("ulimit -S -n 1000;"), "descriptors", "WARN", &["1000", "ulimit -n"]);
     says(&shell("ulimit -n 100;"), "descriptors", "FAIL", &["100", "nofile"]);
-    // Uses a processor of this process, because in a container it may have any number.
+    // Uses a processor that this process may use, because a container may offer any processor
+    // number.
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let allowed =
         status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
@@ -213,7 +214,7 @@ fn nics_and_gpus() {
     tree.device("0000:02:00.0", "0x030200\n", "0x10de\n");
     let output = tree.examined();
     says(&output, "nics", "PASS", &["NICs: 1"]);
-    // The GPU is below a different root complex from the only NIC.
+    // The GPU and the only NIC have different root complexes.
     says(&output, "gpus", "WARN", &["0000:02:00.0", "root complex"]);
     tree.nic("eth1", "0000:03:00.0", "down\n");
     says(&tree.examined(), "nics", "WARN", &["1 of 2", "eth1", "ip link set"]);

@@ -1,5 +1,4 @@
-//! Tests `perf match` as its users see it: rows, several engines in one run, and invalid command
-//! lines.
+//! Tests `perf match` as users see it: rows, several engines in one run, and invalid command lines.
 
 mod command;
 use command::text;

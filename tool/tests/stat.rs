@@ -1,4 +1,4 @@
-//! Tests that `fishplate stat` reads the counters of a running program, which is this test.
+//! Tests that `fishplate stat` reads the counters of a running program. That program is this test.
 
 mod command;
 #[path = "command/schema.rs"]
@@ -12,7 +12,7 @@ use fishplate::node::Fabric;
 use fishplate::{Cmp, Node, Notice, Signal};
 use serde_json::Value;
 
-/// Opens a node that sends to itself until its page shows the counts.
+/// Opens a node, and sends to itself until its counter page shows the counts.
 fn node() -> Node {
     let mut node = Node::builder().counters().fabric(Fabric::Off).open().unwrap();
     let address = node.address().to_vec();
@@ -22,7 +22,7 @@ fn node() -> Node {
     let there = node.import(me, &handle).unwrap();
     node.signal(Signal::set(there.at(0), 1), Notice::Silent).unwrap();
     node.wait(memory.at(0), Cmp::Eq, 1, None, Duration::from_secs(20)).unwrap();
-    // A wait that takes some time writes the page.
+    // A wait that takes some time publishes the counters.
     node.wait(memory.at(0), Cmp::Eq, 2, None, Duration::from_millis(50)).unwrap_err();
     node
 }
@@ -46,7 +46,7 @@ fn counters_are_read_from_outside_in_every_format() {
             && nodes(&output)[0]["pid"] == own
     );
     (0..1000).for_each(|_| _ = node.progress());
-    // A page is written again only after an interval.
+    // The node publishes its counters again only after an interval.
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut now = before;
     while now < before + 1000 && Instant::now() < deadline {
@@ -54,7 +54,7 @@ fn counters_are_read_from_outside_in_every_format() {
         now = passes(&run(&format!("stat {own} --json")));
     }
     assert!(now >= before + 1000 && now <= node.stats().passes, "{before} {now}");
-    // Without a process id, all pages that this user may read are shown.
+    // Without a process id, `stat` shows all counter pages that this user may read.
     assert!(nodes(&run("stat --json")).iter().any(|one| one["pid"] == own));
     let said = text(&run(&format!("stat {own}")).stdout);
     assert!(said.contains(&format!("process {own} node 0")) && said.contains("passes"), "{said}");

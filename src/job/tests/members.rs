@@ -4,7 +4,7 @@ use super::*;
 use crate::job::id::Cookie;
 use crate::job::round::{Conn, DATA, MISSING, RANK, WELCOME, sleep_on};
 
-/// Joins as a rank of a job of three, up to the rank that the leader assigns.
+/// Joins a job of three as `rank`. Returns once the leader has assigned the rank.
 fn member(id: &UniqueId, rank: u32) -> Conn {
     let stream = TcpStream::connect(id.addresses()[0]).unwrap();
     let mut conn = Conn::new(stream).unwrap();

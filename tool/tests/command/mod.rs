@@ -1,4 +1,4 @@
-//! Runs the binary as its users do, with one line of arguments and no input.
+//! Runs the binary as users do, with one line of arguments and no input.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -25,7 +25,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a line that must succeed, and returns its rows.
+/// Runs a command line that must succeed. Returns its rows.
 pub fn rows(line: &str) -> Vec<Value> {
     let output = run(&format!("{line} --format json"));
     assert!(output.status.success(), "{line}: {:?}\n{}", output.status, text(&output.stderr));
@@ -35,7 +35,7 @@ pub fn rows(line: &str) -> Vec<Value> {
     rows
 }
 
-/// Returns a shell that runs a line, and that finds the tested binary as `fishplate`.
+/// Returns a shell that runs a command line. The shell finds the tested binary as `fishplate`.
 pub fn shell(line: &str) -> Command {
     let binary = Path::new(env!("CARGO_BIN_EXE_fishplate")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
@@ -44,8 +44,8 @@ pub fn shell(line: &str) -> Command {
     shell
 }
 
-/// Runs in a shell the line that the listening side prints for the other side, with the options
-/// `more` appended. Asserts that both sides succeed. Returns the line.
+/// Runs in a shell the command that the listening side prints for the other side, with `more`
+/// appended. Asserts that both sides succeed. Returns the command.
 pub fn run_hint(mut side: Child, more: &str) -> String {
     let mut errors = BufReader::new(side.stderr.take().expect("standard error is a pipe"));
     let mut told = String::new();
@@ -61,8 +61,8 @@ pub fn run_hint(mut side: Child, more: &str) -> String {
     line
 }
 
-/// Kills a process that still runs after `time`, so that a test that waits for it ends. Dropping
-/// the returned sender cancels it.
+/// Kills the process if it still runs after `time`, so that a test that waits for it ends. To
+/// cancel this, drop the returned sender.
 pub fn limit(process: u32, time: Duration) -> Sender<()> {
     let (done, over) = channel();
     spawn(move || {

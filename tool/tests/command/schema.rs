@@ -1,10 +1,10 @@
-//! The part of JSON Schema that `schema/*.json` uses.
+//! Checks JSON against the part of JSON Schema that `schema/*.json` uses.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-/// The keywords that are checked, and those that only describe.
+/// The keywords that are checked, and the keywords that only describe.
 const CHECKED: [&str; 8] =
     ["type", "enum", "const", "minimum", "required", "properties", "additionalProperties", "items"];
 const DESCRIBING: [&str; 4] = ["$schema", "$id", "title", "description"];
