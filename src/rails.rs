@@ -1,5 +1,5 @@
-//! Selects rails from the requested providers and from named or nearby interfaces. Opens them and
-//! puts each under a guard.
+//! Selects rails from the requested providers, and from named or nearby interfaces. Opens the
+//! rails, and puts each under a guard.
 //!
 //! Setup only: it loads a library, allocates, and waits for the providers.
 
@@ -17,12 +17,12 @@ use crate::guard::{Guard, LinkWatch};
 use crate::storage::Limits;
 use crate::topology::{Anchor, LinkState, Machine, PciAddress};
 
-/// Providers to try if none are named, those with hardware first. libfabric's shared memory is not
-/// among them, because shared memory has its own rail.
+/// Providers to try if none are named. Providers with hardware come first. libfabric's shared
+/// memory is not in the list, because shared memory has its own rail.
 pub const PROVIDERS: [&str; 7] =
     ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "psm3", "tcp", "tcp;ofi_rxm"];
 
-/// Why no rails could be opened.
+/// The reason why no rails could be opened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum RailsError {
@@ -36,11 +36,11 @@ pub enum RailsError {
         rails: usize,
         /// The provider.
         provider: String,
-        /// The named or available interfaces.
+        /// The named interfaces, or the available interfaces if none were named.
         there: Vec<String>,
         /// Whether the interfaces were named.
         named: bool,
-        /// Interfaces that are used only if they are named, and the reason.
+        /// Interfaces that are used only if they are named, each with the reason.
         passed_over: Vec<(String, &'static str)>,
         /// [`Settings::max_rails`].
         limit: usize,
@@ -116,7 +116,7 @@ pub struct OpenRail {
     pub interface: String,
     /// The provider's name for its fabric.
     pub fabric: String,
-    /// Megabits per second; 0 if unknown.
+    /// Speed in megabits per second; 0 if unknown.
     pub mbit: u32,
     /// Whether the NIC can access device memory (`FI_HMEM`).
     pub devices: bool,
@@ -129,9 +129,9 @@ pub struct Wanted<'a> {
     pub settings: &'a Settings,
     /// Numbers of peers and regions that each rail supports.
     pub limits: Limits,
-    /// Location of the process or its device.
+    /// Location of the process, or of its device.
     pub anchor: Anchor,
-    /// Number of rails; `None`: one on each named or near interface.
+    /// Number of rails. `None` opens one rail on each named or near interface.
     pub count: Option<usize>,
     /// Whether to prefer rails that can access device memory.
     pub devices: bool,
@@ -144,10 +144,10 @@ pub struct Candidate {
     pub interface: String,
     /// Index of the NIC in [`Machine::nics`], if known.
     pub nic: Option<usize>,
-    /// Megabits per second; 0 if unknown.
+    /// Speed in megabits per second; 0 if unknown.
     pub mbit: u32,
-    /// Why the interface is used only if it is named. `None` if it is also used without being
-    /// named.
+    /// The reason why the interface is used only if it is named. `None` if it is also used without
+    /// a name.
     pub passed_over: Option<&'static str>,
 }
 
@@ -170,7 +170,7 @@ pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
     unsafe { Library::open(path.as_deref()) }
 }
 
-/// Lists the interfaces of a provider, in the provider's order.
+/// Lists the interfaces of a provider, in the order that the provider reports.
 ///
 /// # Errors
 /// The provider is missing, or none of its endpoints is usable.
@@ -182,7 +182,7 @@ pub fn candidates(
     let ask = Ask::new(provider);
     let (offers, _) = negotiate::offers(library, &ask)?;
     if offers.is_empty() {
-        // Negotiates only to return the error that explains why the list is empty.
+        // The list is empty. Negotiates only to return the error that explains the reason.
         negotiate::negotiate(library, &ask)?;
     }
     let mut found: Vec<Candidate> = vec![];
@@ -218,8 +218,8 @@ fn candidate(info: &Info, interface: String, machine: &Machine) -> Candidate {
     Candidate { interface, nic, mbit, passed_over: None }
 }
 
-/// Selects the interfaces of a provider that a process should use: its share of the NICs, nearest
-/// to the anchor first. Interfaces unknown to the machine come last.
+/// Selects the interfaces of a provider that a process should use: its share of the NICs. The NICs
+/// nearest to the anchor come first, and interfaces that `machine` does not list come last.
 pub fn nearest(
     machine: &Machine,
     candidates: &[Candidate],
@@ -251,7 +251,7 @@ const MESSAGE: usize = 4096 + 512;
 /// Opens rails of the first usable provider.
 ///
 /// # Errors
-/// The error names what was requested, and what is available.
+/// The error names the request, and the available providers or interfaces.
 pub fn open(
     wanted: Wanted<'_>,
     library: Library,

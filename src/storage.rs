@@ -1,5 +1,5 @@
-//! The heap memory of an engine, allocated once. Memory for a peer's messages is not touched before
-//! the peer sends any. So a silent peer costs memory for its state, but not for its windows.
+//! Owns the heap memory of an engine, allocated once. Memory for a peer's messages is not touched
+//! before the peer sends any. So a silent peer costs memory for its state, but not for its windows.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -40,7 +40,7 @@ impl Default for Limits {
     }
 }
 
-/// Owns what an [`Engine`] borrows. Allocates in [`Storage::new`] and never again.
+/// Owns the memory that an [`Engine`] borrows. Allocates in [`Storage::new`] and never again.
 pub struct Storage<const RAILS: usize> {
     peers: Vec<PeerSlot>,
     pairings: Zeros<Pairing>,
@@ -92,15 +92,15 @@ impl<const RAILS: usize> Storage<RAILS> {
     }
 }
 
-/// Up to this many unexpected messages, a lookup through the hash buckets takes constant time. With
-/// more messages it takes longer.
+/// Maximum number of unexpected messages with a hash bucket for each message. With more messages, a
+/// lookup takes longer than constant time.
 const HASHED: usize = 1 << 14;
 
-/// Number of messages that share a bucket when there are more than [`HASHED`].
+/// Maximum number of messages that share a hash bucket, if there are more than [`HASHED`] messages.
 const SHARED: usize = 16;
 
-/// Zeroed slots, untouched until used. Allocated as bytes, because for a larger alignment the
-/// allocator would write the zeros.
+/// Zeroed slots. Their pages stay untouched until they are used. They are allocated as bytes,
+/// because with a larger alignment the allocator would write the zeros.
 struct Zeros<T> {
     bytes: Vec<u8>,
     count: usize,
@@ -121,8 +121,8 @@ impl<T: Zeroable> Zeros<T> {
     }
 }
 
-/// Owns what an engine borrows for tagged messages. Allocates in [`MatchStorage::new`] and never
-/// again. Memory for payloads is not touched before it is used.
+/// Owns the memory that an engine borrows for tagged messages. Allocates in [`MatchStorage::new`]
+/// and never again. Memory for payloads is not touched before it is used.
 pub struct MatchStorage<const RAILS: usize> {
     posted: Vec<PostedSlot>,
     unexpected: Zeros<UnexpectedSlot>,
@@ -179,9 +179,11 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
     }
 }
 
-/// Owns what an engine borrows for failover. Allocates in [`FailoverStorage::new`] and never again:
-/// about 180 bytes for each sequence number of a window, so 23 KiB for each peer and context with a
-/// window of 128. This memory is not touched before the engine sends to the peer.
+/// Owns the memory that an engine borrows for failover. Allocates in [`FailoverStorage::new`] and
+/// never again.
+///
+/// Each sequence number of a window needs about 180 bytes. A window of 128 needs 23 KiB for each
+/// peer and context. This memory is not touched before the engine sends to the peer.
 pub struct FailoverStorage {
     peers: Box<[MaybeUninit<FailoverPeer>]>,
     streams: Zeros<FailoverStream>,

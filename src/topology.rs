@@ -9,7 +9,7 @@
 //! - `scan` reads the tree.
 //! - `choose` distributes NICs over *all* GPUs of the machine, so that independent jobs do not
 //!   share a NIC.
-//! - `pairing` joins the chosen rails of two ends.
+//! - `pairing` pairs the chosen rails of two processes.
 
 mod choose;
 mod pairing;
@@ -31,11 +31,11 @@ pub struct Nic {
     pub interface: Option<String>,
     /// The verbs device, as in `/sys/class/infiniband`.
     pub verbs: Option<String>,
-    /// Place in the PCIe tree. `None` for software interfaces, and if unknown.
+    /// Place in the PCIe tree. `None` for software interfaces, or if the place is unknown.
     pub path: Option<PciPath>,
-    /// The NUMA node that it belongs to, if known.
+    /// The NUMA node of the NIC, if known.
     pub node: Option<u32>,
-    /// Megabits per second, if known.
+    /// Speed in megabits per second, if known.
     pub mbit: Option<u32>,
     /// Whether the NIC has a link.
     pub link: LinkState,
@@ -59,7 +59,7 @@ pub struct Gpu {
     pub address: PciAddress,
     /// Place in the PCIe tree, if known.
     pub path: Option<PciPath>,
-    /// The NUMA node that it belongs to, if known.
+    /// The NUMA node of the GPU, if known.
     pub node: Option<u32>,
     /// PCI vendor number: 0x10de NVIDIA, 0x1002 AMD.
     pub vendor: u16,
@@ -97,7 +97,7 @@ pub struct Machine {
     pub nics: Vec<Nic>,
     /// GPUs, in the order of their PCI addresses.
     pub gpus: Vec<Gpu>,
-    /// The parts of the tree that could not be used, and why.
+    /// The parts of the tree that could not be used, each with the reason.
     pub notes: Vec<String>,
 }
 
@@ -109,7 +109,7 @@ impl Machine {
     }
 }
 
-/// Returns the distance between two devices, from what is known about each.
+/// Returns the distance between two devices, from the known path and NUMA node of each.
 fn distance(a: (Option<&PciPath>, Option<u32>), b: (Option<&PciPath>, Option<u32>)) -> Distance {
     if let (Some(a), Some(b)) = (a.0, b.0) {
         if a.shared_bridges(b) > 0 {

@@ -1,4 +1,4 @@
-//! Runs a [`Worker`] on a thread: starts it, pins it if asked, and stops it without losing
+//! Runs a [`Worker`] on a thread: starts it, pins it if requested, and stops it without losing
 //! submissions.
 //!
 //! The thread owns the engine and its consumers while it runs. It spins and then parks according to
@@ -18,14 +18,14 @@ use fishplate_core::sync::event::EventCount;
 use fishplate_core::sync::spin::{Counts, Policy};
 use fishplate_sys::{Errno, LinuxHost, affinity};
 
-/// The eventcounts of a worker: one that its queues notify, and one that its rail notifies.
+/// The eventcounts of a worker. Its queues notify one, and its rail notifies the other.
 #[derive(Clone, Copy)]
 pub struct Wakes<'a> {
     /// Parks and wakes threads.
     pub host: &'a LinuxHost,
     /// Notified by queues on submission.
     pub send: &'a EventCount,
-    /// Notified when something arrives. Without it the worker never parks.
+    /// The rail notifies this eventcount when something arrives. Without it the worker never parks.
     pub arrivals: Option<&'a EventCount>,
 }
 
@@ -62,7 +62,7 @@ pub struct Stopped<E> {
     pub counts: Counts,
 }
 
-/// Why a worker did not start.
+/// The reason why a worker did not start.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
@@ -88,7 +88,7 @@ impl std::error::Error for StartError {}
 pub type Parts<'m, 'd, R, const RAILS: usize> =
     (Box<Engine<'m, R, RAILS>>, Vec<CommandConsumer<'d>>);
 
-/// Starts a worker that runs until it is stopped, or until `deadline_ns`.
+/// Starts a worker. It runs until it is stopped, or until `deadline_ns`.
 ///
 /// # Errors
 /// [`StartError::Thread`]. If pinning fails, the thread does nothing, and [`Running::stop`] reports

@@ -25,13 +25,13 @@ use crate::storage::{FailoverStorage, Limits, MatchStorage, Storage};
 /// The context of a node's operations.
 pub(super) const CONTEXT: ContextId = ContextId(0);
 
-/// The engine of a node.
 pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
 
-/// How a node waits.
+/// The waiter of a node. It sleeps on the node's [`NodeWaitObject`].
 pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeWaitObject>;
 
-/// The wait object of a node: that of its first rail, alone or with a set of descriptors.
+/// The wait object of a node: the wait object of its first rail, alone or with a set of
+/// descriptors.
 #[derive(Clone)]
 pub(super) enum NodeWaitObject {
     Local(WaitObject),
@@ -40,7 +40,8 @@ pub(super) enum NodeWaitObject {
 }
 
 impl NodeWaitObject {
-    /// Returns the eventcount that peers notify, and how long the next sleep may last.
+    /// Returns the eventcount that peers notify, and the maximum length of the next sleep in
+    /// nanoseconds.
     pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
         match self {
             NodeWaitObject::Local(wait_object) | NodeWaitObject::Network(wait_object, _) => {
@@ -50,9 +51,9 @@ impl NodeWaitObject {
         }
     }
 
-    /// Returns the maximum lengths of a sleep in nanoseconds: early in a wait, and later in it.
-    /// `network` is `true` if the node has libfabric rails, which must be polled if they cannot end
-    /// a sleep.
+    /// Returns the maximum lengths of a sleep early and late in a wait, in nanoseconds. `network`
+    /// is `true` if the node has libfabric rails. Libfabric rails that cannot end a sleep must be
+    /// polled.
     pub fn longest(&self, network: bool) -> [u64; 2] {
         match network && self.elsewhere().is_none() {
             true => [100_000, 1_000_000],
@@ -93,7 +94,7 @@ struct Parts {
     matching: MatchStorage<RAILS_LIMIT>,
     failover: Option<FailoverStorage>,
     requests: Vec<MqSlot>,
-    /// Longer tables of the queue, which have replaced the first ones.
+    /// Longer tables of the queue. They have replaced the first tables.
     grown: Option<Grown>,
     host: LinuxHost,
     wait_object: NodeWaitObject,
@@ -225,20 +226,18 @@ impl Home {
         true
     }
 
-    /// Returns the wait object of the node.
     pub fn wait_object(&self) -> &NodeWaitObject {
         // SAFETY: the parts live as long as this value, and only shared references to this field
         // exist.
         unsafe { &*addr_of!((*self.parts.as_ptr()).wait_object) }
     }
 
-    /// Returns the host of the node.
     pub fn host(&self) -> &LinuxHost {
         self.waiter.host()
     }
 }
 
-/// Number of requests for which a queue has room at first, unless its limit is lower.
+/// Initial room of a queue, in requests, unless its limit is lower.
 const FIRST_REQUESTS: usize = 1 << 14;
 
 /// Tables of a queue that has grown.
@@ -259,8 +258,8 @@ impl Grown {
 }
 
 /// Minimum number of payloads from slices that can wait to be posted, for
-/// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing). With a queue
-/// there is room for one per initial request.
+/// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing). A queue has
+/// room for one such payload per initial request.
 const OUTGOING: usize = 64;
 
 /// Frees the parts, unless a [`Home`] takes them.

@@ -1,8 +1,8 @@
 //! Memory of a node and of its peers.
 //!
 //! Peers may write a node's memory at any time, so the node never lends it as a slice. Programs
-//! access it by copies and atomics. Accessing memory that was freed, or whose peer has failed,
-//! returns an error.
+//! access it by copies and atomics. Access to freed memory, or to memory of a failed peer, returns
+//! an error.
 
 use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
@@ -54,7 +54,7 @@ impl Memory {
         self.id.at(offset)
     }
 
-    /// Returns a range, in bytes from the start. Bounds are checked when it is used.
+    /// Returns a range, in bytes from the start. Bounds are checked when the range is used.
     #[inline(always)]
     pub fn slice(self, range: impl RangeBounds<usize>) -> Slice {
         let start = match range.start_bound() {
@@ -101,13 +101,15 @@ impl Node {
         self.alloc_with(len, |region| region)
     }
 
-    /// Like [`alloc`](Self::alloc), for words on which a libfabric rail executes atomics, in
+    /// Like [`alloc`](Self::alloc), but a libfabric rail executes the atomics on this memory, in
     /// hardware if its NIC can. That rail is the first in [`rails`](Self::rails) that has atomics.
+    ///
     /// The processor's atomics and those of a rail do not mix. So signals, waits and injected bytes
     /// are refused on these words, and so are atomics of this node and of peers on its host.
-    /// [`load`](Self::load) reads a word. Do not store to a word that peers use. Each atomic of a
-    /// stream waits for the one before it. If a peer has several atomics in flight, they are faster
-    /// in other memory.
+    /// [`load`](Self::load) reads a word. Do not store to a word that peers use.
+    ///
+    /// Each atomic of a stream waits for the previous atomic. A peer with several atomics in flight
+    /// is faster with memory from `alloc`.
     ///
     /// # Errors
     /// The same as [`alloc`](Self::alloc); or [`AttachError::Unsupported`] if no rail executes
@@ -131,9 +133,9 @@ impl Node {
         Ok(Memory { id, len })
     }
 
-    /// Returns the segment that contains memory from [`alloc`](Self::alloc), for bindings that lend
-    /// such memory to programs. The pages stay mapped as long as the [`Segment`] lives, even if
-    /// the memory is freed or the node is dropped.
+    /// Returns the segment of memory from [`alloc`](Self::alloc), for bindings that lend such
+    /// memory to programs. The pages stay mapped as long as the [`Segment`] lives, even if the
+    /// memory is freed or the node is dropped.
     ///
     /// # Errors
     /// The memory was freed, or is not from `alloc`.
@@ -166,7 +168,7 @@ impl Node {
         behind!(self, |node| node.registered(region));
         loop {
             match self.home.engine.register(region) {
-                // Free the copies that are cached for messages, and retry.
+                // Frees a copy that is cached for messages, and retries.
                 Err(AttachError::Full(_)) if self.drop_kept_copy() => {}
                 registered => {
                     let locals = self.builder.limits.locals;
@@ -179,7 +181,7 @@ impl Node {
     /// Frees memory. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::InUse`] names the operation that still uses the memory, which then stays
+    /// [`AttachError::InUse`] names the operation that still uses the memory. The memory then stays
     /// registered. [`AttachError::Kept`]: a provider still holds the memory. Memory of
     /// [`register`](Self::register) must then never be reused.
     pub fn free(&mut self, memory: Memory) -> Result<(), Error> {
@@ -204,7 +206,7 @@ impl Node {
         Ok(freed?)
     }
 
-    /// Returns the handle with which peers [import](Self::import) the memory: at most 512 bytes.
+    /// Returns the handle that peers [import](Self::import), at most 512 bytes.
     ///
     /// # Errors
     /// The memory was freed.
@@ -215,7 +217,7 @@ impl Node {
         Ok(bytes[..len].to_vec())
     }
 
-    /// Imports memory of a peer by its handle. Waits until the peer is connected, at most
+    /// Imports memory of a peer by its handle. Waits until the peer is connected, for at most
     /// [`Builder::connect_timeout`](super::Builder::connect_timeout). Slow path.
     ///
     /// # Errors
@@ -236,15 +238,15 @@ impl Node {
     /// Releases imported memory. Slow path.
     ///
     /// # Errors
-    /// Operations in flight still use it, or it was released before.
+    /// Operations in flight still use the memory, or it was released before.
     pub fn release(&mut self, memory: Remote) -> Result<(), Error> {
         behind!(self, |node| node.release(memory));
         Ok(self.home.engine.release(memory.id)?)
     }
 
     /// Returns whether the bytes of imported device memory travel through host memory, because no
-    /// rail reaches it. With failover, also returns `true` if only some rails do not. Returns
-    /// `false` if the memory was released.
+    /// rail reaches the device memory. With failover, also returns `true` if only some rails reach
+    /// it. Returns `false` if the memory was released.
     pub fn is_carried(&self, memory: Remote) -> bool {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.is_carried(memory)).unwrap_or(false);
@@ -252,8 +254,8 @@ impl Node {
         self.home.engine.is_carried(memory.id)
     }
 
-    /// Returns the address at which imported memory of a peer is mapped in this process. Memory
-    /// from [`alloc`](Self::alloc) of a peer on this host is mapped. `None`: the memory is not
+    /// Returns the address of imported memory in this process, if it is mapped. Memory that a peer
+    /// on this host got from its [`alloc`](Self::alloc) is mapped. `None`: the memory is not
     /// mapped, or the range does not lie in its region. The memory stays mapped until it is
     /// [released](Self::release) or its peer is removed.
     ///
@@ -267,8 +269,8 @@ impl Node {
         self.home.engine.remote_ptr(at, len)
     }
 
-    /// Copies bytes into memory of this node. A peer that reads at the same time may see a part of
-    /// them.
+    /// Copies bytes into memory of this node. A peer that reads at the same time may see some of
+    /// the bytes.
     ///
     /// # Errors
     /// The range is not inside its region, or the region was freed.
@@ -277,13 +279,13 @@ impl Node {
             Ok(place) => place,
             Err(error) => return self.else_behind(error, |node| node.write(at, bytes)),
         };
-        // SAFETY: `place` is valid for `bytes.len()` bytes, to which no Rust reference exists.
+        // SAFETY: `place` is valid for `bytes.len()` bytes, and no Rust reference to them exists.
         unsafe { copy_bytes(bytes.as_ptr(), place.as_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Copies bytes out of memory of this node. Bytes that peers write at the same time may be
-    /// mixed with older ones.
+    /// Copies bytes out of memory of this node. If peers write at the same time, old and new bytes
+    /// may be mixed.
     ///
     /// # Errors
     /// The same as [`write`](Self::write).
@@ -292,14 +294,14 @@ impl Node {
             Ok(place) => place,
             Err(error) => return self.else_behind(error, |node| node.read(at, into)),
         };
-        // SAFETY: `place` is valid for `into.len()` bytes, to which no Rust reference exists, and
+        // SAFETY: `place` is valid for `into.len()` bytes, and no Rust reference to them exists.
         // `into` is exclusive.
         unsafe { copy_bytes(place.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
-    /// Loads a 64-bit word with acquire ordering: data sent before the signal that wrote it is
-    /// visible.
+    /// Loads a 64-bit word with acquire ordering. If a signal wrote the word, all data sent before
+    /// that signal is visible.
     ///
     /// # Errors
     /// The same as [`write`](Self::write), or the address is not a multiple of 8.

@@ -1,6 +1,6 @@
 //! Tagged messages, matched as in MPI: in the order in which a peer sent them.
 //!
-//! The simple calls take any buffer: [`Node::send`] copies what it cannot send at once, and
+//! The simple calls take any buffer: [`Node::send`] copies bytes that it cannot send at once, and
 //! [`Node::recv`] waits and copies into a slice. The posted calls use registered memory, copy
 //! nothing, and return a status.
 
@@ -25,22 +25,23 @@ use super::{Driver, Error, Node, behind};
 const KEPT: usize = 16;
 const KEPT_LEN: usize = 1 << 20;
 
-/// Operations of the node itself, whose completions the program does not see, and the memory for
-/// messages from and into slices.
+/// The node's own operations, and its memory for messages from and into slices. The program does
+/// not see the completions of these operations.
 #[derive(Default)]
 pub(super) struct Own {
     /// Copies that no message uses.
     free: Vec<Memory>,
-    /// Sends whose copy the receiver has not read yet, and abandoned fetches.
+    /// Sends with a copy that the receiver has not read yet, and abandoned fetches.
     pub operations: Vec<(Token, Option<Memory>)>,
-    /// Receives that were abandoned after they had matched.
+    /// Receives that the program abandoned after they had matched.
     receives: Vec<(Request, Memory)>,
 }
 
 impl Node {
-    /// Sends a message. Bytes may be reused when the call returns, because long ones are copied.
-    /// Registered memory must not change until the send completes, or a quiet returns. The first
-    /// message to a peer waits until it is connected. For bytes longer than
+    /// Sends a message. Bytes may be reused when the call returns, because long bytes are copied.
+    /// Registered memory must not change until the send completes, or a quiet returns.
+    ///
+    /// The first message to a peer waits until the peer is connected. For bytes longer than
     /// [`eager_max`](Self::eager_max), the call allocates. If no region is left, it waits until the
     /// peer has read earlier messages.
     ///
@@ -242,7 +243,7 @@ impl Node {
     /// Waits for a receive, and takes its status.
     ///
     /// # Errors
-    /// [`Error::Wait`]: it did not complete before the deadline.
+    /// [`Error::Wait`]: the receive did not complete before the deadline.
     #[doc(alias = "MPI_Wait")]
     #[inline]
     pub fn wait_recv(&mut self, request: Request, timeout: Duration) -> Result<Status, Error> {
@@ -335,7 +336,8 @@ impl Node {
         self.probed(source, found)
     }
 
-    /// Runs a probe. Also connects peers, because a program may make all its progress by probes.
+    /// Returns the result of a probe. Also connects peers, because a program may make all its
+    /// progress by probes.
     fn probed<T>(
         &mut self,
         source: Option<PeerId>,
@@ -366,7 +368,7 @@ impl Node {
         Ok(self.home.engine.mrecv(message, Some((into.at, into.len)), word)?)
     }
 
-    /// Returns the longest eager payload to this peer, in bytes. 0 until it is connected.
+    /// Returns the maximum eager payload to this peer, in bytes. 0 until the peer is connected.
     pub fn eager_max(&self, peer: PeerId) -> usize {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.eager_max(peer)).unwrap_or(0);
@@ -400,7 +402,7 @@ impl Node {
         }
     }
 
-    /// Returns a copy to the cache.
+    /// Puts a copy back into the cache, or frees it if the cache is full.
     fn give_back(&mut self, copy: Memory) {
         match self.own.free.len() < KEPT && copy.len() <= KEPT_LEN {
             true => self.own.free.push(copy),
@@ -435,12 +437,12 @@ impl Node {
         }
     }
 
-    /// Reaps a completion. Returns whether the operation was one of the node's own.
+    /// Reaps a completion, if the operation is one of the node's own. Returns whether it is.
     pub(super) fn reap_operation(&mut self, end: &Completion) -> bool {
         let own = self.own.operations.iter().position(|(token, _)| *token == end.token);
         let Some(at) = own else { return false };
         match (self.own.operations.swap_remove(at), end.outcome) {
-            // A rail may still read the copy, so it is not used again.
+            // A rail may still read the copy, so it is not reused.
             ((_, Some(copy)), Outcome::Unknown(_)) => self.drop_copy(copy),
             ((_, Some(copy)), _) => self.give_back(copy),
             _ => {}
@@ -451,7 +453,7 @@ impl Node {
     /// Handles the completion of a receive into a copy.
     fn received(&mut self, copy: Memory, outcome: Received) {
         match outcome {
-            // A rail may still write the copy, so it is not used again.
+            // A rail may still write the copy, so it is not reused.
             Received::Unknown(_) => self.drop_copy(copy),
             _ => self.give_back(copy),
         }

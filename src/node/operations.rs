@@ -1,7 +1,7 @@
 //! One-sided operations: put, get, put-signal, signals, atomics, fence, quiet, and waiting for a
 //! signal. The contract of `fishplate-core` defines their order and completion.
 //!
-//! An operation for which there is no room makes progress until there is some, for at most
+//! An operation that finds no room makes progress until there is room, for at most
 //! [`Builder::patience`]. Other calls wait only if they take a timeout.
 //!
 //! [`Builder::patience`]: super::Builder::patience
@@ -19,7 +19,7 @@ use super::home::{CONTEXT, NodeEngine, NodeWaiter};
 use super::memory::Slice;
 use super::{Driver, Error, Node, behind};
 
-/// Issues an operation of a node's engine, and makes progress while there is no room for it.
+/// Issues an operation of a node's engine. Makes progress while there is no room for the operation.
 /// Inlines the first attempt.
 macro_rules! issue {
     ($node:expr, $engine:ident => $call:expr) => {
@@ -45,7 +45,7 @@ const LOOKS: u32 = 256;
 
 /// The state of a call that waits for room.
 pub(super) struct RoomWait {
-    /// The time at which peers were last checked.
+    /// Time of the last check that peers are alive.
     pub looked_ns: u64,
     pub deadline_ns: u64,
 }
@@ -53,9 +53,9 @@ pub(super) struct RoomWait {
 /// The source of a put's or send's payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// Bytes that may be reused when the call returns.
+    /// Bytes. They may be reused when the call returns.
     Bytes(&'a [u8]),
-    /// Registered memory, which must not change until the operation is complete.
+    /// Registered memory. It must not change until the operation is complete.
     Memory(Slice),
 }
 
@@ -83,8 +83,8 @@ impl Node {
     /// call.
     ///
     /// # Errors
-    /// If registered memory was to be written, nothing was written. If bytes were, the first pieces
-    /// may have been written. [`OpError::Unreported`]: the completion of a put of bytes cannot be
+    /// For registered memory, nothing was written. For bytes, the first pieces may have been
+    /// written. [`OpError::Unreported`]: the completion of a put of bytes cannot be
     /// [reported](Notice::Report).
     #[doc(alias = "shmem_put_nbi")]
     #[inline(always)]
@@ -107,8 +107,8 @@ impl Node {
     /// everything sent to the peer before, has landed.
     ///
     /// # Errors
-    /// The same as [`put`](Self::put). But the completion may be reported for bytes too, because it
-    /// is the completion of the signal.
+    /// The same as [`put`](Self::put). The completion may also be reported for bytes, because it is
+    /// the completion of the signal.
     #[doc(alias = "shmem_put_signal_nbi")]
     #[inline(always)]
     pub fn put_signal<'a>(
@@ -129,9 +129,9 @@ impl Node {
         }
     }
 
-    /// The part of [`put_signal`](Self::put_signal) that completes at once, if the memory is mapped
-    /// here. Bindings call it first because it cannot panic. If this returns `None`, nothing was
-    /// written, and the caller calls `put_signal`. Hot path.
+    /// Puts and signals at once, if the peer's memory is mapped in this process. Bindings call this
+    /// before [`put_signal`](Self::put_signal), because it cannot panic. If this returns `None`,
+    /// nothing was written, and the caller calls `put_signal`. Hot path.
     #[inline(always)]
     pub fn put_signal_mapped(
         &mut self,
@@ -203,10 +203,11 @@ impl Node {
         issue!(self, engine => engine.get(CONTEXT, into.at, into.len, from, notice))
     }
 
-    /// Writes the first ranges of a list to a peer, and returns how many: at most
+    /// Writes the first ranges of a list to a peer. Returns the number of written ranges, at most
     /// [`NOW_MAX`](fishplate_core::engine::NOW_MAX). They have landed when the call returns.
-    /// Returns 0 if the first range cannot be written without the peer's help or the network: use
-    /// [`put`](Self::put) for that range. For peers of this host, the kernel copies all ranges in
+    ///
+    /// Returns 0 if the first range cannot be written without the peer's help or the network. Use
+    /// [`put`](Self::put) for that range. For peers on this host, the kernel copies all ranges in
     /// one system call.
     ///
     /// The writes may overtake operations issued earlier, even across a fence. Later signals and
@@ -242,7 +243,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Op`]: the atomic was not sent. [`Error::Wait`]: the atomic may still be executed.
-    /// [`Error::Failed`]: it has failed.
+    /// [`Error::Failed`]: the atomic has failed.
     pub fn fetch(&mut self, at: RemoteAddr, amo: Amo, timeout: Duration) -> Result<u64, Error> {
         behind!(self, |node| node.fetch(at, amo, timeout));
         match self.start_fetch(at, amo)? {
@@ -260,8 +261,8 @@ impl Node {
         issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0))
     }
 
-    /// Waits for one of the node's own operations. If it does not complete in time, it is reaped
-    /// later.
+    /// Waits for one of the node's own operations. If the operation does not complete in time, it
+    /// is reaped later.
     fn finish(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
         match self.wait_completion(token, timeout) {
             Ok(end) if end.outcome == Outcome::Done => Ok(end),
@@ -287,7 +288,7 @@ impl Node {
         self.fetch(at, Amo { op: AmoOp::Add, width: 8, operand: value, compare: 0 }, timeout)
     }
 
-    /// Orders writes to the peer: those issued after the fence land after everything issued before
+    /// Orders writes to the peer: writes issued after the fence land after everything issued before
     /// it.
     ///
     /// # Errors
@@ -304,7 +305,7 @@ impl Node {
     /// Waits until the peer has applied everything sent to it, and all reads from it are complete.
     ///
     /// # Errors
-    /// [`Error::Wait`] names what is missing, or says how many silent operations have failed.
+    /// [`Error::Wait`] names what is missing, or counts the silent operations that have failed.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
         match self
@@ -338,13 +339,15 @@ impl Node {
         self.wait_with(timeout, |engine, waiter, until| engine.quiet_all(CONTEXT, waiter, until))
     }
 
-    /// Waits until the 64-bit word at `at` meets the condition, and returns it. Everything that the
-    /// signal's sender sent before the signal is then visible. `from`, if given, is the peer that
-    /// sends the signal. If that peer fails, the wait ends. If the word is in device memory, the
-    /// device reads it, which takes some microseconds each time.
+    /// Waits until the 64-bit word at `at` meets the condition, and returns the word. Everything
+    /// that the signal's sender sent before the signal is then visible.
+    ///
+    /// `from` is the peer that sends the signal, if it is known. If that peer fails, the wait ends.
+    /// If the word is in device memory, the device reads it, which takes some microseconds each
+    /// time.
     ///
     /// # Errors
-    /// [`Error::Wait`] names what is missing, or that the peer has failed.
+    /// [`Error::Wait`] names what is missing, or reports that the peer has failed.
     #[doc(alias = "shmem_signal_wait_until")]
     #[inline]
     pub fn wait(
@@ -400,8 +403,8 @@ impl Node {
 
     /// Waits for an operation issued with [`Notice::Report`], and takes its completion.
     ///
-    /// # Errors
-    /// [`Error::Wait`]: it did not complete before the deadline. [`Error::Op`]: the same as
+    /// [`Error::Wait`]: the operation did not complete before the deadline. [`Error::Op`]: the same
+    /// as [`test`](Self::test).
     /// [`test`](Self::test).
     #[inline]
     pub fn wait_completion(
@@ -425,7 +428,7 @@ impl Node {
         }
     }
 
-    /// Writes bytes that may be reused on return, in as many pieces as needed.
+    /// Writes bytes in pieces that the rails accept. The bytes may be reused on return.
     fn inject(&mut self, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
         match issue!(self, engine => engine.inject(CONTEXT, bytes, to)) {
             Err(OpError::TooLong { max, .. }) if max != 0 => {
@@ -478,8 +481,9 @@ impl Node {
         Ok(())
     }
 
-    /// Makes one pass of a call that waits for room. Sometimes checks that peers are alive, because
-    /// the slots of a failed peer become free. Returns `false` once the deadline has expired.
+    /// Makes one pass of a call that waits for room. At intervals, checks that peers are alive,
+    /// because the slots of a failed peer become free. Returns `false` once the deadline has
+    /// expired.
     pub(super) fn waits_for(&mut self, room: &mut RoomWait) -> bool {
         let now_ns = self.home.host().now_ns();
         if now_ns >= room.deadline_ns {

@@ -1,9 +1,9 @@
 //! The matched queue of a node. Its sends, receives and probes follow PSM2's rules, as
 //! [`fishplate_core::psm`] defines them.
 //!
-//! Nothing here blocks. Only [`Node::grow_requests`] and connecting a peer allocate. If you use a
-//! node's queue, send and receive messages only through it, because the queue takes all completions
-//! of the node.
+//! Nothing here blocks. Only [`Node::grow_requests`] and connecting a peer allocate. If a program
+//! uses a node's queue, it must send and receive all messages through it, because the queue takes
+//! all completions of the node.
 
 use fishplate_core::mem::PeerId;
 use fishplate_core::psm::{Buffer, Code, Mq, MqReq, Opt, Stats, Status2};
@@ -17,8 +17,8 @@ pub struct Queue<'n>(Mq<'n, 'static, NodeRail, RAILS_LIMIT>);
 
 impl Node {
     /// Returns the matched queue, if the node was opened with [requests](super::Builder::requests)
-    /// and without a worker. While a peer of this host is not connected, some calls make system
-    /// calls and allocate to connect it, as those of [`progress`](Self::progress) do.
+    /// and without a worker. While a peer on this host is not connected, some calls make system
+    /// calls and allocate to connect it. [`progress`](Self::progress) does the same.
     #[doc(alias = "psm2_mq_init")]
     #[inline(always)]
     pub fn queue(&mut self) -> Option<Queue<'_>> {
@@ -56,8 +56,8 @@ impl Queue<'_> {
         self.0.isend2(to, flags, tag, from, context)
     }
 
-    /// Sends a short message at once, without a request. Returns false if nothing was done: then
-    /// [`isend2`](Self::isend2) starts the send, or returns why it cannot.
+    /// Sends a short message at once, without a request. If this returns `false`, nothing was sent.
+    /// [`isend2`](Self::isend2) then starts the send, or returns the reason for an error.
     #[inline(always)]
     pub fn send2_at_once(&mut self, to: PeerId, tag: [u32; 3], from: impl Into<Buffer>) -> bool {
         self.0.send2_at_once(to, tag, from)
@@ -94,7 +94,7 @@ impl Queue<'_> {
         self.0.imrecv(into, context, req)
     }
 
-    /// Finds a message that no receive has taken, and leaves it.
+    /// Finds a message that no receive has taken. Leaves the message in place.
     ///
     /// # Errors
     /// The same as [`Mq::iprobe2`].
@@ -108,7 +108,7 @@ impl Queue<'_> {
         self.0.iprobe2(source, tag, tagsel)
     }
 
-    /// Finds a message that no receive has taken, and claims it.
+    /// Finds a message that no receive has taken, and claims the message.
     ///
     /// # Errors
     /// The same as [`Mq::improbe2`].
@@ -166,8 +166,8 @@ impl Queue<'_> {
         self.0.poll()
     }
 
-    /// Returns a peer whose sends are blocked because its unreceived messages fill this node's
-    /// buffers, and whether the open requests can be waiting for that peer. See
+    /// Returns a peer that cannot send because its unreceived messages fill this node's buffers.
+    /// Also returns whether the open requests can be waiting for that peer. See
     /// [`Mq::crowding_peer`].
     pub fn crowding_peer(&self) -> Option<(PeerId, bool)> {
         self.0.crowding_peer()

@@ -1,4 +1,4 @@
-//! The kinds of rail of a node as one type, with static dispatch.
+//! Combines the kinds of rail of a node in one type, with static dispatch.
 
 use std::ptr::NonNull;
 
@@ -14,8 +14,8 @@ use fishplate_sys::fabric::FabricRail;
 
 use crate::guard::{Guard, GuardSetup};
 
-/// What a libfabric rail returns for device memory that it cannot register: the key that travels to
-/// peers, and the descriptor for posts.
+/// The key for peers and the descriptor for posts of device memory that a libfabric rail cannot
+/// register.
 const ELSEWHERE: RailKey = RailKey::ELSEWHERE;
 const NOT_HERE: u64 = u64::MAX;
 
@@ -25,7 +25,7 @@ const NOT_HERE: u64 = u64::MAX;
 pub(super) enum NodeRail {
     /// Shared memory.
     Local(ShmRail<LinuxHost>),
-    /// Libfabric. Carries device memory if the provider does.
+    /// Libfabric. Carries device memory if the provider supports that.
     Fabric(Guard<FabricRail>),
     /// Shared memory and device memory.
     Gpu(Box<GpuRail<AnyDevice, LinuxHost>>),
@@ -58,10 +58,10 @@ impl NodeSetup<'_> {
     }
 }
 
-/// Size of the most frequent message header: that of an eager message.
+/// Size of the most frequent message header, the header of an eager message, in bytes.
 const HEAD: usize = 32;
 
-/// Makes a call on the rail with a device. Kept out of line.
+/// Makes a call on a device's rail. Kept out of line.
 #[cold]
 #[inline(never)]
 fn aside<T>(call: impl FnOnce() -> T) -> T {
@@ -111,8 +111,8 @@ impl NodeRail {
     }
 }
 
-/// Forwards a post between `$local` and `$remote`, unless a libfabric rail has not registered one
-/// of them.
+/// Forwards a post between `$local` and `$remote`. Refuses it if a libfabric rail has not
+/// registered one of them.
 macro_rules! moves {
     ($self:ident, $local:ident, $remote:ident, $rail:ident => $call:expr) => {
         match $self {

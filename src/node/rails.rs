@@ -1,4 +1,4 @@
-//! Describes a node's rails and which of them reach a peer. Also watches peers on other hosts
+//! Describes a node's rails, and the rails that reach a peer. Also watches peers on other hosts
 //! through descriptors.
 
 use std::fmt;
@@ -17,13 +17,13 @@ use crate::rails::OpenRail;
 /// A libfabric rail of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RailInfo {
-    /// The number of the rail, which errors use. Rail 0 reaches peers of this host.
+    /// The number of the rail, which also appears in errors. Rail 0 reaches peers on this host.
     pub id: RailId,
     /// The provider's name.
     pub provider: String,
     /// The provider's name for the interface.
     pub interface: String,
-    /// Megabits per second; 0 if unknown.
+    /// Speed in megabits per second; 0 if unknown.
     pub mbit: u32,
     /// Whether the rail registers memory of the node's device. If it refuses some memory,
     /// [`last_error`](Node::last_error) has the reason.
@@ -44,16 +44,16 @@ pub struct RailPair {
     pub ours: RailId,
     /// The rail of the peer.
     pub theirs: RailId,
-    /// Megabits per second of the peer's rail; 0 if unknown.
+    /// Speed of the peer's rail in megabits per second; 0 if unknown.
     pub their_mbit: u32,
 }
 
-/// Why a rail to a peer is out of use.
+/// The reason why a rail to a peer is out of use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RailError {
     /// The rail.
     pub rail: RailId,
-    /// Why the engine does not use the rail.
+    /// The reason why the engine does not use the rail.
     pub fault: Fault,
     /// The last error that libfabric or the provider reported for the rail.
     pub provider: Option<String>,
@@ -105,8 +105,8 @@ impl Node {
         }
     }
 
-    /// Returns which libfabric rails reach a peer, in the order of our rails. A peer of this host
-    /// has none. Slow path: allocates.
+    /// Returns the libfabric rails that reach a peer, in the order of our rails. A peer on this
+    /// host has none. Slow path: allocates.
     ///
     /// # Errors
     /// The peer is unknown or was removed.
@@ -116,8 +116,8 @@ impl Node {
     }
 
     /// Takes a libfabric rail to a peer out of use until [`enable_rail`](Self::enable_rail), for
-    /// example for maintenance. Later calls move its operations to the peer's other rails. Other
-    /// peers lose the rail for some milliseconds. Does not wait.
+    /// example for maintenance. Later calls move the rail's operations to the peer's other rails.
+    /// Other peers lose the rail for some milliseconds. Does not wait.
     ///
     /// # Errors
     /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
@@ -138,9 +138,9 @@ impl Node {
         Ok(self.home.engine.enable_rail(peer, rail)?)
     }
 
-    /// Returns why rails to a peer are out of use, in the order of their numbers. Empty if all
-    /// rails are in use. Also works after the peer has failed with its last rail. Slow path:
-    /// allocates.
+    /// Returns the reasons why rails to a peer are out of use, in the order of the rails' numbers.
+    /// Empty if all rails are in use. Also works after the peer has failed with its last rail. Slow
+    /// path: allocates.
     ///
     /// # Errors
     /// The peer is unknown or was removed.
@@ -155,14 +155,15 @@ impl Node {
         Ok(errors)
     }
 
-    /// Watches a peer through a descriptor, such as a TCP connection to it. End of stream means
-    /// that the peer's process has ended, which a provider may not report. From now on, waits and
-    /// [`peer_error`](Self::peer_error) poll the descriptor. Nothing is read from it or written to
-    /// it. For a peer of this host the descriptor is closed, because shared memory reports the end.
-    /// Slow path: system calls.
+    /// Watches a peer through a descriptor, such as a TCP connection to its process. End of stream
+    /// means that the peer's process has ended, which a provider may not report.
+    ///
+    /// From now on, waits and [`peer_error`](Self::peer_error) poll the descriptor. Nothing is read
+    /// from it or written to it. For a peer on this host the descriptor is closed, because shared
+    /// memory reports the end of the process. Slow path: system calls.
     ///
     /// # Errors
-    /// The peer is unknown or was removed; or no descriptors are left. Each rail to the peer needs
+    /// The peer is unknown or was removed, or no descriptors are left. Each rail to the peer needs
     /// one.
     pub fn watch(&mut self, peer: PeerId, lifeline: impl Into<OwnedFd>) -> Result<(), Error> {
         let lifeline = lifeline.into();

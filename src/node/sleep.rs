@@ -1,8 +1,8 @@
-//! The sleep of a node with libfabric rails, or of a program with an event loop: one wait for a set
-//! of descriptors (`epoll(7)`). The set holds the completion queues, the sockets of peers of this
-//! host, and an eventfd with which the program wakes a worker.
+//! Lets a node with libfabric rails, or a program with an event loop, sleep on a set of descriptors
+//! (`epoll(7)`). The set contains the completion queues, the sockets of peers on this host, and an
+//! eventfd. The program wakes a worker through that eventfd.
 //!
-//! Setup and sleeping make system calls. Only [`Sleep::park`] blocks. The event page tells peers of
+//! Setup and sleeping make system calls. Only [`Sleep::park`] blocks. The event page tells peers on
 //! this host that a futex does not wake this process, so they send a packet instead.
 
 use std::cell::Cell;
@@ -15,11 +15,11 @@ use fishplate_core::sync::host::{Host, Woken};
 use fishplate_sys::Errno;
 use fishplate_sys::fabric::cq::CqWait;
 
-/// How long a node sleeps, in nanoseconds, after a provider has repeatedly advised against it.
+/// Length of a sleep in nanoseconds, after a provider has repeatedly advised against sleeping.
 const NAP_NS: u64 = 100_000;
 
-/// After a provider has advised against sleeping this many times in a row, a node sleeps for
-/// [`NAP_NS`].
+/// Number of times in a row that a provider advises against sleeping before the node sleeps for
+/// [`NAP_NS`] anyway.
 const REFUSALS: u32 = 16;
 
 /// An epoll set, and the descriptors in it.
@@ -28,7 +28,7 @@ pub(super) struct Sleep {
     /// Readable after [`ring`](Self::ring).
     called: OwnedFd,
     queues: Vec<CqWait>,
-    /// How many times in a row a provider has advised against sleeping.
+    /// Number of times in a row that a provider has advised against sleeping.
     refused: AtomicU32,
 }
 
@@ -72,8 +72,8 @@ impl Sleep {
     }
 
     /// Runs all phases of a sleep, like [`Park::park`](fishplate_core::sync::event::Park::park). A
-    /// notification of one of `wait_objects` ends the sleep. `look` looks for work. If there is
-    /// none, it returns how long to sleep.
+    /// notification of one of `wait_objects` ends the sleep. `look` looks for work. If it finds
+    /// none, it returns the maximum time to sleep in nanoseconds.
     pub fn park<H: Host + ?Sized, const N: usize>(
         &self,
         wait_objects: [&EventCount; N],
@@ -91,8 +91,8 @@ impl Sleep {
         EventCount::park_elsewhere(wait_objects, host, work, || self.sleep(timeout_ns.get()))
     }
 
-    /// Returns how long a sleep of `timeout_ns` may last. `None`: a provider asks to be polled
-    /// first.
+    /// Returns the maximum length of a sleep of `timeout_ns`, in nanoseconds. `None`: a provider
+    /// asks to be polled first.
     ///
     /// # Safety
     /// The node's rails are open, and no other thread uses them during the call.
@@ -139,9 +139,9 @@ impl Sleep {
         }
     }
 
-    /// Prepares for a wait on the set's descriptor that the caller does itself, for example with
-    /// `poll(2)`. `busy` returns whether there is work. Returns how long to wait, at most
-    /// `timeout_ns`; `None` if there is work, or if a provider must be polled first.
+    /// Prepares for a wait on the set's descriptor that the caller performs, for example with
+    /// `poll(2)`. `busy` returns whether there is work. Returns the maximum time to wait in
+    /// nanoseconds; `None` if there is work, or if a provider must be polled first.
     ///
     /// # Safety
     /// The same as for [`advised`](Self::advised).

@@ -1,18 +1,20 @@
 //! Worker mode: a thread makes progress while the program computes.
 //!
-//! The node with the peers, the *node behind*, is protected by a lock. The holder of the lock
-//! drives the engine: the program inside its calls, and the thread at all other times. So no call
-//! waits for an answer from the thread. All calls except `queue`, `grow_requests` and `wait_fd`
-//! behave as without a worker.
+//! A lock protects the node with the peers, the *node behind*. The holder of the lock drives the
+//! engine: the program inside its calls, and the thread at all other times. So no call waits for an
+//! answer from the thread. All calls except `queue`, `grow_requests` and `wait_fd` behave as
+//! without a worker.
 //!
 //! The program holds the *front*, a node without peers and memory. Hot paths need no extra check:
 //! the front's engine refuses operations that name a peer, memory or an operation of the node
-//! behind. A refused operation takes the cold path, which takes the lock.
+//! behind. A refused operation takes the cold path, and the cold path takes the lock.
 //!
-//! One thread at a time may sleep on the wait object that peers notify. The worker sleeps on it
-//! while it holds [`SleepLock::taken`], and on an eventcount that the program notifies. A call that
-//! may sleep takes that lock first. A worker that finds the lock held sleeps on it until the call
-//! returns.
+//! Only one thread at a time may sleep on the wait object that peers notify. The worker sleeps on
+//! that wait object only while it holds [`SleepLock::taken`]. It also sleeps on an eventcount that
+//! the program notifies.
+//!
+//! A call of the program that may sleep takes [`SleepLock::taken`] first. A worker that finds this
+//! lock held waits for it until the call returns.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,8 +57,8 @@ pub(super) struct SleepLock {
 }
 
 impl SleepLock {
-    /// Called by the program, which holds the lock of the node. Until the guard is dropped, the
-    /// worker does not sleep on the wait object.
+    /// Keeps the worker from sleeping on the wait object until the guard is dropped. The program
+    /// calls this while it holds the node's lock.
     pub fn take(&self) -> MutexGuard<'_, ()> {
         self.call();
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
@@ -76,7 +78,7 @@ struct Shared {
     /// Boxed, because a node is too large for the stack.
     node: Mutex<Box<Node>>,
     sleep_lock: Arc<SleepLock>,
-    /// True while the program waits for the lock. The worker then does not take it.
+    /// True while the program waits for the lock. Meanwhile the worker does not take the lock.
     wanted: AtomicBool,
     stop: AtomicBool,
 }
@@ -88,7 +90,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Makes a call on the node behind, and wakes the worker if the call leaves work.
+    /// Makes a call on the node behind. Wakes the worker if the call leaves work for it.
     ///
     /// # Errors
     /// [`OpError::Abandoned`]: the worker has panicked.
@@ -126,7 +128,7 @@ impl Worker {
         // store before the check for sleepers.
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.sleep_lock.call();
-        // If the worker panicked, the lock is poisoned, so later calls report it.
+        // If the worker has panicked, the lock is poisoned, so later calls report the panic.
         _ = thread.join();
     }
 }
@@ -201,7 +203,7 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     }
 }
 
-/// The worker's thread.
+/// The state of the worker's thread.
 struct Idler<'a> {
     shared: &'a Shared,
     /// True if the program holds the lock or waits for it.
@@ -399,7 +401,7 @@ mod tests {
         let round = |_| {
             thread::sleep(Duration::from_millis(2));
             let begun = Instant::now();
-            // The worker clears the flag when it finds that no peer is left to connect.
+            // The worker clears the flag when no peer is left to connect.
             worker.call(|node| node.meeting = true).unwrap();
             while worker.shared.node.lock().unwrap().meeting {
                 thread::sleep(Duration::from_micros(50));
@@ -412,7 +414,7 @@ mod tests {
             took[10]
         };
         // Other load on the machine delays some attempts. A worker that is not woken is late in all
-        // of them.
+        // attempts.
         let late = (0..10).map(median).take_while(|took| *took >= Duration::from_millis(2));
         assert!(late.count() < 10);
     }

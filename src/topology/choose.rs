@@ -1,10 +1,13 @@
 //! Chooses the NICs of a process.
 //!
-//! Every process computes the same assignment of NICs to all GPUs of the machine and takes the
-//! share of its own GPU, without communication. Each GPU gets `NICs / GPUs`, at least one: first
-//! the nearest, and then only NICs at the same distance. Among those it takes the NIC that the
-//! fewest GPUs have. Then GPUs exchange a NIC for an equally near one that at least two fewer GPUs
-//! use, until there is no such NIC. Balancing never gives a GPU a more distant NIC.
+//! Every process computes the same assignment of NICs to all GPUs of the machine, without
+//! communication. It then takes the share of its own GPU.
+//!
+//! Each GPU gets `NICs / GPUs` NICs, at least one: first the nearest NIC, and then only NICs at the
+//! same distance. Among equally near NICs, it takes the NIC that the fewest GPUs have.
+//!
+//! Then GPUs exchange NICs. A GPU exchanges a NIC for a less used NIC that is at least as near: at
+//! least two fewer GPUs use that NIC. This continues until there is no such NIC.
 
 use std::path::Path;
 
@@ -47,7 +50,7 @@ impl Anchor {
 }
 
 impl Machine {
-    /// Returns the distance of a NIC from an anchor. From an unknown GPU it is
+    /// Returns the distance of a NIC from an anchor. The distance from an unknown GPU is
     /// [`Distance::System`].
     pub fn distance(&self, nic: usize, anchor: Anchor) -> Distance {
         let Some(nic) = self.nics.get(nic) else {
@@ -66,16 +69,16 @@ impl Machine {
 
     /// Returns the NICs of `usable` that a process should use, at most `limit`, best first.
     ///
-    /// For a GPU these are its share of the assignment to all GPUs of the machine. Otherwise they
-    /// are all NICs at the smallest distance. With an anchor, NICs with less than a quarter of the
-    /// fastest NIC's speed are left out.
+    /// For a GPU these are its share of the assignment to all GPUs of the machine. For other
+    /// anchors they are all NICs at the smallest distance. With an anchor, NICs with less than a
+    /// quarter of the fastest NIC's speed are left out.
     pub fn choose(&self, usable: &[usize], anchor: Anchor, limit: usize) -> Vec<usize> {
         let mut usable: Vec<usize> =
             usable.iter().copied().filter(|&nic| nic < self.nics.len()).collect();
         usable.sort_unstable();
         usable.dedup();
         if anchor != Anchor::Anywhere {
-            // This excludes the port of a management network, however near it is.
+            // Leaves out the port of a management network, even if it is near.
             let fastest = usable.iter().filter_map(|&nic| self.nics[nic].mbit).max();
             let slow = |nic: usize| {
                 self.nics[nic].mbit.is_some_and(|own| Some(own) < fastest.map(|most| most / 4))
@@ -93,7 +96,7 @@ impl Machine {
         usable
     }
 
-    /// Assigns NICs to GPUs: one list per GPU.
+    /// Assigns NICs to GPUs. Returns one list of NICs per GPU.
     fn deal(&self, usable: &[usize], limit: usize) -> Vec<Vec<usize>> {
         let gpus = self.gpus.len();
         let share = (usable.len() / gpus.max(1)).max(1).min(limit);
@@ -124,8 +127,8 @@ impl Machine {
         hands
     }
 
-    /// Exchanges NICs of GPUs for others that are as near and that at least two fewer GPUs use.
-    /// Each exchange reduces the sum of squared use counts, so this terminates.
+    /// Exchanges a GPU's NIC for a NIC that is at least as near and has at least two fewer users.
+    /// Each exchange reduces the sum of the squared numbers of users, so this terminates.
     fn even_out(&self, usable: &[usize], hands: &mut [Vec<usize>], held: &mut [usize]) {
         loop {
             let mut moved = false;

@@ -1,12 +1,12 @@
 //! Pairs the rails of two ends.
 //!
-//! Both ends compute the same pairs from both descriptions. Rails on one fabric are paired, fast
-//! ones with fast ones. The pairing of equally fast rails is rotated by a hash of the two ends'
-//! numbers. This keeps many senders from all using the first NIC of a receiver.
+//! Both ends compute the same pairs from both descriptions. Rails on the same fabric are paired in
+//! order of speed. Equally fast rails are rotated by a hash of the two ends' ids. Without this,
+//! many senders would all use the first NIC of a receiver.
 
 use std::fmt;
 
-/// Why the rails of two ends cannot be paired.
+/// The reason why the rails of two ends cannot be paired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mismatch {
@@ -46,7 +46,7 @@ pub struct RailEnd<'a> {
     /// The provider's name for its fabric. Rails with the same name reach each other. Empty if
     /// unknown.
     pub fabric: &'a str,
-    /// Megabits per second; 0 if unknown.
+    /// Speed in megabits per second; 0 if unknown.
     pub mbit: u32,
 }
 
@@ -79,7 +79,7 @@ impl Pairing {
         if ours.len() != theirs.len() {
             return Err(Mismatch::Rails { theirs: theirs.len(), ours: ours.len() });
         }
-        // Both ends compute the pairs from the view of the end with the smaller number.
+        // Both ends compute the pairs from the view of the end with the smaller id.
         let (low, high) = if me <= peer { (ours, theirs) } else { (theirs, ours) };
         let start = mix(me.min(peer), me.max(peer));
         let mut joined = vec![];
@@ -97,8 +97,8 @@ impl Pairing {
                 joined.extend(pairs);
             }
         }
-        // Pairs rails whose fabric only one end names. Whether they reach each other is unknown
-        // until use.
+        // Pairs rails with a fabric that only one end names. It is unknown until use whether such
+        // rails reach each other.
         joined.extend(join(&speeds(low), &speeds(high), &low_left, &high_left, 0));
         let mut pairs = vec![0; ours.len()];
         let mut uneven = vec![];
@@ -122,7 +122,7 @@ pub struct FabricEnd {
     pub provider: u32,
     /// Identifies the fabric of the provider.
     pub fabric: u32,
-    /// Megabits per second; 0 if unknown.
+    /// Speed in megabits per second; 0 if unknown.
     pub mbit: u32,
 }
 
@@ -130,8 +130,8 @@ pub struct FabricEnd {
 /// rails; each rail is in at most one pair. The other end swaps the arguments, and computes the
 /// same pairs.
 ///
-/// Pairs rails on fabrics that both ends name. Without such a fabric, it pairs rails of one
-/// provider, since routers may connect them.
+/// Pairs rails on fabrics that both ends name. If there is no such fabric, pairs rails of the same
+/// provider, because routers may connect them.
 pub fn joined(ours: &[FabricEnd], theirs: &[FabricEnd], me: u64, peer: u64) -> Vec<(usize, usize)> {
     let (low, high) = if me <= peer { (ours, theirs) } else { (theirs, ours) };
     let on_one = |name: fn(&FabricEnd) -> (u32, u32)| {
@@ -169,8 +169,8 @@ fn by_speed(speeds: &[u32]) -> Vec<usize> {
     order
 }
 
-/// Pairs rails in order of speed, as many as both ends have. The end with more rails rotates its
-/// equally fast ones by `start`, so that each of them serves some peers.
+/// Pairs rails in order of speed, until one end has no rails left. The end with more rails rotates
+/// its equally fast rails by `start`, so that each of them serves some peers.
 fn join(low: &[u32], high: &[u32], a: &[usize], b: &[usize], start: u64) -> Vec<(usize, usize)> {
     let (mut a, mut b) = (a.to_vec(), b.to_vec());
     match a.len() > b.len() {

@@ -18,7 +18,8 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Returns whether both are functions of one device: two ports of one adapter.
+    /// Returns whether both addresses are functions of one device, such as two ports of one
+    /// adapter.
     pub fn same_device(&self, other: &PciAddress) -> bool {
         (self.domain, self.bus, self.device) == (other.domain, other.bus, other.device)
     }
@@ -57,7 +58,7 @@ impl FromStr for PciAddress {
     }
 }
 
-/// The path from a root complex to a device. Every step but the last is a bridge.
+/// The path from a root complex to a device. Each step except the last is a bridge.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PciPath {
     root: String,
@@ -65,8 +66,8 @@ pub struct PciPath {
 }
 
 impl PciPath {
-    /// Parses a resolved `/sys/devices/pciDDDD:BB/...` and ignores what follows the last PCI device
-    /// (`virtio2/net/eth0`). `None` if it contains no PCI device.
+    /// Parses a resolved path `/sys/devices/pciDDDD:BB/...`. Ignores the part behind the last PCI
+    /// device (`virtio2/net/eth0`). `None` if the path contains no PCI device.
     pub fn parse(resolved: &Path) -> Option<PciPath> {
         let mut parts = resolved.iter().filter_map(|part| part.to_str());
         // On some machines the path has a prefix: `platform/40000000.pcie/pci0000:00`.
@@ -93,8 +94,8 @@ impl PciPath {
         self.steps[self.steps.len() - 1]
     }
 
-    /// Counts the bridges that are above both devices. The functions of a device that is directly
-    /// at the root complex share none.
+    /// Counts the bridges that are above both devices. Functions of a device that is directly at
+    /// the root complex share none.
     pub fn shared_bridges(&self, other: &PciPath) -> usize {
         let bridges = |path: &'_ PciPath| path.steps.len() - 1;
         if self.root != other.root {

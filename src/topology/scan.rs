@@ -18,7 +18,7 @@ use super::{Gpu, LinkState, Machine, Nic};
 const NVIDIA: u16 = 0x10de;
 const AMD: u16 = 0x1002;
 
-/// Maximum size in bytes of a sysfs file to read. Values are one line.
+/// Maximum size of a sysfs file to read, in bytes. Values are one line.
 const VALUE_MAX: u64 = 4096;
 
 impl Machine {
@@ -42,7 +42,7 @@ impl Machine {
         machine.read_verbs(&root.join("class/infiniband"));
         machine.read_gpus(&root.join("bus/pci/devices"));
         let key = |path: &Option<PciPath>| path.as_ref().map(PciPath::address);
-        // NICs without an address come last, though `None` sorts first.
+        // Puts NICs without an address last, although `None` sorts first.
         machine.nics.sort_by(|a, b| {
             let (x, y) = (key(&a.path), key(&b.path));
             x.is_none().cmp(&y.is_none()).then(x.cmp(&y)).then_with(|| a.name.cmp(&b.name))
@@ -154,7 +154,8 @@ impl Machine {
     }
 }
 
-/// Lists the directories in `folder`, sorted by name. Empty if it cannot be read.
+/// Lists the directories in `folder`, sorted by name. Returns an empty list if `folder` cannot be
+/// read.
 fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     let Ok(listing) = fs::read_dir(folder) else {
         return vec![];
@@ -170,7 +171,7 @@ fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Reads a short file, trimmed. `None` if it is long or cannot be read.
+/// Reads a short file and trims its text. `None` if the file is long or cannot be read.
 fn value(file: &Path) -> Option<String> {
     use std::io::Read;
     let mut text = String::new();

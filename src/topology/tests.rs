@@ -1,5 +1,5 @@
-//! Tests with sysfs trees. A few lines describe each tree, which is created from files and symbolic
-//! links, and then read.
+//! Tests with sysfs trees. A few lines describe each tree. The test creates it from files and
+//! symbolic links, and then reads it.
 //!
 //! | line | makes |
 //! |---|---|
@@ -350,8 +350,8 @@ fn this_machine_can_be_read() {
     }
 }
 
-/// Random machines: every GPU gets its share of the nearest NICs, and no NIC is used by two or more
-/// GPUs more than an equally near NIC.
+/// Checks random machines. Every GPU gets its share of the nearest NICs. No NIC has two or more
+/// users more than an equally near NIC.
 #[test]
 fn assignments_are_balanced_on_random_machines() {
     let mut state = 0x1234_5678_9abc_def1u64;

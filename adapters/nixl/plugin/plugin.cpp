@@ -1,5 +1,5 @@
-// `libplugin_FISHPLATE.so`: the virtual tables, strings and vectors that NIXL expects of a backend.
-// The logic is in Rust. No function that returns a status throws.
+// `libplugin_FISHPLATE.so`: the virtual tables, strings and vectors of a NIXL backend. The logic is
+// in Rust. No function that returns a status throws.
 
 #include "fishplate.hpp"
 #include "probe.hpp"
@@ -58,7 +58,7 @@ void keep_note(void *to, fishplate_nixl_bytes name, fishplate_nixl_bytes note) {
     Out<Notes>::keep(to, [&](auto &out) { out.emplace_back(string(name), string(note)); });
 }
 
-// The number of a region. Rust reads it at a fixed offset.
+// NIXL's metadata of a region. Rust reads the region's number at a fixed offset.
 struct Region final : Metadata {
     Region(bool is_private, std::uint64_t number) : Metadata(is_private), number(number) {}
     std::uint64_t number;
@@ -67,7 +67,7 @@ static_assert(sizeof(Region) == 24);
 
 struct Transfer final : Request {
     std::uint64_t number = 0;
-    // Neighbours in `Transfers`.
+    // Neighbours in the list of `Transfers`.
     Transfer *before = nullptr, *after = nullptr;
 };
 

@@ -1,6 +1,6 @@
 // Checks the layouts of the running NIXL before the plugin uses them. NIXL does not tell a plugin
-// its version, and its API number does not change with the layouts. So two things are checked: the
-// parameter fields must hold plausible values, and the base class's vtable in another backend of
+// its version, and its API number does not change with the layouts. So this checks two things. The
+// parameter fields must have plausible values. The vtable of the base class in another backend of
 // the same installation must have the expected size.
 
 #include "probe.hpp"

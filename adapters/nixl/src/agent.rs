@@ -25,8 +25,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Opens an agent. If `progress` is set, a thread makes progress and pauses that long between
-    /// passes.
+    /// Opens an agent. If `progress` is set, a thread makes progress, and pauses for this time
+    /// between passes.
     ///
     /// # Errors
     /// A message for the program.

@@ -13,7 +13,7 @@ use crate::slab::Slab;
 /// Maximum number of free buffers to keep.
 const KEPT: usize = 32;
 
-/// Set in the completion word of a buffer's send. Numbers of a [`Slab`] do not have this bit.
+/// Marks the completion word of a buffer's send. Numbers of a [`Slab`] do not have this bit.
 const LENT: u64 = 1 << 63;
 
 /// Node memory that holds one chunk.

@@ -2,9 +2,10 @@
 //!
 //! Over shared memory, posting a transfer to a connected peer copies all its data, with many ranges
 //! per system call. The copy proceeds in steps, and other threads can make calls between the steps.
-//! Otherwise a post issues operations while there is room, and later passes issue the rest. The
-//! notification of a write is sent with the last chunk or after the writes. The notification of a
-//! read is sent after the reads complete.
+//!
+//! Over other rails, a post issues operations while there is room, and later passes issue the rest.
+//! The notification of a write is sent with the last chunk or after the writes. The notification of
+//! a read is sent after the reads complete.
 
 use fishplate::core::engine::NOW_MAX;
 use fishplate::core::mem::copy_bytes;
@@ -193,10 +194,10 @@ impl State {
         status
     }
 
-    /// Issues the rest of a transfer.
+    /// Issues the remaining operations of a transfer.
     ///
     /// # Errors
-    /// [`Status::IN_PROG`] if it must be continued later.
+    /// [`Status::IN_PROG`] if the transfer must be continued later.
     fn carry(&mut self, number: u64) -> Result<(), Status> {
         let transfer = self.transfers.get(number).ok_or(Status::NOT_FOUND)?;
         let Some(peer) = transfer.peer else { return self.carry_here(number) };
@@ -212,9 +213,9 @@ impl State {
             }
         }
         let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
-        // Send the notification only after the target has answered all chunks, because it may
-        // refuse a chunk. Puts need no wait: they are ordered before the message. Gets must be
-        // complete.
+        // Sends the notification only after the target has answered all chunks, because it may
+        // refuse a chunk. Puts need no wait, because they are ordered before the message. Gets must
+        // be complete.
         if transfer.waits == 0
             && transfer.fault.is_none()
             && (transfer.write || transfer.outstanding == 0)
@@ -340,7 +341,7 @@ impl State {
         Ok(())
     }
 
-    /// Processes completions. Returns true if there was one.
+    /// Processes completions. Returns whether there were any.
     pub fn reap(&mut self) -> bool {
         let mut found = false;
         while let Some(end) = self.node.next_completion() {

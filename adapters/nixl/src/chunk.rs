@@ -1,4 +1,4 @@
-//! The messages by which agents move short descriptors in chunks. Little-endian, without padding.
+//! Defines the messages that move short descriptors in chunks. Little-endian, without padding.
 //!
 //! ```text
 //! chunk: transfer u64, post u32, first u32, ranges u32, note u32, status i32
@@ -55,12 +55,12 @@ impl Kind {
             .find(|kind| *kind as u64 == tag & 7)
     }
 
-    /// True if a message of this kind can carry a notification.
+    /// Returns whether a message of this kind can carry a notification.
     pub fn may_notify(self) -> bool {
         (self as u64) < 4
     }
 
-    /// True if the target sends this kind as an answer.
+    /// Returns whether the target sends this kind as an answer.
     pub fn is_answer(self) -> bool {
         matches!(self, Kind::Data | Kind::Done)
     }
@@ -105,7 +105,7 @@ impl Head {
         })
     }
 
-    /// Returns the length of the notification, 0 if there is none.
+    /// Returns the length of the notification, or 0 if there is none.
     pub fn note_len(&self) -> usize {
         if self.note == NO_NOTE { 0 } else { self.note as usize }
     }

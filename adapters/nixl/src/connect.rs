@@ -1,5 +1,5 @@
 //! Connects peers. Either the program loads a peer's metadata, or a peer that has our metadata asks
-//! to connect. After a lost connection the peer is asked again on the next send.
+//! to connect. After the connection is lost, the next send asks the peer again.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl State {
         self.find(name, address).unwrap_or_else(|| self.peers.insert(Peer::new(name, address)))
     }
 
-    /// True if the peer is connected. Starts to connect if no attempt is under way.
+    /// Returns whether the peer is connected. Starts to connect if no attempt is under way.
     ///
     /// # Errors
     /// The peer is unknown or cannot be connected.
@@ -78,7 +78,7 @@ impl State {
         Ok(false)
     }
 
-    /// True if the peer was connected and is not any more.
+    /// Returns whether the peer has lost its connection or is unknown.
     pub fn is_lost(&self, number: u64) -> bool {
         self.peers.get(number).is_none_or(|peer| peer.stage == Stage::Apart { again: true })
     }
@@ -254,8 +254,8 @@ mod tests {
             0,
             "what was refused leaves no peer"
         );
-        // Changes bytes of the node's address. Some changes are only to a number, so the address
-        // decodes but names no node.
+        // Changes bytes of the node's address. Some changes only affect a number, so the address
+        // still decodes but names no node.
         let before = good.len() - with(&b, |state| state.info.address.len());
         for at in before..good.len() {
             for wrong in [0, 0x80, 0xff] {
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(with(&a, |state| state.load_peer(b"b", &good)), Ok(()));
         let end = Instant::now() + Duration::from_secs(20);
         let number = with(&a, |state| state.loaded(b"b")).unwrap();
-        // The first attempt may be lost with the earlier connections. Each use repeats it.
+        // The first attempt may be lost with the earlier connections. Each use tries again.
         while with(&a, |state| state.approach(number)) != Ok(true) {
             assert!(Instant::now() < end, "the right info does not connect any more");
             [&a, &b].into_iter().for_each(|agent| with(agent, State::progress));

@@ -1,9 +1,9 @@
-//! Connects the nodes of two agents. The agent that has the other's info asks; the other agent's
-//! sockets, its *door*, answer.
+//! Connects the nodes of two agents. The agent that has the other agent's info sends a question.
+//! The other agent's listening sockets, its *door*, receive the question.
 //!
-//! Threads do this at both ends, so an agent can connect to an agent that makes no calls. They wait
-//! for sockets, but never while they hold the lock of an agent. They end with the agent, or some
-//! seconds later.
+//! Both agents use threads for this, so an agent can connect to an agent that makes no calls. The
+//! threads wait for sockets, but never while they hold the lock of an agent. They end with the
+//! agent, or some seconds later.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -23,7 +23,7 @@ use crate::state::Shared;
 /// Maximum time that either end waits for the other.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Maximum time that two nodes take to connect once each has the other's address.
+/// Maximum time that two nodes take to connect, once each has the other's address.
 const MEETING: Duration = Duration::from_secs(10);
 
 /// Pause between passes while nodes connect.
@@ -37,7 +37,7 @@ const IDLE: u32 = 32;
 /// backlog.
 const CALLS: usize = 256;
 
-/// Converts a TCP stream. The type only sends and receives.
+/// Converts a TCP stream to a `UnixStream`, which sends and receives in the same way.
 fn any(stream: TcpStream) -> UnixStream {
     UnixStream::from(OwnedFd::from(stream))
 }
@@ -46,7 +46,7 @@ fn name(door: u64) -> io::Result<LocalAddr> {
     LocalAddr::from_abstract_name(format!("fishplate-nixl-{door:016x}"))
 }
 
-/// The listening sockets of an agent. Drop ends the listening threads.
+/// The listening sockets of an agent. Dropping them ends the listening threads.
 pub(crate) struct Door {
     local: Arc<UnixListener>,
     network: Option<Arc<TcpListener>>,
@@ -99,7 +99,7 @@ impl Drop for Door {
     }
 }
 
-/// True if the process at the other end of a local socket belongs to this user.
+/// Returns whether the process at the other end of a local socket belongs to this user.
 fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -180,7 +180,7 @@ fn listen(
     }
 }
 
-/// Reads all bytes before the deadline. A hostile peer may send one byte at a time.
+/// Fills `into` before the deadline. A hostile peer may send one byte at a time.
 fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -> io::Result<()> {
     while !into.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -198,7 +198,8 @@ fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -
     Ok(())
 }
 
-/// Answers a peer that asks. Returns the peer and its stream if the peer was admitted.
+/// Answers the question of a peer. Returns the peer's number and its stream if the peer was
+/// admitted.
 fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64, UnixStream)>> {
     let deadline = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -223,7 +224,7 @@ fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64
     }
 }
 
-/// Starts a thread that sends `question` to the agent described by `info`, for the peer with this
+/// Starts a thread that sends `question` to the agent that `info` describes. `peer` is that agent's
 /// number.
 pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>) -> io::Result<()> {
     start(move || {
@@ -237,7 +238,7 @@ pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>)
     })
 }
 
-/// Asks at each address in turn. Returns the stream once the agent has admitted us.
+/// Sends the question to each address in turn. Returns the stream once the agent has admitted us.
 fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     let local = || {
         let stream = UnixStream::connect_addr(&name(info.door)?)?;
@@ -269,7 +270,7 @@ fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     result
 }
 
-/// Makes progress until the peer is connected or has failed. Keeps the stream, because its end
+/// Makes progress until the peer is connected or has failed. Keeps the stream open, because its end
 /// shows that the peer's process has ended.
 fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     let deadline = Instant::now() + MEETING;
@@ -289,8 +290,8 @@ fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     }
 }
 
-/// Starts a thread that makes progress until the agent is closed. The thread sleeps for `pause`
-/// when nothing has arrived for [`IDLE`] passes.
+/// Starts a thread that makes progress until the agent is closed. After [`IDLE`] passes without an
+/// arrival, the thread sleeps for `pause`.
 pub(crate) fn drive(agent: Weak<Shared>, pause: Duration) -> io::Result<()> {
     start(move || {
         let (mut known, mut idle) = (0, IDLE);

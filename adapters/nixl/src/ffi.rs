@@ -1,5 +1,5 @@
-//! The functions that the C++ half calls. They check the numbers of regions and transfers. Strings,
-//! lists and the agent pointer come from our own C++ code, which keeps them valid during a call.
+//! The functions that the C++ half calls. They check the numbers of regions and transfers. Our own
+//! C++ code passes the strings, lists and agent pointers, and keeps them valid during a call.
 
 use std::ffi::c_void;
 use std::io::{self, Write};
@@ -43,7 +43,7 @@ impl Bytes {
     }
 }
 
-/// Receives one result, or the two strings of a pair.
+/// A callback that receives one result, or the two strings of a pair.
 pub type Sink = extern "C" fn(*mut c_void, Bytes, Bytes);
 
 /// Runs a call on an agent, and converts its result to a status code.
@@ -73,7 +73,7 @@ fn polling(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Stat
     status
 }
 
-/// Runs a call that returns a number.
+/// Runs a call that returns a number, and writes the number to `out`.
 ///
 /// # Safety
 /// `out` is valid for a write.
@@ -98,8 +98,8 @@ pub extern "C" fn fishplate_nixl_params(sink: Sink, to: *mut c_void) {
     }
 }
 
-/// Opens an agent. Returns null after an error, which it prints to standard error. `pause` is the
-/// pause of the progress thread in microseconds; if negative, there is no thread.
+/// Opens an agent. After an error, prints the error to standard error and returns null. `pause` is
+/// the pause of the progress thread in microseconds. If it is negative, there is no thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_open(
     name: Bytes,
@@ -154,13 +154,14 @@ pub extern "C" fn fishplate_nixl_has_device() -> bool {
     catch_unwind(|| found_device().is_some()).unwrap_or(false)
 }
 
-/// Returns whether the agent has a device, whose memory can be registered.
+/// Returns whether the agent has a device. Memory of that device can be registered.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_with_device(agent: *const Agent) -> bool {
     on(agent, |state| state.device.map(drop).ok_or(Status::NOT_SUPPORTED)) == Status::SUCCESS.0
 }
 
-/// Registers memory of a device or, if `device` is negative, of the host. Writes its number.
+/// Registers memory of the device `device`, or of the host if `device` is negative. Writes the
+/// number of the region to `out`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_register(
     agent: *const Agent,
@@ -265,7 +266,7 @@ pub unsafe extern "C" fn fishplate_nixl_disconnect(agent: *const Agent, name: By
     })
 }
 
-/// Loads the metadata of a peer's memory, and writes its number.
+/// Loads the metadata of a peer's memory. Writes the memory's number to `out`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_load(
     agent: *const Agent,
@@ -287,7 +288,7 @@ pub extern "C" fn fishplate_nixl_unload(agent: *const Agent, number: u64) -> i32
     on(agent, |state| state.unload(number))
 }
 
-/// Prepares a transfer, and writes its number.
+/// Prepares a transfer. Writes its number to `out`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_prepare(
     agent: *const Agent,

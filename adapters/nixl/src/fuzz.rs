@@ -1,5 +1,5 @@
 //! Fuzzes the messages of other agents, and the metadata that NIXL carries from them. Each input
-//! must be accepted or refused without a panic.
+//! must be accepted or refused, and must not cause a panic.
 
 use std::net::Ipv4Addr;
 use std::path::Path;

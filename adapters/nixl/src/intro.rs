@@ -6,10 +6,12 @@
 //! region:   "FPnr", version u16, start u64, len u64, number u64, device u8, handle
 //! ```
 //!
-//! The *info* is an agent's connection info, the *region* the metadata of registered memory. NIXL
-//! carries both to peers. An agent that holds the info sends the *question* to the door named
-//! there, and receives an answer of one byte. The key is a secret: only agents that hold the info
-//! know it. A question with a wrong key is refused.
+//! The *info* is an agent's connection info. The *region* is the metadata of registered memory.
+//! NIXL carries both to peers.
+//!
+//! An agent that has the info sends the *question* to the door that the info names, and receives an
+//! answer of one byte. The key is a secret: only agents that have the info know it. A question with
+//! a wrong key is refused.
 
 use std::net::Ipv4Addr;
 
@@ -29,20 +31,20 @@ pub(crate) const QUESTION_MAX: usize = 64 + NAME_MAX + ADDRESS_MAX;
 /// The answer to an admitted agent.
 pub(crate) const ADMITTED: u8 = 1;
 
-/// An agent's address, and how to ask for a connection.
+/// An agent's address, and the data to ask it for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Info {
     pub key: [u8; 16],
-    /// Random number in the name of the socket for agents of the same host.
+    /// Random number in the name of the socket for agents on the same host.
     pub door: u64,
-    /// TCP port for agents of other hosts, at each of `hosts`.
+    /// TCP port for agents on other hosts, at each of `hosts`.
     pub port: u16,
     pub hosts: Vec<Ipv4Addr>,
     /// Address of the agent's node.
     pub address: Vec<u8>,
 }
 
-/// A request of another agent for a connection.
+/// Another agent's request for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub key: [u8; 16],
@@ -66,7 +68,7 @@ pub(crate) struct Export {
     pub handle: Vec<u8>,
 }
 
-/// Why the bytes of a peer were refused.
+/// The reason why the bytes of a peer were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// Truncated or otherwise invalid.

@@ -34,7 +34,7 @@ pub(crate) struct Away {
     pub export: Export,
     /// Start of the region in the peer's address space.
     pub base: u64,
-    /// The imported region, and the attachment of the peer for which it was imported.
+    /// The imported region, and the id of the peer that it was imported for.
     pub import: Option<(PeerId, Remote)>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) unsafe fn append(out: &mut Vec<u8>, from: *const u8, len: usize) {
     }
 }
 
-/// True if `len` bytes at `address` lie in the given range of start and length.
+/// Returns whether `len` bytes at `address` lie in the given range of start and length.
 pub(crate) fn contains((start, whole): (usize, usize), address: usize, len: usize) -> bool {
     let from = address.checked_sub(start);
     from.and_then(|from| from.checked_add(len)).is_some_and(|end| end <= whole)

@@ -1,10 +1,10 @@
 //! Receives notifications, and the chunks of transfers (see `packed`). Both are tagged messages. A
-//! notification arrives once and after the data of its transfer. Notifications of one peer arrive
-//! in order.
+//! notification arrives exactly once, after the data of its transfer. Notifications of one peer
+//! arrive in order.
 //!
-//! Unread notifications from peers are bounded. If the program leaves [`READY_MAX`] bytes unread,
-//! further notifications wait at their senders. Each peer has a limited share of the messages that
-//! are being received.
+//! Memory for unread notifications from peers is limited. If the program leaves [`READY_MAX`] bytes
+//! unread, further notifications wait at their senders. Each peer has a limited share of the
+//! messages that are being received.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -39,8 +39,8 @@ const SPARES: usize = 32;
 const BATCH: usize = 256;
 
 /// Maximum number of messages of one peer that are being received or wait for an answer. A peer's
-/// answers to our own chunks have twice this limit. The messages being received are at most
-/// [`NOTE_MAX`] bytes long together.
+/// answers to our own chunks have twice this limit. The total length of the messages being received
+/// is at most [`NOTE_MAX`] bytes.
 const SHARE: usize = 64;
 
 /// A message that is being received.
@@ -52,8 +52,8 @@ struct Incoming {
     from: Vec<u8>,
     source: PeerId,
     len: usize,
-    /// Set once the receive is complete. Holds the notification, if the message carried one and did
-    /// not fail.
+    /// Set once the receive is complete. Contains the notification, if the message carried one and
+    /// did not fail.
     ended: Option<Option<Vec<u8>>>,
 }
 
@@ -64,7 +64,7 @@ struct Source {
     bytes: usize,
     /// Claimed messages that wait for room, oldest first.
     held: VecDeque<Claimed>,
-    /// Claimed answers to our chunks that wait for room. They do not queue behind other messages,
+    /// Claimed answers to our chunks that wait for room. They do not wait behind other messages,
     /// because the peer needs its send buffers back.
     answers: VecDeque<Claimed>,
     /// Answers to send.
@@ -90,7 +90,7 @@ impl Source {
         !self.holds() && self.owed.is_empty() && self.asked.is_empty()
     }
 
-    /// Returns the queue in which messages of this kind wait.
+    /// Returns the queue of messages of this kind that wait for room.
     fn queue(&mut self, kind: Kind) -> &mut VecDeque<Claimed> {
         if kind.is_answer() { &mut self.answers } else { &mut self.held }
     }
@@ -107,7 +107,7 @@ impl Source {
     }
 }
 
-/// The sources, by peer. There are few, so a linear scan beats hashing.
+/// The messages in progress, by peer. There are few peers, so a linear scan beats hashing.
 #[derive(Default)]
 struct Sources(Vec<(PeerId, Source)>);
 
@@ -154,7 +154,7 @@ pub(crate) struct Notes {
     found: bool,
     /// True if a peer may send chunks.
     pub packs: bool,
-    /// True once a lack of memory for a notification was printed.
+    /// True once the program has been told that memory for a notification is lacking.
     told: bool,
 }
 
@@ -186,7 +186,7 @@ impl Notes {
         self.ready.push_back(note);
     }
 
-    /// True if there are unread notifications.
+    /// Returns whether there are unread notifications.
     pub fn are_there(&self) -> bool {
         !self.ready.is_empty()
     }
@@ -231,8 +231,8 @@ impl Notes {
                 self.finish(node, sides);
             }
             if lone {
-                // Leave the next message to the next pass, which costs the same. If that pass also
-                // finds a message, it continues with a batch.
+                // Leaves the next message to the next pass, which costs the same. If that pass also
+                // finds a message, it receives a batch.
                 break;
             }
         }
@@ -264,8 +264,8 @@ impl Notes {
         }
     }
 
-    /// Starts to receive a claimed message. Returns false if there is no room; the message stays
-    /// claimed.
+    /// Starts to receive a claimed message. Returns `false` if there is no room. The message then
+    /// stays claimed.
     fn begin(&mut self, node: &mut Node, peers: &Slab<Peer>, claimed: Claimed) -> bool {
         let source = claimed.envelope.source;
         let kind = Kind::of(claimed.envelope.tag.lo);
@@ -278,7 +278,7 @@ impl Notes {
             return false;
         }
         let memory = match len {
-            // The message is too long or of an unknown kind, so no agent sent it. Discard it.
+            // Discards the message. It is too long or of an unknown kind, so no agent has sent it.
             None => None,
             Some(len) => match self
                 .spare
@@ -451,7 +451,7 @@ fn kind_of(claimed: &Claimed) -> Kind {
     Kind::of(claimed.envelope.tag.lo).unwrap_or(Kind::Note)
 }
 
-/// True if each operation of the provider needs the processors of both ends.
+/// Returns whether each operation of the provider needs the processors of both sides.
 fn is_soft(provider: &str) -> bool {
     provider.starts_with("tcp")
 }

@@ -1,10 +1,11 @@
 //! Moves short descriptors in chunks, for providers such as `tcp` where each operation needs the
-//! processors of both ends. All other transfers are puts and gets of the node.
+//! processors of both sides. All other transfers are puts and gets of the node.
 //!
-//! For a write, the initiator gathers descriptors into a chunk. The target scatters the chunk and
-//! reports when it is done. For a read, the target gathers. Before it touches memory, the target
-//! checks all ranges of a chunk against its registered memory. Lengths and counts are bounded at
-//! both ends: a peer that sends too much waits.
+//! For a write, the initiator gathers descriptors into a chunk. The target scatters the chunk, and
+//! reports when it is done. For a read, the target gathers, and the initiator scatters.
+//!
+//! Before it touches memory, the target checks all ranges of a chunk against its registered memory.
+//! Both sides limit lengths and counts. A peer that sends too much waits.
 
 use fishplate::core::mem::copy_bytes;
 use fishplate::node::Error;
@@ -70,10 +71,10 @@ impl Chunk {
         Head::decode(&self.bytes(0, HEAD)?)
     }
 
-    /// Copies a part to registered memory.
+    /// Copies a part of the chunk to registered memory.
     ///
     /// # Safety
-    /// The part lies inside the chunk, and `len` bytes at `address` inside the region.
+    /// The part lies inside the chunk, and `len` bytes at `address` lie inside the region.
     unsafe fn scatter(
         &self,
         node: &mut Node,
@@ -109,7 +110,7 @@ fn check(locals: &Slab<Local>, ranges: &[Range]) -> Result<(), Status> {
     Ok(())
 }
 
-/// Scatters a *write*. Returns the answer, and the notification in the chunk.
+/// Scatters the data of a *write* chunk. Returns the answer, and the notification in the chunk.
 pub(crate) fn take_write(
     node: &mut Node,
     sides: &Sides<'_>,
@@ -140,7 +141,7 @@ pub(crate) fn take_write(
     Some((Head { ranges: 1, note: NO_NOTE, status, ..head }, result.ok().flatten()))
 }
 
-/// Decodes a *read*.
+/// Decodes a *read* chunk.
 pub(crate) fn take_read(chunk: Chunk) -> Result<(Head, Vec<Range>), Option<Head>> {
     let head = chunk.head().map_err(|_| None)?;
     let refused = Head { ranges: 0, note: NO_NOTE, status: Status::INVALID_PARAM.0, ..head };
@@ -152,7 +153,7 @@ pub(crate) fn take_read(chunk: Chunk) -> Result<(Head, Vec<Range>), Option<Head>
     }
 }
 
-/// Answers a *read*. Returns false if there was no room.
+/// Answers a *read* chunk. Returns `false` if there was no room.
 pub(crate) fn answer_read(
     node: &mut Node,
     sides: &mut Sides<'_>,
@@ -211,7 +212,7 @@ fn fault(head: &Head) -> Option<Status> {
     }
 }
 
-/// Scatters *data*.
+/// Scatters the data of a *data* chunk.
 pub(crate) fn take_data(node: &mut Node, sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     let Ok(head) = chunk.head() else { return };
     let Some(transfer) = awaited(sides.transfers, sides.peers, &head, source) else { return };
@@ -241,7 +242,7 @@ pub(crate) fn take_data(node: &mut Node, sides: &mut Sides<'_>, source: PeerId, 
     }
 }
 
-/// Processes a *done*.
+/// Processes a *done* chunk.
 pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     let Ok(head) = chunk.head() else { return };
     let Some(transfer) = awaited(sides.transfers, sides.peers, &head, source) else { return };
@@ -251,16 +252,16 @@ pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     }
 }
 
-/// Returns whether a peer may be lent another buffer. Callers check this before they read device
-/// memory, because the read is slow and would be wasted.
+/// Returns whether another buffer may be lent to a send to this peer. Callers check this before
+/// they read device memory, because the read is slow and would be wasted.
 fn has_buffers(peers: &Slab<Peer>, number: u64) -> bool {
     peers.get(number).is_some_and(|peer| peer.lent < LENT)
 }
 
-/// Sends `bytes` and then the parts of memory as one message. Returns false if there was no room.
+/// Sends `bytes` and then the parts of memory as one message. Returns `false` if there was no room.
 ///
 /// # Safety
-/// The parts are valid for reads. All of it fits into [`CHUNK_MAX`].
+/// The parts are valid for reads. `bytes` and the parts together fit into [`CHUNK_MAX`].
 unsafe fn send(
     node: &mut Node,
     sides: &mut Sides<'_>,
@@ -317,7 +318,7 @@ unsafe fn send(
     }
 }
 
-/// Sends a *done*. Returns false if there was no room.
+/// Sends a *done* chunk. Returns `false` if there was no room.
 pub(crate) fn send_done(node: &mut Node, id: PeerId, head: &Head) -> Result<bool, Status> {
     let mut bytes = Vec::with_capacity(HEAD);
     head.encode(&mut bytes);
@@ -346,8 +347,8 @@ pub(crate) fn split(transfer: &mut Transfer) {
     transfer.pieces = std::mem::take(&mut transfer.pieces).into_iter().flat_map(parts).collect();
 }
 
-/// Returns how many of the next pieces fit into one chunk. Returns 0 if the first piece should be
-/// put or read alone, but never if `all` is true.
+/// Returns the number of next pieces that fit into one chunk. Returns 0 if the first piece should
+/// be put or read alone. Never returns 0 if `all` is true.
 pub(crate) fn run(pieces: &[Piece], write: bool, all: bool, eager: usize) -> usize {
     let (mut count, mut len, mut data) = (0, HEAD, 0);
     for piece in pieces {

@@ -10,7 +10,7 @@ use crate::intro::Info;
 /// State of the connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Not connected. `again` is true if it was connected before.
+    /// Not connected. `again` is true if the peer was connected before.
     Apart {
         again: bool,
     },
@@ -31,18 +31,18 @@ pub(crate) struct Peer {
     /// Set if the program has loaded the peer's metadata.
     pub info: Option<Info>,
     pub stage: Stage,
-    /// The node's id of this peer, unless it is not connected.
+    /// The node's id of this peer. `None` while the peer is not connected.
     pub id: Option<PeerId>,
-    /// True if the peer asked for the connection and so may use it.
+    /// True if the peer asked for the connection, and so may use it.
     pub asks: bool,
-    /// The streams on which either end asked. They stay open here, because the peer would take a
-    /// closed stream for the end of this process.
+    /// The streams that carried a question, in either direction. They stay open, because the peer
+    /// would take a closed stream for the end of this process.
     pub lines: Vec<UnixStream>,
     /// True if short descriptors are sent to the peer in chunks.
     pub packs: bool,
     /// Number of buffers lent to sends to this peer.
     pub lent: u32,
-    /// Transfers and posts of the peer that had a chunk refused on this connection. Their
+    /// Transfers and posts of the peer with a chunk that was refused on this connection. Their
     /// notifications are dropped.
     pub refused: VecDeque<(u64, u32)>,
 }
@@ -66,7 +66,7 @@ impl Peer {
         }
     }
 
-    /// Records that a chunk was refused.
+    /// Records that a chunk of this post was refused.
     pub fn refuse(&mut self, transfer: u64, post: u32) {
         if self.refused.len() >= REFUSED {
             self.refused.pop_front();

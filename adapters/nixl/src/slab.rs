@@ -1,13 +1,14 @@
-//! A table that gives each entry a new number, so that old numbers are recognized.
+//! A table that gives each new entry a new number, so that it recognizes numbers of removed
+//! entries.
 
-/// Values in slots. The lower half of a number is the slot, the upper half counts the uses of the
-/// slot. A removed value and its successor thus have different numbers. Bit 63 is never set.
+/// Values in slots. The lower half of a number is the slot. The upper half counts the uses of the
+/// slot, so a removed value and its successor have different numbers. Bit 63 is never set.
 pub(crate) struct Slab<T> {
     slots: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
 }
 
-/// The largest number of uses. After that the count starts at 1 again.
+/// Maximum count of uses. The count then starts at 1 again.
 const USES: u32 = u32::MAX >> 1;
 
 impl<T> Default for Slab<T> {

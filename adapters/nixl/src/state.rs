@@ -29,7 +29,7 @@ const PASSES: u32 = 16;
 /// Interval between liveness checks of peers.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Time without events after which a polling call yields the processor, which the peer may need.
+/// Time without events before a polling call yields the processor. The peer may need the processor.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// Minimum duration of a pass in which a rail moved data. An idle pass takes about 1 us.
@@ -58,7 +58,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Runs a call on the state. Returns `None` if the agent is closed or an earlier call panicked.
+    /// Runs a call on the state. Returns `None` if the agent is closed or an earlier call has
+    /// panicked.
     pub fn with<T>(&self, call: impl FnOnce(&mut State) -> T) -> Option<T> {
         // Relaxed: the counters publish no other data.
         let locked = match self.state.try_lock() {
@@ -74,8 +75,8 @@ impl Shared {
         locked.ok()?.as_mut().map(call)
     }
 
-    /// Lets one waiting call run, if there is one. A thread that locks again at once would overtake
-    /// it.
+    /// Lets one waiting call run, if there is one. Otherwise a thread that locks again at once
+    /// would overtake the waiting call.
     pub fn let_others(&self) {
         let served = self.served.load(Ordering::Relaxed);
         while self.waiting.load(Ordering::Relaxed) != 0
@@ -133,7 +134,7 @@ impl State {
         }
     }
 
-    /// Makes a pass. Returns true if a rail moved data, and another pass should follow at once: a
+    /// Makes a pass. Returns whether a rail moved data. If so, make another pass at once: a
     /// provider such as `tcp` reads data only during a pass, and the sender waits meanwhile.
     pub fn pass(&mut self) -> bool {
         if !self.notes.packs {
@@ -160,8 +161,8 @@ impl State {
         }
     }
 
-    /// Makes a pass, and continues notifications and transfers in progress. Checks from time to
-    /// time that peers are alive.
+    /// Makes a pass, and continues notifications and transfers in progress. At intervals, checks
+    /// that peers are alive.
     pub fn progress(&mut self) {
         // Probing for messages also makes a pass.
         self.collect();
@@ -193,7 +194,7 @@ impl State {
         notes.collect(node, &mut Sides { peers, locals, transfers, buffers });
     }
 
-    /// Records an event.
+    /// Records an event, so that polling calls do not yield for a while.
     pub fn stir(&mut self) {
         (self.idle, self.yields) = (None, false);
     }
@@ -217,8 +218,8 @@ impl State {
             return Err(Status::INVALID_PARAM);
         };
         // SAFETY: the caller guarantees that the range stays valid. Rounding adds at most 7 bytes
-        // before the range. These share its first word, so they are mapped. Transfers are checked
-        // against the unrounded range.
+        // before the range. They are in the same word as its first byte, so they are mapped.
+        // Transfers are checked against the unrounded range.
         let memory = unsafe {
             match device {
                 None => self.node.register(first, end - base),
@@ -247,7 +248,7 @@ impl State {
         Ok(Export { start: start as u64, len: len as u64, number, device, handle }.encode())
     }
 
-    /// Loads the metadata of a peer's memory. It is imported when the peer is connected.
+    /// Loads the metadata of a peer's memory. The memory is imported once the peer is connected.
     pub fn load(&mut self, peer: &[u8], device: bool, bytes: &[u8]) -> Result<u64, Status> {
         let peer = self.loaded(peer).ok_or(Status::NOT_FOUND)?;
         let export = Export::decode(bytes)?;

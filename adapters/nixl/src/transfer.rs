@@ -49,7 +49,7 @@ impl Desc {
     }
 }
 
-/// A range that is contiguous at both ends.
+/// A range that is contiguous on both sides.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece {
     pub(crate) here: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Piece {
     pub(crate) remote: u32,
 }
 
-/// The distinct regions of one end.
+/// The distinct regions of one side.
 #[derive(Default)]
 pub(crate) struct Regions {
     pub(crate) numbers: Vec<u64>,
@@ -90,14 +90,15 @@ pub(crate) struct Transfer {
     pub(crate) device: bool,
     pub(crate) locals: Vec<u64>,
     pub(crate) remotes: Vec<u64>,
-    /// The regions of the current post, in the order of `locals` and `remotes`.
+    /// The imported or registered regions of the current post, in the order of `locals` and
+    /// `remotes`.
     pub(crate) here: Vec<(Memory, usize)>,
     pub(crate) there: Vec<(Remote, u64)>,
     /// Index of the first piece that is not posted.
     pub(crate) next: usize,
     /// Number of bytes of the piece at `next` that are copied already.
     pub(crate) cut: usize,
-    /// True if the last step copied as much as one step may, and more is left to copy.
+    /// True if the last step copied the maximum of one step, and more is left to copy.
     pub(crate) copies: bool,
     /// Number of operations in flight.
     pub(crate) outstanding: u32,
@@ -106,7 +107,7 @@ pub(crate) struct Transfer {
     pub(crate) waits: u32,
     /// The notification to send.
     pub(crate) note: Option<Vec<u8>>,
-    /// Why the transfer failed. It completes once no operation is in flight.
+    /// The reason why the transfer failed. The transfer completes once no operation is in flight.
     pub(crate) fault: Option<Status>,
     pub(crate) active: bool,
     pub(crate) released: bool,

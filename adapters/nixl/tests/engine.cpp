@@ -76,7 +76,7 @@ struct Memory {
         desc.len = size, desc.device = 0;
         IS(SUCCESS, owner.register_memory(desc, Mem::dram, local));
     }
-    // The descriptor that a peer loads.
+    // Returns the descriptor that a peer loads.
     BlobDesc told() const {
         BlobDesc out = desc;
         IS(SUCCESS, owner.public_data(local, out.blob));

@@ -1,4 +1,5 @@
-//! Tests how descriptors are joined, transfers that are released in flight, and lost connections.
+//! Tests that adjacent descriptors are joined, that a transfer can be released in flight, and that
+//! lost connections recover.
 
 use super::*;
 use crate::agent::Agent;
@@ -43,7 +44,8 @@ fn adjacent_descriptors_are_joined() {
         Metadata::new(true, register(start, 128)),
         Metadata::new(true, register(start + 128, 128)),
     );
-    // Takes offsets and lengths at both ends, and the expected lengths of the pieces.
+    // `ranges` has the two offsets and the length of each range, `want` the expected lengths of the
+    // pieces.
     let check = |ranges: &[(usize, usize, usize)], want: &[usize]| {
         let desc = |at: usize, len| Desc::new(start + at, len, if at < 128 { &low } else { &high });
         let ours: Vec<Desc> = ranges.iter().map(|&(at, _, len)| desc(at, len)).collect();
@@ -84,7 +86,7 @@ fn a_transfer_released_in_flight_keeps_its_memory_until_it_ends() {
         });
         assert!(with(&a, |state| state.moving.is_empty()));
     }
-    // The agent goes on.
+    // The agent still works.
     let number = one(&a, true, here, there, 100);
     assert_eq!(with(&a, |state| state.post(number, Some(b"next"))), Status::IN_PROG);
     until("the next transfer", &[&a, &b], || {

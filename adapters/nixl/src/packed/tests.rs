@@ -11,7 +11,7 @@ use crate::state::{Shared, State};
 
 pub(crate) fn agent(name: &str) -> Agent {
     let agent = Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap();
-    // As with a `tcp` rail.
+    // Chunks are used, as with a `tcp` rail.
     agent.shared.with(|state| state.notes.packs = true);
     agent
 }
@@ -30,7 +30,7 @@ pub(crate) fn until(what: &str, agents: &[&Agent], mut holds: impl FnMut() -> bo
     }
 }
 
-/// Two connected agents. Returns both with their numbers for each other.
+/// Returns two connected agents.
 fn pair() -> (Agent, Agent) {
     let (a, b) = (agent("a"), agent("b"));
     connect(&a, &b);
@@ -234,7 +234,8 @@ fn pack(agents: [&Agent; 2]) {
     }
 }
 
-/// Registers memory of `of` and loads it at its peer `at`. Returns the numbers at both.
+/// Registers memory of `of`, and loads it at its peer `at`. Returns the numbers of the memory at
+/// both agents.
 pub(crate) fn share(of: &Agent, name: &[u8], at: &Agent, memory: &mut [u8]) -> (u64, u64) {
     let (start, len) = (memory.as_mut_ptr() as usize, memory.len());
     // SAFETY: the memory outlives the agent.
