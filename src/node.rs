@@ -229,7 +229,7 @@ impl Node {
 
     /// Makes progress without waiting: posts queued operations and applies arrivals. Returns the
     /// number of events that the rails reported. Hot path. Does not check that peers are alive:
-    /// call [`failed_peers`](Self::failed_peers) from time to time. While a peer of this host is
+    /// call [`failed_peers`](Self::failed_peers) from time to time. While a peer on this host is
     /// not connected, some calls make system calls to connect it, at most every 50 microseconds.
     /// Between nodes with devices, at most one call per millisecond closes and frees device memory,
     /// and that call may wait for the device.

@@ -53,7 +53,7 @@ pub enum Fabric {
     /// Opens exactly this many rails. Otherwise the node does not open. At most
     /// [`Settings::max_rails`], and at most 15.
     Exactly(usize),
-    /// Opens no rail: the node reaches only peers of this host.
+    /// Opens no rail: the node reaches only peers on this host.
     Off,
 }
 
@@ -342,7 +342,7 @@ impl Builder {
         self
     }
 
-    /// Whether peers of this host are reached through shared memory. Default: yes.
+    /// Whether peers on this host are reached through shared memory. Default: yes.
     pub fn shared_memory(mut self, local: bool) -> Self {
         self.local = local;
         self

@@ -24,7 +24,7 @@ use super::rail::NodeSetup;
 use super::{Driver, Error, MEETING_PASSES, MEETING_PAUSE, Node, RailPair, behind};
 use crate::topology::{FabricEnd, joined};
 
-/// The rail to peers of this host.
+/// The rail to peers on this host.
 pub(super) const LOCAL: RailId = RailId(0);
 
 /// Minimum and maximum time between two attempts to dial a peer, in milliseconds. The time grows by
@@ -64,7 +64,7 @@ static_assertions::const_assert_eq!(size_of::<Contact>(), 48);
 
 #[derive(PartialEq, Eq)]
 enum Stage {
-    /// A peer of this host that is not attached yet.
+    /// A peer on this host that is not attached yet.
     Meets(Meeting),
     /// Attached.
     Joined(Box<Joined>),
@@ -141,7 +141,7 @@ impl Stage {
 }
 
 impl Contact {
-    /// Returns the state of the connection to a peer of this host that is not attached yet.
+    /// Returns the state of the connection to a peer on this host that is not attached yet.
     fn meeting(&mut self) -> Option<&mut Meeting> {
         match &mut self.stage {
             Stage::Meets(meeting) => Some(meeting),
@@ -165,7 +165,7 @@ impl Contact {
 impl Node {
     /// Adds a peer by its address. The peer must add this node too, in any order. This call does
     /// not wait. [`progress`](Self::progress) and waits establish the connection. The first
-    /// operation that needs an answer waits for the connection. Until then, a peer of this host
+    /// operation that needs an answer waits for the connection. Until then, a peer on this host
     /// occupies at most 64 bytes of memory.
     ///
     /// The same address returns the same peer, even if it has failed, until
@@ -362,7 +362,7 @@ impl Node {
         }
     }
 
-    /// Handles a new link to a peer of this host.
+    /// Handles a new link to a peer on this host.
     fn met(&mut self, link: Link) {
         let id = link.peer_id();
         let waiting = |contact: &Contact| match contact.stage {
@@ -391,7 +391,7 @@ impl Node {
         }
     }
 
-    /// Attaches a peer of this host, or starts the agreement on device memory.
+    /// Attaches a peer on this host, or starts the agreement on device memory.
     fn take_link(
         &mut self,
         peer: PeerId,

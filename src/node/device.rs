@@ -190,7 +190,7 @@ impl Node {
         Ok(self.place_on_device(at, 0)?.1)
     }
 
-    /// Returns counters of transfers of device memory between this node and peers of this host.
+    /// Returns counters of transfers of device memory between this node and peers on this host.
     /// `None`: the node was opened without a device.
     pub fn gpu_stats(&self) -> Option<GpuStats> {
         if let Driver::Worker(worker) = &self.driver {

@@ -27,7 +27,7 @@ pub enum OpenError {
     Gpu(Gpu, DeviceError),
     /// Shared memory or the engine cannot be set up.
     Attach(AttachError),
-    /// The socket for peers of this host cannot be opened.
+    /// The socket for peers on this host cannot be opened.
     Listen(HandshakeError),
     /// The thread of [`Builder::worker`](super::Builder::worker) cannot be started or pinned.
     Worker(Errno),
@@ -83,7 +83,7 @@ pub enum Error {
     NoRail,
     /// The peer did not connect before the deadline.
     NotConnected(PeerId),
-    /// The handshake with a peer of this host failed for good.
+    /// The handshake with a peer on this host failed for good.
     Handshake(HandshakeError),
     /// A table of the node is full. Its size is set with
     /// [`Builder::limits`](super::Builder::limits).

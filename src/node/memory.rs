@@ -90,7 +90,7 @@ impl Remote {
 }
 
 impl Node {
-    /// Allocates `len` bytes of zeroed memory that peers of this host can map and NICs can reach.
+    /// Allocates `len` bytes of zeroed memory that peers on this host can map and NICs can reach.
     /// Slow path: allocates, makes system calls.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ pub(super) enum NodeSetup<'a> {
 }
 
 impl NodeSetup<'_> {
-    /// Attaches a peer of this host through a rail without a device.
+    /// Attaches a peer on this host through a rail without a device.
     pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
         match self {
             NodeSetup::Local(shm) => shm.attach(peer, link),

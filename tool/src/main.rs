@@ -4,7 +4,7 @@
 //! `--help` lists the exit statuses.
 //!
 //! ```sh
-//! fishplate perf put-signal -s 8,4K,64K    # latency between two processes of this host
+//! fishplate perf put-signal -s 8,4K,64K    # latency between two processes on this host
 //! fishplate perf put --listen 0.0.0.0:7000 --transport fabric    # prints the other side's line
 //! fishplate doctor                         # what limits this machine, and how to change it
 //! ```

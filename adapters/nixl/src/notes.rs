@@ -154,7 +154,7 @@ pub(crate) struct Notes {
     found: bool,
     /// True if a peer may send chunks.
     pub packs: bool,
-    /// True once the program has been told that memory for a notification is lacking.
+    /// True once an error about too little memory for a notification was printed.
     told: bool,
 }
 

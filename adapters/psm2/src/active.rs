@@ -21,9 +21,8 @@ const REQUESTS: usize = 256;
 /// Maximum number of sends in flight.
 pub(crate) const SENDS: usize = 1 << 18;
 
-/// The kind of a message that reports that its sender's handlers have returned for all messages up
-/// to a token. The payload is the token. A later report replaces an earlier report that has not
-/// been sent yet.
+/// Kind of a report: the sender's handlers have returned for all messages up to a token. The
+/// payload is the token. A later report replaces an earlier report that was not sent yet.
 pub(crate) const DONE: u32 = 4;
 
 /// Number of requests between two checks for messages from peers.
@@ -53,7 +52,7 @@ pub(crate) struct Am {
     /// completion function, and the context of that function.
     completions: HashMap<PeerId, VecDeque<(u64, usize, usize)>>,
     last_token: u64,
-    /// By peer: the token of a `DONE` for which there was no room.
+    /// By peer: the token of a `DONE` that found no room.
     owed: HashMap<PeerId, u64>,
 }
 
@@ -85,7 +84,7 @@ impl Am {
     }
 
     /// Makes a pass, and returns the next message if one has arrived. Drops a message that is too
-    /// long. Never waits for room, so that peers can send eventually.
+    /// long. Never waits for room, so a peer that waits for this endpoint can continue.
     pub fn next(&mut self) -> Option<Claimed> {
         self.unread = 0;
         let mut queue = self.node.queue()?;
@@ -136,8 +135,8 @@ impl Am {
         self.requests.get(&to).is_none_or(|count| *count < REQUESTS)
     }
 
-    /// Counts a request. Returns true if the caller should now check for messages from peers. A
-    /// caller that only sends must do that, or its replies pile up.
+    /// Counts a request. Returns `true` if the caller should now check for messages from peers. A
+    /// caller that only sends must check, or its replies pile up.
     pub fn is_due(&mut self) -> bool {
         self.unread += 1;
         self.unread >= UNREAD
@@ -198,7 +197,7 @@ impl Am {
         Ok(())
     }
 
-    /// Returns the completion functions of the messages up to a token, which the peer has reported.
+    /// Returns the completion functions of all messages up to a token that the peer has reported.
     /// Returns an empty vector if there is no such message.
     pub fn completed(&mut self, from: PeerId, token: u64) -> Vec<(usize, usize)> {
         let Some(waiting) = self.completions.get_mut(&from) else { return vec![] };

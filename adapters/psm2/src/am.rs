@@ -58,7 +58,7 @@ enum Job {
     Complete(Vec<(usize, usize)>),
 }
 
-/// The message whose handler runs in this thread.
+/// The message that is being handled in this thread.
 #[derive(Clone, Copy)]
 struct Current {
     home: Home,
@@ -84,7 +84,7 @@ impl Endpoint {
         self.am.as_deref_mut().ok_or(Error::INTERNAL)
     }
 
-    /// Receives the next active message and returns the callback to run for it. Drops invalid
+    /// Receives the next active message, and returns the callback that handles it. Drops invalid
     /// messages.
     fn am_job(&mut self) -> Option<Job> {
         let am = self.am.as_deref_mut()?;

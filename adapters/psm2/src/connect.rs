@@ -45,7 +45,7 @@ impl Meeting {
         Meeting { peer, local, look: Instant::now() + LOOK }
     }
 
-    /// True if a peer on this host is known to have died. Checks at most once per [`LOOK`].
+    /// Returns whether a peer on this host is known to have died. Checks at most once per [`LOOK`].
     fn is_hopeless(&mut self, now: Instant) -> bool {
         if now < self.look {
             return false;
@@ -114,6 +114,7 @@ pub unsafe extern "C" fn psm2_ep_connect(
     })
 }
 
+/// Connects to the wanted epids until the deadline. Returns the stage that each has reached.
 /// Returns `None` if the endpoint is not open, or is closed meanwhile.
 fn connect(
     ep: *mut Ep,
@@ -151,7 +152,7 @@ fn connect(
     }
 }
 
-/// Returns the first stage for one peer.
+/// Returns the first stage of connecting to one peer.
 fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
     let mut endpoint = home.find()?;
     // The peer may have connected to us earlier, perhaps without active messages.

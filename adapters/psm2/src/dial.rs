@@ -1,7 +1,7 @@
 //! Asks an endpoint for the address of its node, given only its epid. Never waits: each step does
 //! what is possible at once.
 //!
-//! An epid encodes where the endpoint answers:
+//! An epid encodes the place where the endpoint answers:
 //!
 //! | bits | what |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | 16..32 | the TCP port |
 //! | 0..32 without an address, 0..16 with one | random |
 //!
-//! An endpoint also listens on an abstract AF_UNIX socket, named after the epid and the user, for
-//! peers on its own host.
+//! For peers on its own host, an endpoint also listens on an abstract AF_UNIX socket. The socket is
+//! named after the epid and the user.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::Ipv4Addr;
@@ -28,7 +28,7 @@ const REDIAL: Duration = Duration::from_millis(10);
 /// Time limit of one attempt. A host that drops packets never refuses a connection.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Returns the name of the abstract socket on which this user's endpoint `epid` listens.
+/// Returns the name of the abstract socket of this user's endpoint `epid`.
 pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("fishplate-psm2-{}-{epid:016x}", user()))
 }
@@ -39,7 +39,7 @@ fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// True if the process at the other end of a local socket belongs to this user.
+/// Returns whether the process at the other end of a local socket belongs to this user.
 pub(crate) fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -63,7 +63,7 @@ pub(crate) struct Dial {
     epid: u64,
     uuid: [u8; 16],
     question: Box<[u8; LEN]>,
-    /// A Unix or TCP socket. The type only sends and receives.
+    /// A Unix or TCP socket. Sends and receives work the same on both.
     stream: Option<UnixStream>,
     sent: usize,
     answer: Box<[u8; LEN]>,
@@ -124,17 +124,17 @@ impl Dial {
         }
     }
 
-    /// True if the last attempt was on this host.
+    /// Returns whether the last attempt was on this host.
     pub fn is_local(&self) -> bool {
         !self.tcp
     }
 
-    /// Takes the stream on which the answer arrived.
+    /// Takes the stream that carried the answer.
     pub fn take_stream(&mut self) -> Option<UnixStream> {
         self.stream.take()
     }
 
-    /// Sends the question and receives the answer. Returns true when the answer is complete.
+    /// Sends the question and receives the answer. Returns `true` once the answer is complete.
     fn talk(&mut self) -> io::Result<bool> {
         let Some(stream) = &mut self.stream else { return Ok(false) };
         Ok(put(stream, &self.question[..], &mut self.sent)?
@@ -184,7 +184,7 @@ fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
     }
 }
 
-/// True if no endpoint of this user on this host has this epid.
+/// Returns whether no endpoint of this user on this host has this epid.
 pub(crate) fn is_absent(epid: u64) -> bool {
     connect_local(epid).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
@@ -209,7 +209,7 @@ fn connect_local(epid: u64) -> io::Result<UnixStream> {
     if connected == 0 { Ok(stream) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends the remaining bytes. Returns true when all are sent.
+/// Sends the remaining bytes. Returns `true` once all are sent.
 pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Result<bool> {
     while *sent < bytes.len() {
         let rest = &bytes[*sent..];
@@ -229,7 +229,7 @@ pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Re
     Ok(true)
 }
 
-/// Receives the remaining bytes. Returns true when all have arrived.
+/// Receives the remaining bytes. Returns `true` once all have arrived.
 pub(crate) fn get(stream: &mut UnixStream, bytes: &mut [u8], got: &mut usize) -> io::Result<bool> {
     while *got < bytes.len() {
         match stream.read(&mut bytes[*got..]) {

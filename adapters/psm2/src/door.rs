@@ -1,8 +1,8 @@
-//! Each endpoint has a thread that answers peers. A peer asks it for the address of the endpoint's
-//! node, and so can connect while the program computes.
+//! Answers peers on a thread of each endpoint. A peer asks the thread for the address of the
+//! endpoint's node, so peers can connect while the program computes.
 //!
 //! The thread sleeps until a peer asks. Each connection has its own state and deadline, so a slow
-//! peer delays no other. The thread holds the endpoint's lock only for short steps.
+//! peer delays no other peer. The thread holds the endpoint's lock only for short steps.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read};
@@ -67,16 +67,16 @@ impl Sockets {
     }
 }
 
-/// The answering thread of an endpoint. Drop joins the thread, which takes the endpoint's lock, so
-/// drop this without holding the lock.
+/// The answering thread of an endpoint. Dropping this joins the thread, and the thread takes the
+/// endpoint's lock. So drop this without holding the lock.
 pub(crate) struct Door {
-    /// Closing this stops the thread.
+    /// The thread stops when this closes.
     wake: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Door {
-    /// Starts the thread. `own` is the frame that it answers with.
+    /// Starts the thread. It answers with the frame `own`.
     pub fn start(sockets: Sockets, home: Home, own: Frame) -> io::Result<Door> {
         let (wake, woken) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
@@ -98,7 +98,7 @@ impl Drop for Door {
 
 /// A connection from a peer that asks.
 struct Call {
-    /// A Unix or TCP socket. The type only sends and receives.
+    /// A Unix or TCP socket. Sends and receives work the same on both.
     stream: UnixStream,
     question: Box<[u8; LEN]>,
     got: usize,
@@ -198,7 +198,7 @@ impl Keeper {
         self.calls = calls;
     }
 
-    /// Returns true when the answer is sent.
+    /// Advances a connection. Returns `true` once the answer is sent.
     fn step(&mut self, call: &mut Call) -> io::Result<bool> {
         if call.answer.is_none() {
             if !get(&mut call.stream, &mut call.question[..], &mut call.got)? {

@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Peers that are strangers can send any bytes.
+    /// A stranger can send any bytes.
     #[test]
     fn a_changed_frame_is_refused_or_decodes_to_what_it_encodes() {
         let uuid = [7; 16];

@@ -31,8 +31,8 @@ pub unsafe extern "C" fn psm2_info_query(
     if out.is_null() || count != wanted || (wanted != 0 && args.is_null()) {
         return Error::INVALID_QUERY;
     }
-    // SAFETY: `args` was checked not null unless `wanted` is 0. PSM2 requires `wanted` unions,
-    // whose low half is a number.
+    // SAFETY: `args` was checked not null unless `wanted` is 0. PSM2 requires `wanted` unions. The
+    // low half of each union is a number.
     let named = unsafe { (0..wanted).map(|at| *args.add(at) as u32) };
     // PSM2 numbers units from 0 and ports from 1.
     let exists = named.enumerate().all(|(nth, number)| number == nth as u32);

@@ -42,8 +42,8 @@ pub(crate) struct Words {
     pub state: AtomicU8,
     /// Whether the owner has the lock.
     pub inside: AtomicU8,
-    /// The owner's number. Once it is set, only a thread that has the lock may change it, and only
-    /// to `NOBODY`.
+    /// The number of the owner thread. Once it is set, only a thread that has the lock may change
+    /// it, and only to `NOBODY`.
     pub owner: AtomicU64,
     /// Number of times that other threads have taken the lock.
     pub others: AtomicU32,
@@ -92,7 +92,7 @@ impl<T> Lock<T> {
         })
     }
 
-    /// Takes the lock for its owner. Returns false if another thread has the lock, or if the lock
+    /// Takes the lock for its owner. Returns `false` if another thread has the lock, or if the lock
     /// has lost its owner.
     #[inline(always)]
     fn enter(&self, me: u64) -> bool {
@@ -101,16 +101,16 @@ impl<T> Lock<T> {
         // Pairs with `heavy_barrier` in `owner_is_out`. Orders the store of `inside` before the
         // load of `state`.
         system::light_barrier();
-        // Acquire, edge `lock.state`: makes visible here what the last other holder has written,
-        // and whether it has removed the owner.
+        // Acquire, edge `lock.state`: makes the writes of the last other holder visible here. One
+        // of them may have removed the owner.
         if self.words.state.load(edge!("lock.state.load", Acquire)) == FREE
             && self.words.owner.load(Ordering::Relaxed) == me
         {
             return true;
         }
-        // Release: this store replaces the store that published what the owner wrote under the
-        // lock. It is not an edge, because the full fence of `light_barrier` in the models would
-        // publish those writes too.
+        // Release: this store replaces the store that published the owner's writes under the lock.
+        // It is not an edge, because the full fence of `light_barrier` in the models would publish
+        // those writes too.
         self.words.inside.store(FREE, Ordering::Release);
         false
     }
@@ -151,13 +151,13 @@ impl<T> Lock<T> {
     }
 
     fn exchange(&self) -> bool {
-        // Acquire, edge `lock.state`: makes visible here what the last holder other than the owner
-        // has written.
+        // Acquire, edge `lock.state`: makes the writes of the last holder other than the owner
+        // visible here.
         let taken = edge!("lock.state.exchange", Acquire);
         self.words.state.compare_exchange(FREE, TAKEN, taken, Ordering::Relaxed).is_ok()
     }
 
-    /// Waits until the owner is not inside, after this thread has taken `state`. Returns false if
+    /// Waits until the owner is not inside, after this thread has taken `state`. Returns `false` if
     /// the lock is poisoned. Poisons the lock if the kernel refuses the barrier.
     fn owner_is_out(&self) -> bool {
         // Pairs with `light_barrier` in `enter`. Orders the exchange of `state` before the load of
@@ -167,7 +167,7 @@ impl<T> Lock<T> {
             return false;
         }
         let mut wait = Wait(0);
-        // Acquire, edge `lock.inside`: makes what the owner has written visible here.
+        // Acquire, edge `lock.inside`: makes the owner's writes visible here.
         while self.words.inside.load(edge!("lock.inside.load", Acquire)) == TAKEN {
             if self.words.state.load(Ordering::Relaxed) == POISONED {
                 return false;

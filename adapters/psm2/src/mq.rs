@@ -1,6 +1,6 @@
 //! Matched queues: the sends and receives of an endpoint. Only [`psm2_mq_send2`] and
-//! [`psm2_mq_wait2`] block, without a deadline, as in PSM2. They release the lock from time to
-//! time. A call that needs a request allocates if all requests are in use.
+//! [`psm2_mq_wait2`] block, without a deadline, as in PSM2. While they wait, they release the lock
+//! at intervals. A call that needs a request allocates if all requests are in use.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -269,8 +269,8 @@ pub unsafe extern "C" fn psm2_mq_imrecv(
     })
 }
 
-/// Returns the endpoint that owns `req`, and the request's number. `mq` must be that endpoint's
-/// queue.
+/// Returns the endpoint that owns `req`, and the number of the request. `mq` must be the queue of
+/// that endpoint.
 ///
 /// # Errors
 /// The request belongs to another queue.

@@ -29,7 +29,7 @@ const MINOR: i32 = 2;
 /// Number of initializations without a matching finalization.
 static USERS: AtomicU32 = AtomicU32::new(0);
 
-/// Values of `PSM2_MULTI_EP_CAP` and `PSM2_LIB_REFCOUNT_CAP`.
+/// The bits `PSM2_MULTI_EP_CAP` and `PSM2_LIB_REFCOUNT_CAP`.
 const CAPABILITIES: u64 = 0x1 | 0x2;
 
 /// Maximum number of peers per endpoint.
@@ -38,8 +38,8 @@ const PEERS: u16 = 256;
 /// Maximum number of sends that the engine holds. Further sends wait in the queue.
 const OPERATIONS: u32 = 1 << 15;
 
-/// Maximum number of messages in flight to a peer. If ranks take turns on a processor, a sender can
-/// send this many per turn.
+/// Maximum number of messages in flight to a peer. If ranks share a processor, a sender can send
+/// this many messages before the receiver runs.
 const WINDOW: u32 = 512;
 
 /// Limits for unexpected messages. All peers draw on the shared credits and headers.
@@ -92,7 +92,7 @@ pub extern "C" fn psm2_finalize() -> Error {
 }
 
 /// Registers an error handler for one endpoint. If `ep` is null, registers the handler of the
-/// process, which endpoints opened later also use.
+/// process. Endpoints that are opened later also use it.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_error_register_handler(ep: *mut Ep, handler: usize) -> Error {
     if handler == 0 {
@@ -113,7 +113,7 @@ pub extern "C" fn psm2_error_register_handler(ep: *mut Ep, handler: usize) -> Er
     })
 }
 
-/// Returns which of the wanted capabilities the library has.
+/// Returns the wanted capabilities that the library has.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_get_capability_mask(wanted: u64) -> u64 {
     wanted & CAPABILITIES
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn psm2_ep_open_opts_get_defaults(options: *mut OpenOption
     Error::OK
 }
 
-/// Opens an endpoint of the job that has this key. Ignores the options.
+/// Opens an endpoint of the job with this key. Ignores the options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_ep_open(
     key: *const [u8; 16],
@@ -190,12 +190,12 @@ fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
 }
 
 thread_local! {
-    /// True while this thread opens a node. Opening loads libfabric, which asks all its providers
-    /// for devices, and the `psm2` provider calls this library.
+    /// True while this thread opens a node. Opening loads libfabric. libfabric asks all its
+    /// providers for devices, and its `psm2` provider calls this library.
     static OPENS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True if libfabric makes the current call because this thread is opening a node.
+/// Returns whether libfabric makes the current call because this thread is opening a node.
 pub(crate) fn is_nested() -> bool {
     OPENS.get()
 }
@@ -223,15 +223,15 @@ pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Resul
     opened
 }
 
-/// True if peers may be on other hosts. Open MPI sets `self,shm` if all processes of a job share a
-/// host.
+/// Returns whether peers may be on other hosts. Open MPI sets `self,shm` if all processes of a job
+/// share a host.
 fn asked_for_hosts() -> bool {
     let devices = std::env::var("PSM2_DEVICES").unwrap_or_default();
     devices.is_empty() || devices.split(',').any(|device| device == "hfi")
 }
 
-/// Returns the IPv4 address at which other hosts reach this host: `FISHPLATE_PSM2_ADDRESS` if set,
-/// else the first non-loopback address.
+/// Returns this host's IPv4 address for other hosts: `FISHPLATE_PSM2_ADDRESS` if it is set, else
+/// the first non-loopback address.
 fn host() -> Option<Ipv4Addr> {
     if let Ok(named) = std::env::var("FISHPLATE_PSM2_ADDRESS") {
         return named.parse().ok();
@@ -264,8 +264,8 @@ fn host() -> Option<Ipv4Addr> {
 }
 
 /// Closes an endpoint. The graceful mode waits until peers have received all sends, even if that
-/// takes longer than `timeout`, but at most `CLOSE`. Once they have, it waits for peers that have
-/// not yet noticed the close only until `timeout`, and does not fail.
+/// takes longer than `timeout`, but at most `CLOSE`. Then it waits until `timeout` for peers that
+/// have not noticed the close. It succeeds even if they do not.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_ep_close(ep: *mut Ep, mode: i32, timeout: i64) -> Error {
     let limit = match u64::try_from(timeout) {

@@ -1,15 +1,14 @@
-//! Decides what a polling call does before it returns: nothing at first, a yield after many empty
-//! calls, and from time to time a check that peers are alive. Calls that always find something make
-//! this check too.
+//! Decides the last step of a polling call: nothing at first, a yield after many empty calls, and
+//! at intervals a check that peers are alive. Calls that always find something make this check too.
 
 use std::time::{Duration, Instant};
 
-/// How long a program may wait while unexpected messages fill all their memory.
+/// Maximum time that a program waits while unexpected messages fill all their memory.
 /// `FISHPLATE_PSM2_PATIENCE` overrides it, in seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Factor by which the patience is longer if the program waits only for peers whose messages do not
-/// fill the memory. Such a peer may compute for long, or may itself wait for a peer that fills the
+/// Factor for [`PATIENCE`] if the program waits only for peers whose messages do not fill the
+/// memory. Such a peer may compute for a long time, or may itself wait for a peer that fills the
 /// memory.
 const THIRD: u32 = 10;
 
@@ -36,8 +35,8 @@ pub(crate) struct Idle {
     looked: Instant,
     /// `calls` at the last liveness check.
     calls_at_look: u32,
-    /// Set while unexpected messages fill their memory and calls find nothing: the time when this
-    /// state began, and whether the program may be waiting for a peer that fills the memory.
+    /// Set while unexpected messages fill their memory and calls find nothing. Contains the time
+    /// when this began, and whether the program may be waiting for a peer that fills the memory.
     crowded: Option<(Instant, bool)>,
     patience: Duration,
 }
@@ -55,9 +54,9 @@ impl Idle {
         }
     }
 
-    /// Called at a liveness check. `crowding` is `None` unless unexpected messages fill all their
-    /// memory. Then it tells whether the program may be waiting for a peer that fills the memory.
-    /// Returns true if the memory has been full for too long while no call found anything.
+    /// Returns whether the memory of unexpected messages has been full for too long while no call
+    /// found anything. Call this at each liveness check. `crowding` is `None` unless that memory is
+    /// full. It then tells whether the program may be waiting for a peer that fills the memory.
     pub fn is_crowded_out(&mut self, crowding: Option<bool>) -> bool {
         let calls = self.calls.wrapping_sub(self.calls_at_look);
         self.calls_at_look = self.calls;
@@ -75,7 +74,7 @@ impl Idle {
         }
     }
 
-    /// Counts a call and returns what to do next.
+    /// Counts a call, and returns its last step.
     #[inline]
     pub fn next(&mut self, found: bool) -> Next {
         self.calls = self.calls.wrapping_add(1);

@@ -1,5 +1,5 @@
 //! Loom models of the lock. They compile `lock.rs` over loom's atomics. `tests/loom-edges.sh` runs
-//! them unchanged, and with each ordering weakened in turn.
+//! the models unchanged, and with each ordering weakened in turn.
 //!
 //! `membarrier` makes every thread run a full barrier, at whatever point that thread has reached.
 //! Loom cannot do that, so both halves of the barrier are full fences here. Only the owner runs the
@@ -20,7 +20,7 @@ use loom::thread;
 use lock::{Lock, Words};
 use primitive::{AtomicU8, AtomicU32, AtomicU64};
 
-/// Stands in for `system.rs`.
+/// Replaces `system.rs` in the models.
 mod system {
     use super::primitive::{Ordering, edge, fence};
     use super::*;
@@ -63,7 +63,7 @@ mod system {
 
 type Shared = Arc<Lock<UnsafeCell<u64>>>;
 
-/// Creates a lock that this thread, number 1, takes first. `others` is the initial number of times
+/// Creates a lock that this thread, number 1, takes first. `others` is the initial count of times
 /// that other threads have taken it.
 fn new(others: u32) -> Shared {
     let [state, inside] = [0; 2].map(AtomicU8::new);

@@ -11,15 +11,15 @@ const SPINS: u32 = 100;
 const YIELDED: u32 = 200;
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// Identifies this thread. Another thread has the same number only if it begins after this one has
-/// ended.
+/// Returns a number that identifies this thread. Another thread has the same number only if it
+/// begins after this thread has ended.
 #[inline(always)]
 pub(crate) fn me() -> u64 {
     // SAFETY: the call has no preconditions.
     unsafe { libc::pthread_self() }
 }
 
-/// Prepares this process for [`heavy_barrier`]. Returns false if the kernel refuses.
+/// Prepares this process for [`heavy_barrier`]. Returns `false` if the kernel refuses.
 pub(crate) fn register() -> bool {
     membarrier::register(Scope::Private).is_ok()
 }
@@ -33,7 +33,7 @@ pub(crate) fn light_barrier() {
 }
 
 /// Orders a store before a load, in this thread and in threads that call [`light_barrier`]. Returns
-/// false if the kernel refuses.
+/// `false` if the kernel refuses.
 pub(crate) fn heavy_barrier() -> bool {
     membarrier::all(Scope::Private).is_ok()
 }

@@ -127,7 +127,7 @@ pub(crate) struct Peer {
     pub context: usize,
     /// This peer's id in the node for active messages.
     pub am: Option<PeerId>,
-    /// True once its failure was reported.
+    /// True once the peer's failure was reported.
     reported: bool,
     /// Streams that close when the peer's process ends. They stay open here, because the peer would
     /// take a closed stream for the end of this process.
@@ -154,8 +154,8 @@ pub(crate) struct Endpoint {
     /// The endpoint's address for itself, or null.
     own: *mut EpAddr,
     pub idle: Idle,
-    /// The thread that answers peers. Drop joins the thread, which takes the endpoint's lock, so
-    /// drop this without holding the lock.
+    /// The thread that answers peers. Dropping this joins the thread, and the thread takes the
+    /// endpoint's lock. So drop this without holding the lock.
     pub door: Option<Box<dyn Send>>,
 }
 
@@ -185,7 +185,7 @@ impl Endpoint {
         }
     }
 
-    /// True if an address names this endpoint itself.
+    /// Returns whether an address names this endpoint itself.
     #[inline(always)]
     pub fn is_own(&self, address: *mut EpAddr) -> bool {
         address == self.own && !address.is_null()
@@ -196,7 +196,8 @@ impl Endpoint {
         self.peers.iter().find(|peer| peer.epid == epid)
     }
 
-    /// Returns the address of the node for active messages, or an empty vector.
+    /// Returns the address of the node for active messages. Returns an empty vector if there is no
+    /// such node.
     pub fn am_address(&self) -> Vec<u8> {
         self.am.as_ref().map_or(vec![], |am| am.node.address().to_vec())
     }
@@ -252,7 +253,7 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// Keeps the stream on which a remote peer was found. The peer's death closes it.
+    /// Keeps a stream to a remote peer. It closes when the peer dies.
     pub fn keep(&mut self, id: PeerId, line: UnixStream) {
         let elsewhere = self.node.reach(id).is_ok_and(|reach| reach.fabric != 0);
         let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id && elsewhere) else {
@@ -261,7 +262,7 @@ impl Endpoint {
         if peer.lines.is_empty()
             && let Ok(copy) = line.try_clone()
         {
-            // Ignores an error: without the watch, the death is detected by the next send.
+            // Ignores an error: without the watch, the next send detects the death.
             _ = self.node.watch(id, copy);
         }
         peer.lines.push(line);
@@ -280,7 +281,7 @@ impl Endpoint {
         Error::OK
     }
 
-    /// True if the peer is connected.
+    /// Returns whether the peer is connected.
     ///
     /// # Errors
     /// The peer has failed or could not be connected.
@@ -359,8 +360,8 @@ impl Endpoint {
         }
     }
 
-    /// Chooses the last step of a call, after it has released the lock. `found` is true if the call
-    /// found something.
+    /// Chooses the last step of a call, which follows after the lock is released. `found` is true
+    /// if the call found something.
     #[inline]
     pub fn after(&mut self, found: bool) -> After {
         if self.am.is_some() {
@@ -427,7 +428,7 @@ impl Endpoint {
     }
 }
 
-/// The last step of a call, after it has released the lock.
+/// The last step of a call, which follows after the lock is released.
 #[must_use]
 pub(crate) enum After {
     Nothing,

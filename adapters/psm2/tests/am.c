@@ -167,7 +167,7 @@ int main (int argc, char **argv)
   MUST (psm2_am_request_short (NULL, 0, NULL, 0, NULL, 0, 0, NULL, NULL) == PSM2_PARAM_ERR);
   MUST (reply (NULL, 0, 0) == PSM2_PARAM_ERR && reply (&index, 0, 0) == PSM2_PARAM_ERR);
 
-  /* A message to an unknown handler is dropped; later messages arrive. */
+  /* A message to an unknown handler is dropped. Later messages arrive. */
   MUST (request (number[1][ECHO] + 1, 0, 0, 0) == PSM2_OK && request (-1, 0, 0, 0) == PSM2_OK);
   MUST (request (number[1][ECHO], 1, 5, 0) == PSM2_OK);
   for (sent++; answers < sent;)

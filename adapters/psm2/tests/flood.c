@@ -28,7 +28,7 @@ static psm2_epaddr_t to[2];
 static int flood, handler[2], answer[2];
 static _Atomic int sent[2], handled[2], answered[2], completed[2];
 
-/* Returns the number of the endpoint at which a handler runs. */
+/* Returns the number of the endpoint that runs a handler with this context. */
 static int side (void *context)
 {
   return context != (void *) &ep[0];

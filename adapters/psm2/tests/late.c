@@ -95,7 +95,7 @@ static int process (int rank, int count, int active)
   atomic_fetch_add (&shared->connected, 1);
   while (atomic_load (&shared->connected) < RANKS)
     psm2_poll (ep);
-  /* The late process answers each message, which also acknowledges it. */
+  /* The late process answers each message. The answer also acknowledges the message. */
   for (int peer = 0; rank == LATE && peer < LATE; peer++)
     {
       receive (mq, peers[peer], peer);
@@ -140,7 +140,7 @@ int main (void)
   /* The senders keep most of these messages until they are received. */
   static const int counts[] = { 0, 100, 100 };
   int failed = 0;
-  /* As Open MPI sets it for processes of one host. */
+  /* As Open MPI sets it for processes on one host. */
   setenv ("PSM2_DEVICES", "self,shm", 1);
   for (int at = 0; at < 3; at++)
     {

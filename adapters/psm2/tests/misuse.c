@@ -159,7 +159,7 @@ int main (void)
       return puts ("there is not one device"), 1;
   }
 
-  /* A finalized queue forgets its receives: a later message is not written to their buffers. */
+  /* A finalized queue drops its receives: a later message is not written to their buffers. */
   {
     char *lent = malloc (16);
     IS (psm2_ep_connect (second, 1, &other, NULL, errors, &foreign, 5000000000), PSM2_OK);

@@ -103,7 +103,7 @@ int main (void)
             return printf ("end %d, counter %u: %lu, not %lu\n", side, at, is, should), 1;
         }
     }
-  /* The messages posted, and the messages that arrived. */
+  /* Waits for the counters of posted and of arrived messages. */
   while (counter (0, 0) < 4 || counter (1, 1) < 4)
     for (int side = 0; side < 2; side++)
       psm2_poll (ep[side]);

@@ -126,7 +126,7 @@ int main (int argc, char **argv)
       pause ();
   if (dies)
     {
-      /* Fills the room at the peer, which handles no messages. */
+      /* Fills the room at the peer. The peer handles no messages. */
       for (int sent = 0; sent < 200; sent++)
         MUST (psm2_am_request_short (to, index, NULL, 0, NULL, 0, PSM2_AM_FLAG_NOREPLY, NULL, NULL) == PSM2_OK);
       kill (child, SIGKILL);

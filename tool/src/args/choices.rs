@@ -38,7 +38,7 @@ pub enum Test {
 pub enum Transport {
     /// A loopback in one process: the cost of the engine alone.
     Loopback,
-    /// Shared memory between two processes of one host.
+    /// Shared memory between two processes on one host.
     Shm,
     /// Two engines in one thread, over a simulated fabric that delays and reorders at random.
     Sim,
