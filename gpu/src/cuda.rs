@@ -157,7 +157,7 @@ impl CudaDevice {
             peers: driver.peers(device)?,
             exported: VecDeque::new(),
         };
-        // From here on, dropping `opened` releases the context and the streams.
+        // From now on, dropping `opened` releases the context and the streams.
         opened.make_streams()?;
         Ok(opened)
     }

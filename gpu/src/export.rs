@@ -38,7 +38,8 @@ pub struct Registration {
     pub version: u64,
 }
 
-/// The exports of all rails of this process. Importers in the same process look them up here.
+/// The exports of all rails of this process. Importers in the same process look them up in this
+/// table.
 struct Home {
     /// Start and size of each allocation.
     places: BTreeMap<AllocId, (DevicePtr, u64)>,
@@ -222,7 +223,6 @@ impl Exports {
         Ok(alloc)
     }
 
-    /// Returns the entries that overlap a run.
     fn across(&self, run: &Run) -> Vec<AllocId> {
         let whole = run.whole();
         let all = self.near(whole.base.0, whole.size);

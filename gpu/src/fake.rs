@@ -113,7 +113,8 @@ impl FakeDriver {
         self.state().drain();
     }
 
-    /// Loses a device: every later call that needs it fails, and its queued work is dropped.
+    /// Simulates the loss of a device: every later call that needs it fails, and its queued work is
+    /// dropped.
     ///
     /// # Panics
     /// Panics if the machine lacks the device.

@@ -1,11 +1,11 @@
 //! Processor memory as a device. Processes of one machine share it as they share GPU memory. It
 //! stands in for a GPU in tests, and on machines without one.
 //!
-//! An allocation is an anonymous file of fixed size, mapped here. Its handle is the descriptor, and
-//! device addresses are host addresses. The thread that queues a copy makes the copy at once, so
-//! every mark is reached. [`Device::copy`], [`Device::write_word`], [`Device::mark`] and
-//! [`Device::reached`] make no system call, do not allocate and do not wait. All other methods are
-//! slow paths.
+//! An allocation is an anonymous file of fixed size, which this process maps. Its handle is the
+//! descriptor, and device addresses are host addresses. The thread that queues a copy makes the
+//! copy at once, so every mark is reached. [`Device::copy`], [`Device::write_word`],
+//! [`Device::mark`] and [`Device::reached`] make no system call, do not allocate and do not wait.
+//! All other methods are slow paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -23,8 +23,8 @@ use super::{
     Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid,
 };
 
-/// The UUID of processor memory, the same on every machine. Handles of other machines never arrive
-/// here.
+/// The UUID of processor memory, the same on every machine. Handles never arrive from another
+/// machine.
 pub(crate) const UUID: Uuid = *b"processor memory";
 
 /// Device and inode of a file.

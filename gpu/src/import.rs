@@ -52,7 +52,7 @@ pub struct Imported {
 pub struct ImportLimits {
     /// Maximum number of opened allocations.
     pub mappings: usize,
-    /// Maximum total size, in bytes.
+    /// Maximum total size of the opened memory, in bytes.
     pub bytes: u64,
 }
 
@@ -374,8 +374,9 @@ impl Imports {
         }
     }
 
-    /// Handles the owner's revocation of an allocation. Returns whether the allocation is open
-    /// here. If it is open, a later [`sweep`](Imports::sweep) schedules the acknowledgement.
+    /// Handles the owner's revocation of an allocation. Returns whether this process has the
+    /// allocation open. If it is open, a later [`sweep`](Imports::sweep) schedules the
+    /// acknowledgement.
     pub(crate) fn revoke(&mut self, incarnation: Nonce, alloc: AllocId, sequence: u64) -> bool {
         if let Some(&index) = self.by_key.get(&(incarnation, alloc)) {
             self.retire(index, Some(sequence));

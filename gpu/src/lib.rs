@@ -348,9 +348,9 @@ pub unsafe trait Device: Send {
     /// Exports an allocation as a handle. May be called repeatedly. Slow path.
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError>;
 
-    /// Opens an allocation of `size` bytes of another process, and returns its address here.
-    /// Segments are mapped at adjacent addresses, and one [`close`](Device::close) closes them all.
-    /// Fails with [`DeviceError::BadHandle`] if segments are not supported. Slow path.
+    /// Opens an allocation of `size` bytes of another process, and returns its address in this
+    /// process. Segments are mapped at adjacent addresses, and one [`close`](Device::close) closes
+    /// them all. Fails with [`DeviceError::BadHandle`] if segments are not supported. Slow path.
     ///
     /// # Safety
     /// The handle's owner keeps the memory until [`close`](Device::close). The owner may write to

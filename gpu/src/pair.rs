@@ -98,7 +98,6 @@ impl PairSegment {
         self.at(PAGE)
     }
 
-    /// Returns the offset of the done words in the segment, in bytes.
     pub(crate) fn words_at(&self) -> u64 {
         PAGE as u64
     }

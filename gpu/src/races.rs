@@ -24,7 +24,6 @@ use loom::thread;
 use done::{Line, Receiver, Sender, Status};
 use relay::{Descriptor, Incoming, Outgoing, Piece, What};
 
-/// Number of words of the channel.
 const WORDS: u32 = 2;
 
 /// The shared words, and the bytes of the writes.

@@ -125,7 +125,7 @@ struct GpuPeer {
 /// |---|---|---|
 /// | host | host | [`ShmRail`] |
 /// | device, or pinned host | device, reachable | the device, in chunks over several streams |
-/// | mapped here | device, mapped here | the processor, if [short](GpuConfig::mapped_store) |
+/// | mapped by us | device, mapped by us | the processor, if [short](GpuConfig::mapped_store) |
 /// | any | device, not reachable; or host | both ends, through bounce slots |
 ///
 /// A write is reported to its target after the whole write has landed. The report is a word in the

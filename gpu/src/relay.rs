@@ -41,7 +41,6 @@ pub(crate) enum What {
     /// Writes bytes to a region of the receiver. The last piece carries the completion word, if
     /// any.
     Write {
-        /// The key of the region.
         key: RailKey,
         /// Whether this is the last piece of its write.
         last: bool,
@@ -50,7 +49,6 @@ pub(crate) enum What {
     },
     /// Requests bytes of a region of the receiver.
     Read {
-        /// The key of the region.
         key: RailKey,
         /// Number of requested bytes.
         want: u64,
@@ -60,7 +58,6 @@ pub(crate) enum What {
     /// Delivers bytes of a read that the receiver requested. If the reply fails, its last piece is
     /// marked as failed and has no bytes.
     Reply {
-        /// The id of the read.
         id: u64,
         /// Whether this is the last piece of the reply.
         last: bool,

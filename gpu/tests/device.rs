@@ -26,7 +26,7 @@ trait Kit {
     /// Opens a device. Returns `None` for an ordinal that this kind cannot have.
     fn open(ordinal: u32) -> Option<Result<Self::Device, DeviceError>>;
 
-    /// Returns why the implementation cannot be tested here, or `None` if it can.
+    /// Returns why the implementation cannot be tested on this machine, or `None` if it can.
     fn absent() -> Option<String> {
         None
     }

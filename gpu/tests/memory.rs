@@ -284,7 +284,8 @@ fn b20_killed_processes_leave_nothing() {
             unsafe { end.sharing.device_mut().free(base) }.unwrap();
             revoked += 1;
         } else {
-            // Kills the process while its memory is open here, being opened, or being revoked.
+            // Kills the process while this process opens its memory, has it open, or answers its
+            // revocation.
             for _ in 0..steps {
                 let Ok(imported) = end.prefetch(1) else { continue };
                 match end.read(&imported) {

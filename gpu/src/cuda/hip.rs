@@ -1,6 +1,6 @@
-//! The functions that differ between HIP and CUDA, here with the parameters of CUDA's functions.
-//! All other functions take the same arguments. Structures have the same layouts, and error codes
-//! and flags have the same values.
+//! Functions with the parameters of CUDA's functions, for the HIP functions that differ. All other
+//! HIP functions take the same arguments as CUDA's. Structures have the same layouts, and error
+//! codes and flags have the same values.
 //!
 //! Constants and layouts were compared with `hip_runtime_api.h` and `driver_types.h` of HIP 6.2
 //! (ROCm 6.2.1), 7.1 and 7.14. The comments on behaviour describe AMD's implementation (`clr`).

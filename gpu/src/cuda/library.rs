@@ -109,7 +109,7 @@ impl From<Absent> for DeviceError {
     }
 }
 
-/// A loaded library, which is never unloaded.
+/// A loaded CUDA or HIP library. Never unloaded.
 pub(super) struct Library {
     api: Api,
     handle: NonNull<c_void>,

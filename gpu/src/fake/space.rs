@@ -71,7 +71,7 @@ pub(super) enum Keeper {
     Caller,
     /// `FakeProcess::free`, together with the memory.
     Free,
-    /// `FakeProcess::close`, together with the memory.
+    /// `FakeProcess::close`, which also closes the memory.
     Close,
 }
 

@@ -91,7 +91,7 @@ pub(super) struct Relay {
     chunk: u32,
     /// Sequence number of the first piece of the write that is arriving.
     write_began: Option<u64>,
-    /// Sequence number of the last piece that failed here.
+    /// Sequence number of the last piece that failed at this end.
     failed: Option<u64>,
 }
 

@@ -106,7 +106,7 @@ impl Registered {
     }
 }
 
-/// How imported memory is reached.
+/// How the rail accesses imported memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reach {
     /// The memory is open in this process.

@@ -157,8 +157,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(())
     }
 
-    /// Ends the deferral of frees. Then answers revocations until no peer's memory is open here.
-    /// Returns false if the deadline expired. Slow path.
+    /// Ends the deferral of frees. Then answers revocations until this process has no peer's memory
+    /// open. Returns false if the deadline expired. Slow path.
     pub fn close_revoked(&mut self, deadline: Instant) -> bool {
         self.defer_frees(false);
         while self.sharing.imports().mapped().0 > 0 {
@@ -183,8 +183,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         };
         let closed: Vec<_> = self.owned.leaving.extract_if(.., closed).collect();
         for (at, _) in closed {
-            // SAFETY: the caller of `give_back` guarantees that nothing here uses the memory. It is
-            // no longer exported, so every peer has closed it or is gone.
+            // SAFETY: the caller of `give_back` guarantees that nothing in this process uses the
+            // memory. It is no longer exported, so every peer has closed it or is gone.
             let _ = unsafe { self.free_closed(at) };
         }
     }

@@ -36,8 +36,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             self.settle(index);
         }
         let mut steps = 0;
-        // The budget also bounds the completions of the device that are handled here. Each may
-        // notify its target at once.
+        // The budget also bounds the handled completions of the device. Each completion may notify
+        // its target at once.
         while steps < budget.max(1)
             && self.ended.len() < usize::from(self.config.ops)
             && self.step_stream()
@@ -212,7 +212,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Notifies the target of a completed write. Returns false if there is no room yet.
+    /// Notifies the target of a completed write. Returns false if the lane has no room yet.
     fn tell(
         &mut self,
         index: u32,

@@ -147,7 +147,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         self.0.revoke_all(deadline)
     }
 
-    /// Waits until no peer's memory is open here: see [`GpuRail::close_revoked`].
+    /// Waits until this process has no peer's memory open: see [`GpuRail::close_revoked`].
     pub fn close_revoked(&mut self, deadline: Instant) -> bool {
         self.0.close_revoked(deadline)
     }

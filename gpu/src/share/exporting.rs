@@ -114,7 +114,7 @@ impl<D: Device> Sharing<D> {
         let (binding, new) =
             self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
         let told = record(&mut line).told.get(&buffer) != Some(&Some(binding));
-        // From here on the version is published. If it is not sent, the peer may request it.
+        // The version is now published. If it is not sent, the peer may request it.
         let room = !told || line.has_room();
         if told && room {
             tell(&self.exports, &self.device, &mut line, buffer, binding);

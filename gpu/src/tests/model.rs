@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::fake::Violation;
 
-/// Limits of opened memory.
 const LIMITS: ImportLimits = ImportLimits { mappings: 3, bytes: 24_000 };
 
 /// An allocation that one side owns.
@@ -266,7 +265,7 @@ impl Run {
             return;
         }
         let result = match token {
-            // The peer makes no pass here, so its answer may be missing.
+            // The peer makes no pass during this call, so its answer may be missing.
             Some(token) => {
                 side.end.sharing.open_direct(&mut side.end.links[..], PEER, token, Instant::now())
             }

@@ -175,7 +175,7 @@ fn memory_of_an_unknown_outcome_stays_in_use_at_both_ends() {
         for key in [pair.memory[0].key, pinned] {
             assert_eq!(pair.rails[0].deregister(key), Err(AttachError::Kept(libc::EBUSY)));
         }
-        // The memory stays open here, so the peer cannot free it either.
+        // The memory stays open in this process, so the peer cannot free it either.
         pair.rails[0].release(PEER, pair.memory[1].key);
         pair.rails[0].detach(PEER);
         let Pair { driver, rails, .. } = pair;

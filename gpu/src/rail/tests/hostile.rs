@@ -129,7 +129,7 @@ fn b13_bounds_are_those_of_the_region_and_not_of_its_allocation() {
             [(0u64, 2001usize), (1999, 2), (2001, 0), (u64::MAX, 1), (u64::MAX - 3, 8)]
         {
             let (local, remote) = (pair.memory[0].local(0, len), Remote { key, offset });
-            // SAFETY: the post is refused here or at the target, so it accesses only registered
+            // SAFETY: this end or the target refuses the post, so it accesses only registered
             // memory.
             let posted = unsafe { pair.rails[0].post_write(PEER, local, remote, Some(1), 1) };
             match relay {
