@@ -20,7 +20,8 @@ pub enum Users {
 pub struct ShmConfig {
     /// Maximum number of attached peers. Peer numbers are below this.
     pub max_peers: u16,
-    /// Maximum number of regions registered here, and of regions imported from each peer.
+    /// Maximum number of regions that this rail registers, and of regions that it imports from each
+    /// peer.
     pub max_regions: u16,
     /// Maximum number of segments that hold registered regions.
     pub max_segments: u16,

@@ -72,7 +72,6 @@ pub(crate) struct Control {
     incarnation: Nonce,
     /// Whether the peer is this same process.
     home: bool,
-    /// Why the connection ended.
     ended: Option<PeerError>,
 }
 

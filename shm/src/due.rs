@@ -11,7 +11,6 @@ pub(crate) struct Due {
 }
 
 impl Due {
-    /// Creates a set with room for `peers` peers.
     pub(crate) fn new(peers: usize) -> Self {
         let words = peers.div_ceil(64);
         Due { list: Vec::with_capacity(64 * words), listed: vec![0; words].into_boxed_slice() }

@@ -102,7 +102,6 @@ impl From<Vec<Foreign>> for Batch {
 }
 
 impl Batch {
-    /// Returns the number of remaining descriptors.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -222,7 +222,7 @@ impl Link {
         self.control.ended().is_some()
     }
 
-    /// Returns the peer's process ID, or 0 if its PID namespace is not visible here.
+    /// Returns the peer's process ID, or 0 if its PID namespace is not visible to this process.
     pub fn pid(&self) -> i32 {
         self.peer.pid
     }

@@ -24,7 +24,7 @@ use crate::socket::{Sender, Socket};
 /// The identity of the peer.
 #[derive(Debug)]
 pub(crate) struct Credentials {
-    /// The peer's process, or 0 if its PID namespace is not visible here.
+    /// The peer's process, or 0 if its PID namespace is not visible to this process.
     pub(crate) pid: i32,
     /// The peer's user ID. After `connected`: the effective ID of the connected process. After
     /// `introduce`: the ID that the sender claimed and the kernel checked.

@@ -175,7 +175,7 @@ impl Pair {
 ///
 /// # Safety
 /// The caller uses both ends only while the segments exist. `outgoing` is mapped writable and has
-/// no other producer here, and `incoming` has no other consumer.
+/// no other producer in this process, and `incoming` has no other consumer.
 pub(crate) unsafe fn ends(
     outgoing: &LaneMemory,
     incoming: &LaneMemory,

@@ -44,9 +44,9 @@ pub trait HalfOpen: Sized {
     fn may_accept() -> bool {
         true
     }
-    /// Converts the code of a failed system call into an error.
+    /// Converts the errno of a failed system call into an error.
     fn system(code: i32) -> Self::Error;
-    /// Sends and receives as much as possible without waiting.
+    /// Sends and receives packets until the handshake would have to wait.
     fn step(self) -> Step<Self>;
     /// Returns the socket to poll.
     fn socket(&self) -> BorrowedFd<'_>;
@@ -89,7 +89,7 @@ struct Entry<H> {
 /// The peer of a handshake.
 #[derive(Debug)]
 enum Who {
-    /// A process that connected here, with its description.
+    /// A process that connected to this listener, with its description.
     Stranger(String),
     /// The listener at this address.
     Dialled(OsString),
@@ -215,7 +215,7 @@ impl<H: HalfOpen> Meetings<H> {
         self.open.push(Entry { handshake, who, deadline: now + self.patience });
     }
 
-    /// Returns the indexes of the handshakes with peers that connected here.
+    /// Returns the indexes of the handshakes with peers that connected to this listener.
     fn strangers(&self) -> impl Iterator<Item = usize> {
         (0..self.open.len()).filter(|&at| matches!(self.open[at].who, Who::Stranger(_)))
     }

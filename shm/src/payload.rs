@@ -76,9 +76,9 @@ struct Class {
     /// Cost of the kernel and of the lane, in nanoseconds per KiB. 0 means unknown.
     cost: [u64; 2],
     by: By,
-    /// Number of payloads before the other path is tried.
+    /// Number of payloads until the other path is tried.
     left: u32,
-    /// Number of payloads before the path in use is measured.
+    /// Number of payloads until the path in use is measured.
     measure: u32,
     /// Number of payloads in the current trial.
     tried: u32,
@@ -169,7 +169,6 @@ impl PayloadPaths {
 }
 
 impl Class {
-    /// Counts a payload that takes the path `by`.
     fn took(&mut self, by: By) {
         if by == self.by {
             self.left = self.left.saturating_sub(1);

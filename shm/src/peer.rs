@@ -92,7 +92,7 @@ pub(crate) struct Sizes {
 }
 
 impl Attached {
-    /// Attaches a link, with both lanes at position `start`.
+    /// Creates the state of a peer from its link, with both lanes at position `start`.
     pub(crate) fn over(link: Link, sizes: Sizes, start: u64) -> Self {
         let Link { control, peer, pair, event_page, common, pair_id, light, cma, .. } = link;
         // SAFETY: the new value owns the pair as long as the ends. `over` consumes the link, so
@@ -112,7 +112,7 @@ impl Attached {
         Self::new(ends, Box::new([outgoing, incoming]), Some(remote), cma, sizes)
     }
 
-    /// Attaches this process to itself.
+    /// Creates the state of this process as its own peer.
     pub(crate) fn own(cells: u32, sizes: Sizes) -> Result<Self, SegmentError> {
         let lane = LaneMemory::create(cells, [0; 16], [0; 16])?;
         // SAFETY: the new value owns the lane as long as the ends. The lane was just created,
@@ -235,7 +235,7 @@ impl Attached {
                     }
                 },
             };
-            // The producer may sleep until it has room.
+            // The producer may sleep until the lane has room.
             self.due |= self.input.advance(cells);
             count += 1;
         }
@@ -407,7 +407,7 @@ impl Attached {
         }
     }
 
-    /// Releases one import.
+    /// Releases one import of a key.
     pub(crate) fn release(&mut self, key: u64) {
         let Some(place) =
             self.imports.iter_mut().find(|place| place.is_some_and(|import| import.key == key))

@@ -58,7 +58,6 @@ pub(crate) fn chunk_cells(len: usize) -> u64 {
     1 + len.div_ceil(CELL) as u64
 }
 
-/// Returns the header of a record.
 #[inline(always)]
 pub(crate) fn header(kind: u32, value: u32) -> u64 {
     u64::from(kind) | u64::from(value) << 32

@@ -101,7 +101,6 @@ impl Regions {
         Regions { slots: (0..max).map(|_| Slot::default()).collect(), next: 0 }
     }
 
-    /// Inserts a region and returns its key.
     pub(crate) fn insert(
         &mut self,
         ptr: NonNull<u8>,

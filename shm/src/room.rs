@@ -67,8 +67,8 @@ fn meminfo(root: &Path) -> Option<u64> {
 }
 
 /// Returns the directories of this process's memory control groups, up to the root, for versions 1
-/// and 2. In a container the path may be the host's path. Then its last parts do not exist here,
-/// and the root is the container's control group.
+/// and 2. In a container the path may be the host's path. Then the last parts of the path do not
+/// exist in the container, and the root is the container's control group.
 fn groups(root: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut all = vec![];

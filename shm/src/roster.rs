@@ -51,7 +51,6 @@ struct Cold {
 }
 
 impl Roster {
-    /// Creates a roster with room for `peers` peers.
     pub(crate) fn new(peers: usize) -> Self {
         Roster {
             hot: Vec::with_capacity(peers),
@@ -77,7 +76,6 @@ impl Roster {
         !self.cold.is_empty()
     }
 
-    /// Makes a peer hot.
     #[inline(always)]
     pub(crate) fn warm(&mut self, attached: &mut Attached, peer: Peer) {
         if !attached.hot {

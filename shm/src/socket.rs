@@ -53,7 +53,8 @@ pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
 /// The sender of a packet, as the kernel reports it after [`name_senders`](Socket::name_senders).
 #[derive(Debug)]
 pub(crate) struct Sender {
-    /// The sender's process, or 0 if it is unknown or its PID namespace is not visible here.
+    /// The sender's process, or 0 if it is unknown or its PID namespace is not visible to this
+    /// process.
     pub(crate) pid: i32,
     /// The user ID that the sender claimed. The kernel has checked that the sender may claim it.
     pub(crate) uid: u32,
@@ -79,7 +80,7 @@ pub(crate) enum Senders {
 
 #[derive(Debug)]
 pub(crate) struct Packet {
-    /// Length in bytes.
+    /// Length of the packet in bytes.
     pub(crate) len: usize,
     /// The descriptors that the packet carried.
     pub(crate) fds: Batch,
@@ -521,7 +522,6 @@ impl Address {
         }
     }
 
-    /// Binds a socket to this address.
     pub(crate) fn bind(&self, fd: BorrowedFd<'_>) -> Result<()> {
         // SAFETY: `self` holds a socket address of `self.len` bytes.
         if unsafe { libc::bind(fd.as_raw_fd(), self.pointer(), self.len) } == 0 {

@@ -13,7 +13,7 @@ macro_rules! named {
         impl Errno {
             $($(#[$meta])* pub const $name: Self = Self(libc::$name);)*
 
-            /// Returns the C name, or `None` if the number is not named here.
+            /// Returns the C name, or `None` if no constant of this type has the number.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(Self(libc::$name) => Some(stringify!($name)),)*

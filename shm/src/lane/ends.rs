@@ -216,7 +216,6 @@ impl Producer {
         self.claimed = self.at.wrapping_add(goal);
     }
 
-    /// Position of the next record.
     pub(crate) fn position(&self) -> u64 {
         self.at
     }

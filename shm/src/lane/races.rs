@@ -69,7 +69,6 @@ impl Lane {
         unsafe { Consumer::new(first, self.cells.len() as u32, &raw const self.cursor, start) }
     }
 
-    /// Returns the index of the cell at a position.
     fn place(&self, position: u64) -> usize {
         (position % self.cells.len() as u64) as usize
     }

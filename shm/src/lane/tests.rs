@@ -47,7 +47,7 @@ fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Consumes the next record, and returns the payload.
+/// Consumes the next record, and returns its payload.
 fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     let len = consumer.header()? as usize;
     let mut payload = vec![0; len];

@@ -246,9 +246,9 @@ impl<H: Host> ShmRail<H> {
 
 /// The location of a peer's memory.
 enum Place {
-    /// Mapped here, at this address.
+    /// Mapped in this process, at this address.
     Mapped(NonNull<u8>),
-    /// Not mapped here. The address is valid in the peer's process.
+    /// Not mapped in this process. The address is valid in the peer's process.
     Private(u64),
 }
 

@@ -122,7 +122,6 @@ impl Endpoint {
         ready
     }
 
-    /// Returns whether the endpoint is open.
     pub(super) fn is_open(&self) -> bool {
         !self.closed
     }

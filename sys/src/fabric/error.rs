@@ -17,7 +17,7 @@ pub struct Code(pub i32);
 macro_rules! named {
     ($($name:ident = $value:expr),* $(,)?) => {
         impl Code {
-            /// Returns the C name, or `None` if the code is not named here.
+            /// Returns the C name, or `None` if no constant of this type has the code.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $(value if value == $value => Some(concat!("FI_", stringify!($name))),)*

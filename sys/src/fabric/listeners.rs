@@ -70,7 +70,7 @@ impl Iterator for Descriptors {
                 return None;
             }
             // SAFETY: the name ends with a zero byte, and the entry is valid until the next read.
-            // It may be shorter than its type, so there is no reference to the whole.
+            // It may be shorter than its type, so no reference to the whole entry is created.
             let name = unsafe { CStr::from_ptr((&raw const (*entry).d_name).cast()) };
             // Skips the names of the folder itself and of its parent.
             if let Some(number) = name.to_str().ok().and_then(|name| name.parse().ok()) {

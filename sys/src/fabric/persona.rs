@@ -27,9 +27,9 @@ pub enum Notify {
     Word,
     /// The provider reports the source address of each completion.
     Source,
-    /// The write carries no data, and a message with the word follows it. If the provider orders
-    /// messages behind writes (`FI_ORDER_SAW`), the message follows at once. Otherwise it follows
-    /// when the write is complete at the target.
+    /// The write carries no data, and a message with the completion word follows it. If the
+    /// provider orders messages behind writes (`FI_ORDER_SAW`), the message follows at once.
+    /// Otherwise it follows when the write is complete at the target.
     Message,
 }
 

@@ -1,9 +1,9 @@
 //! Structures and operation tables of libfabric, in C's layout and with their C names.
 //!
-//! Contains definitions only; nothing here makes a call. The fields are documented in
-//! `fi_getinfo(3)`, `fi_domain(3)`, `fi_endpoint(3)`, `fi_cq(3)`, `fi_av(3)`, `fi_mr(3)`,
-//! `fi_rma(3)`, `fi_msg(3)` and `fi_atomic(3)`. Written for version 1.17. Later libraries only
-//! append fields to these structures. So:
+//! Contains only definitions; makes no calls. The fields are documented in `fi_getinfo(3)`,
+//! `fi_domain(3)`, `fi_endpoint(3)`, `fi_cq(3)`, `fi_av(3)`, `fi_mr(3)`, `fi_rma(3)`, `fi_msg(3)`
+//! and `fi_atomic(3)`. Written for version 1.17. Later libraries only append fields to these
+//! structures. So:
 //!
 //! - only the library allocates attributes (`fi_info` and everything below it), with `fi_dupinfo`;
 //! - an attribute structure allocated here is passed as [`Tailed`]: zeros follow where a later
@@ -13,8 +13,8 @@
 //! - a structure that the library writes to our memory ([`fi_cq_err_entry`]) is as long as in every
 //!   requested version.
 //!
-//! Entries that are not called from here have type [`Unused`], which keeps the offsets of the
-//! others.
+//! Entries that this package does not call have type [`Unused`], which keeps the offsets of the
+//! other entries.
 #![allow(non_camel_case_types, reason = "the names are those of the C headers")]
 #![allow(missing_docs, reason = "the manual pages named above document them")]
 #![allow(clippy::type_complexity, reason = "an operation has as many arguments as it has")]
@@ -31,7 +31,7 @@ pub use object::*;
 
 use core::ffi::c_void;
 
-/// A table entry that is not called from here.
+/// A table entry that this package does not call.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
 /// A structure, followed by zeros where a later library may have fields.

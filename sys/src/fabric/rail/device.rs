@@ -76,7 +76,7 @@ impl Drop for Dmabuf {
 /// - Once [`flush`](Self::flush) has succeeded, the device sees everything that NICs wrote before
 ///   the call.
 pub unsafe trait DeviceMemory: Send {
-    /// Returns the device's driver.
+    /// Returns the driver interface of the device.
     fn interface(&self) -> Interface;
 
     /// Returns the device's ordinal in this process, as in

@@ -50,17 +50,17 @@ const UP_MAX: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// A peer that is fenced later than this after its return starts again with the minimum pause.
 const CALM: u64 = Duration::from_secs(20).as_nanos() as u64;
 
-/// When a fenced peer may return, in nanoseconds.
+/// When a fenced peer may return. All times are in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Return {
     /// `from`: time of the first report as up after the last fence. `at`: time of the next report.
     from: u64,
     at: u64,
-    /// Interval between the next two reports.
+    /// Time between the next two reports.
     wait: u64,
-    /// Pause after the last fence.
+    /// Minimum time from the last fence to the peer's return.
     pause: u64,
-    /// Time of the last return, or 0 if the peer has never returned.
+    /// Time at which the peer last returned, or 0 if the peer has never returned.
     since: u64,
 }
 

@@ -135,7 +135,6 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Creates a table with room for this many peers.
     fn new(peers: usize) -> Names {
         let size = (peers * 2).next_power_of_two().max(2);
         Names {
@@ -145,7 +144,7 @@ impl Names {
         }
     }
 
-    /// Removes all peers. Makes room for `peers` of them.
+    /// Removes all peers, and makes room for `peers` peers.
     fn clear(&mut self, peers: usize) {
         match 2 * peers <= self.places.len() {
             true => self.places.fill(NO_NAME),
@@ -269,7 +268,6 @@ impl Peers {
         Some(peer)
     }
 
-    /// Counts an arrival.
     #[inline(always)]
     fn count(&mut self, peer: u16) {
         // SAFETY: the tables hold only peers that `attach` put into a slot, and slots are never

@@ -179,8 +179,8 @@ pub const FI_TYPE_MSG_ORDER: i32 = 13;
 pub const FI_TYPE_MODE: i32 = 14;
 pub const FI_TYPE_MR_MODE: i32 = 21;
 
-// Error codes. They are positive here, and calls return them negated. Codes below 256 are `errno`
-// values.
+// Error codes. The constants are positive, but calls return negated codes. Codes below 256 are
+// `errno` values.
 pub const FI_EAGAIN: i32 = libc::EAGAIN;
 pub const FI_ENOSYS: i32 = libc::ENOSYS;
 pub const FI_ENODATA: i32 = libc::ENODATA;
