@@ -175,8 +175,8 @@ impl Exports {
         let (mut around, mut revoking, mut inside) = (Vec::new(), None, Vec::new());
         for alloc in self.across(&run) {
             let Some(entry) = self.entries.get(&alloc) else { continue };
-            // The driver reports only live memory. If an entry disagrees with it, the entry's
-            // memory was freed and its addresses were reused.
+            // The driver reports only live memory. If an entry disagrees with the driver, the
+            // entry's memory was freed and its addresses were reused.
             if !entry.run.agrees(&run) {
                 self.supersede(alloc);
             } else if entry.state != State::Live {
@@ -192,8 +192,8 @@ impl Exports {
         around.sort_unstable();
         while let Some((_, alloc)) = around.pop() {
             let known = self.entries.get(&alloc).map(|entry| &entry.run);
-            // Another part of the allocation may have been freed, so checks that all segments still
-            // exist.
+            // Another part of the allocation may have been freed. So check that all segments
+            // still exist.
             if known.is_some_and(|known| *known == run) || self.is_there(device, alloc)? {
                 return Ok(alloc);
             }

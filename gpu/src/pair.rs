@@ -280,7 +280,7 @@ impl Agreement {
         if (heard.epoch, heard.number) != (self.offer.epoch, self.offer.number) {
             return Err(HandshakeError::BadPacket);
         }
-        // Both ends compute this from the same two echoes.
+        // Both ends compute the same value, because both use the same two echoes.
         let active = usable & heard.flags;
         let segments = match (active, self.ours.take(), mapped) {
             (1.., Some(segment), Some(ptr)) => {

@@ -72,7 +72,7 @@ pub(crate) struct Piece {
     pub(crate) offset: u64,
     /// Number of bytes in the slot.
     pub(crate) len: u32,
-    /// Whether the copy into the slot failed, so that the slot holds other bytes.
+    /// Whether the copy into the slot failed. If so, the bytes in the slot are invalid.
     pub(crate) failed: bool,
 }
 

@@ -52,7 +52,8 @@ fn first<K: Kit>() -> K::Device {
     K::open(0).expect("there is a first device").unwrap()
 }
 
-/// Returns the process of a fake driver. One of the two drivers copies early, the other late.
+/// Returns the process of one of two fake drivers. If `late` is true, the driver's copies finish
+/// late.
 fn fake(late: bool) -> FakeProcess {
     static DRIVERS: [OnceLock<FakeProcess>; 2] = [OnceLock::new(), OnceLock::new()];
     let behaviour = if late {

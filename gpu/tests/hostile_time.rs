@@ -92,7 +92,7 @@ fn no_trick_makes_a_pass_take_long() {
                 meter.call("a pass", || sharing.turn(&mut links[..]));
                 ended = ended.or(links[0].as_mut().and_then(|link| link.line().ended()));
                 if ended.is_some() {
-                    // After this, a peer that still sends gets an error.
+                    // After the link is dropped, a peer that still sends gets an error.
                     meter.call("the end", || links[0] = None);
                 }
             };

@@ -261,7 +261,7 @@ pub enum Violation {
     TakenFromQueue,
     /// A copy used a mapping of memory that its owner had freed.
     Stale,
-    /// A copy or a word lay outside of an allocation, or at an unmapped address.
+    /// A copy or a word accessed an unmapped address, or addresses outside of an allocation.
     OutOfRange,
     /// The two ranges of a copy overlapped.
     Overlap,

@@ -169,7 +169,7 @@ impl State {
     }
 }
 
-/// Splits a copy into pieces. Each piece lies inside one range at either end.
+/// Splits a copy into pieces. Each piece reads from one range and writes to one range.
 fn side_by_side(to: &[(Place, u64)], from: &[(Place, u64)]) -> Vec<(Place, Place, u64)> {
     let (mut pieces, mut at, mut done) = (vec![], [0, 0], [0, 0]);
     while let (Some((target, to_len)), Some((source, from_len))) = (to.get(at[0]), from.get(at[1]))

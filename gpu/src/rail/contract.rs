@@ -200,7 +200,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         count += self.inner.poll(budget - count, &mut watch);
         if !device_first {
             count += self.poll_device(budget - count, sink);
-            // The inner rail flushed in its poll, before the device queued records.
+            // The inner rail flushed in its poll, before the device queued records. So flush again.
             self.inner.flush();
         }
         if !self.fallen.is_empty() {

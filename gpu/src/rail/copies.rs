@@ -213,7 +213,7 @@ impl Copies {
         from: Option<Untrusted<'_>>,
     ) -> Result<u32, PostError> {
         let slot = self.take(device)?;
-        // From here on, the name of the slot's last copy is invalid, even if no new copy begins.
+        // From now on, the name of the slot's last copy is invalid, even if no new copy begins.
         let generation = self.slots[slot].generation.wrapping_add(1);
         (self.slots[slot].state, self.slots[slot].generation) = (State::Free, generation);
         let (segment, start) = self.memory.as_ref().ok_or(PostError::Unsupported)?;

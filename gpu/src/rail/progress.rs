@@ -191,8 +191,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         {
             return;
         }
-        // If the outcome is unknown, the device may still access the peer's memory, so it stays
-        // open.
+        // If the outcome is unknown, the device may still access the peer's memory, so the memory
+        // stays open.
         if let Some(id) = op.import
             && !matches!(op.error, Some(CompleteError::Unknown(_)))
         {
@@ -241,7 +241,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     self.telling.push_back(index);
                     return false;
                 }
-                // The peer has failed, which the completion reports.
+                // The peer has failed. The completion reports the failure.
                 Err(_) => {}
             },
             // The write failed, so there is nothing to report.

@@ -72,7 +72,7 @@ fn a_late_acknowledgement_of_an_earlier_revocation_is_ignored() {
     let (driver, mut a, mut b, _, at, imported) = shared();
     a.revoke(at.alloc).unwrap();
     b.turn();
-    // The acknowledgement is in flight when the revocation is cancelled and the memory imported
+    // The acknowledgement is in flight when the revocation is cancelled and the memory is imported
     // again.
     assert_eq!(opened(b.process()), (1, 1));
     a.sharing.call_off(at.alloc).unwrap();

@@ -257,7 +257,8 @@ fn an_unexportable_segment_is_refused_and_no_descriptor_is_kept() {
     assert_eq!(a.register(base, 3 * EACH), Err(ExportError::Device(why)));
     assert_eq!(copies(fd.as_fd()), before);
     a.process().fail(Call::Export, 1, DeviceError::Exhausted);
-    // The first segment is exported and the second fails. The next attempt exports both.
+    // The first segment's export succeeds, and the second segment's export fails. The next attempt
+    // exports both segments.
     assert!(a.register(base, 2 * EACH).is_ok());
     assert_eq!(copies(fd.as_fd()), before + 1);
     assert_eq!(a.process().counts().calls[Call::Export], 2 + 2 + 2);

@@ -42,8 +42,8 @@ fn row_15_without_peer_access_transfers_are_relayed_intact() {
     }
 }
 
-/// Each end has more reads than slots, and each reply more pieces than slots. Writes of one end are
-/// interleaved.
+/// Each end has more reads than slots. Each reply has more pieces than slots. One end also writes
+/// between its reads.
 #[test]
 fn b15_both_ends_read_long_ranges_of_the_other_at_once() {
     for seed in 1..20 {
