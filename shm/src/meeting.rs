@@ -177,12 +177,12 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Moves all handshakes into a new set, and leaves this one empty.
+    /// Moves all handshakes into a new set, and leaves this set empty.
     pub fn take(&mut self) -> Self {
         std::mem::replace(self, Meetings::new(self.patience))
     }
 
-    /// Moves the handshakes of another set into this one.
+    /// Moves the handshakes of another set into this set.
     pub fn absorb(&mut self, mut other: Self) {
         self.open.append(&mut other.open);
         self.failed.append(&mut other.failed);

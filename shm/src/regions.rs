@@ -69,7 +69,7 @@ pub(crate) enum Owner {
     User,
     /// The segment that contains the region.
     Segment(Segment),
-    /// The attachment of this peer, which maps the common segment, with its pair ID.
+    /// The attachment of this peer, which maps the common segment. The second value is the pair id.
     Peer(Peer, u32),
 }
 

@@ -399,8 +399,8 @@ pub(crate) fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
-/// Returns the peer's violation if our outgoing lane refused a record because of it. Returns `None`
-/// if the lane is only full.
+/// Returns the peer's violation, if the violation made our outgoing lane refuse a record. Returns
+/// `None` if the lane is only full.
 pub(crate) fn blame(refused: Refused) -> Option<PeerError> {
     match refused {
         Refused::Full => None,

@@ -42,7 +42,7 @@ impl<T> List<T> {
 
     /// Takes all values, the newest first.
     pub(crate) fn take(&self) -> Taken<T> {
-        // Acquire, edge `aside`: makes the contents of all nodes visible here.
+        // Acquire, edge `aside`: makes the contents of all nodes visible to this thread.
         Taken(self.0.swap(ptr::null_mut(), edge!("aside.load", Acquire)))
     }
 

@@ -58,7 +58,7 @@ fn a_socket_that_lingers_in_the_queue_of_another_is_not_waited_for() {
             x.try_send(packet, &[]).unwrap();
         }
         x.try_send(last, &[lingering.as_fd()]).unwrap();
-        // After this, the queued duplicate is the last descriptor of the connection.
+        // After the drop, the queued duplicate is the last descriptor of the connection.
         drop(Foreign::from(lingering));
         at_once(|| drop(y));
     }

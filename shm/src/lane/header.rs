@@ -48,7 +48,7 @@ impl Header {
 
     /// Returns whether the header was completed with these values.
     pub(super) fn is(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) -> bool {
-        // Acquire, edge `lane.magic`: orders the relaxed loads below after this one.
+        // Acquire, edge `lane.magic`: orders the relaxed loads below after this load.
         self.magic.load(edge!("lane.magic.load", Acquire)) == magic
             && self.sizes.load(Ordering::Relaxed) == sizes
             && [&self.maker, &self.guest]

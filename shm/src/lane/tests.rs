@@ -310,7 +310,7 @@ fn b21_cursors_and_cells_share_no_line() {
     assert_eq!(CELLS % 128, 0);
     assert_eq!(cells_for(48), 1, "a short message is one line");
     assert_eq!(cells_for(49), 2);
-    // Each end writes only to its own segment, so no line is written by both.
+    // Each end writes only to its own segment, so no line is written by both ends.
 }
 
 /// B10: an incomplete segment is refused before its contents are used.

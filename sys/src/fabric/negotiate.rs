@@ -494,7 +494,7 @@ fn judge(
         Notify::Word if domain.cq_data_size >= 8 => Ok(Notify::Word),
         Notify::Source if domain.cq_data_size < 4 => Err(Why::CqData(domain.cq_data_size)),
         Notify::Source => Ok(Notify::Source),
-        // The word is sent in a message of 12 bytes, which the provider must be able to inject.
+        // The message that carries the word has 12 bytes. The provider must be able to inject it.
         _ if info.tx().inject_size >= 12 => Ok(Notify::Message),
         _ => Err(Why::Notify),
     }

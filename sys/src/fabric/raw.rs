@@ -6,7 +6,7 @@
 //! structures. So:
 //!
 //! - only the library allocates attributes (`fi_info` and everything below it), with `fi_dupinfo`;
-//! - an attribute structure allocated here is passed as [`Tailed`]: zeros follow where a later
+//! - an attribute structure of this package is passed as [`Tailed`]: zeros follow where a later
 //!   library may have fields;
 //! - a table begins with its size in bytes, and an [`entry`] is called only if it lies inside the
 //!   table and is not null;

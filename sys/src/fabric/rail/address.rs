@@ -1,7 +1,7 @@
 //! The address of a rail: a 16-byte header, then the provider's address.
 //!
 //! ```text
-//! 0 "fpfa" | 4 version u16 | 6 notification u8 | 7 0 | 8 number u32 | 12 format u32 | 16 address
+//! 0 "fpfa" | 4 version u16 | 6 notify u8 | 7 0 | 8 signature u32 | 12 format u32 | 16 address
 //! ```
 //! All fields are little-endian. Both sides must have the same version, notification and address
 //! format.

@@ -47,7 +47,8 @@ const PAUSE_MAX: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// The maximum time between two reports that a peer may return.
 const UP_MAX: u64 = Duration::from_secs(1).as_nanos() as u64;
 
-/// A peer that is fenced later than this after its return starts again with the minimum pause.
+/// If a peer is fenced more than this time after its return, it starts again with the minimum
+/// pause.
 const CALM: u64 = Duration::from_secs(20).as_nanos() as u64;
 
 /// When a fenced peer may return. All times are in nanoseconds.

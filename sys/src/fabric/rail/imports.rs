@@ -124,7 +124,7 @@ impl Imports {
         while at < self.places.len() {
             let place = &self.places[at];
             if place.peer == peer as u32 {
-                // Do not advance: `clear` may move another entry here.
+                // Do not advance: `clear` may move another entry to this index.
                 self.clear(at);
             } else {
                 at += 1;
