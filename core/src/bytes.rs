@@ -49,25 +49,25 @@ impl<'a> Reader<'a> {
         Ok(*taken)
     }
 
-    /// Reads a one-byte number.
+    /// Reads a `u8`.
     #[inline(always)]
     pub fn u8(&mut self) -> Result<u8, Short> {
         self.array().map(u8::from_le_bytes)
     }
 
-    /// Reads a two-byte number.
+    /// Reads a little-endian `u16`.
     #[inline(always)]
     pub fn u16(&mut self) -> Result<u16, Short> {
         self.array().map(u16::from_le_bytes)
     }
 
-    /// Reads a four-byte number.
+    /// Reads a little-endian `u32`.
     #[inline(always)]
     pub fn u32(&mut self) -> Result<u32, Short> {
         self.array().map(u32::from_le_bytes)
     }
 
-    /// Reads an eight-byte number.
+    /// Reads a little-endian `u64`.
     #[inline(always)]
     pub fn u64(&mut self) -> Result<u64, Short> {
         self.array().map(u64::from_le_bytes)

@@ -177,7 +177,8 @@ pub struct EngineMemory<'m, const RAILS: usize> {
     pub pairings: &'m mut [Pairing],
     /// One stream per peer and context.
     pub streams: &'m mut [Stream],
-    /// Messages that arrived before their turn. A slot is never read before it is written.
+    /// Messages that are stored until all earlier messages have arrived. A slot is never read
+    /// before it is written.
     pub parked: &'m mut [MaybeUninit<Parked>],
     /// Bitmaps of the numbers that have arrived. Memory that is already zero is not written at
     /// setup.
@@ -274,7 +275,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Counts the commands that workers pass to this engine.
     pub stamp: u32,
     pub failover: Option<Failover<'m>>,
-    /// The rail of the last post.
+    /// The rail of the latest post, for the records of failover.
     pub took: u8,
     pub protocol: Option<Protocol<'m, RAILS>>,
     /// Number of registered regions of device memory.

@@ -12,8 +12,8 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// Marks types for which zeroed memory is a valid value. A table of such slots may come zeroed from
-/// the allocator, and its memory stays untouched until used.
+/// Marks types for which zeroed memory is a valid value. A table of such values may come zeroed
+/// from the allocator, and its memory stays untouched until used.
 ///
 /// # Safety
 /// A value with all bytes zero is valid.

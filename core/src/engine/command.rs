@@ -24,31 +24,31 @@ use super::tag::Tag;
 pub enum Command {
     /// Calls [`Engine::put`](super::Engine::put).
     Put {
-        /// The source.
+        /// First byte to read, in registered memory of this process.
         from: LocalAddr,
         /// Length in bytes.
         len: usize,
-        /// The target.
+        /// First byte to write, in memory of the peer.
         to: RemoteAddr,
     },
     /// Calls [`Engine::put_signal`](super::Engine::put_signal).
     PutSignal {
-        /// The source.
+        /// First byte to read, in registered memory of this process.
         from: LocalAddr,
         /// Length in bytes.
         len: usize,
-        /// The target.
+        /// First byte to write, in memory of the peer.
         to: RemoteAddr,
         /// The signal, which is applied after the data.
         signal: Signal,
     },
     /// Calls [`Engine::get`](super::Engine::get).
     Get {
-        /// The target.
+        /// First byte to write, in registered memory of this process.
         into: LocalAddr,
         /// Length in bytes.
         len: usize,
-        /// The source.
+        /// First byte to read, in memory of the peer.
         from: RemoteAddr,
     },
     /// Calls [`Engine::signal`](super::Engine::signal).
@@ -71,9 +71,9 @@ pub enum Command {
     /// Waits like [`Engine::wait_signal`](super::Engine::wait_signal). The worker polls the word
     /// between its other work.
     Watch {
-        /// The word to watch.
+        /// The word to watch, in registered memory of this process.
         at: LocalAddr,
-        /// The comparison.
+        /// The comparison of the word with `value`.
         cmp: Cmp,
         /// The value to compare the word with.
         value: u64,
@@ -82,7 +82,7 @@ pub enum Command {
     },
     /// Fills registered local memory with a pattern. Each turn of the worker writes one piece.
     Fill {
-        /// The target.
+        /// First byte to write.
         at: LocalAddr,
         /// Length in bytes, a multiple of `width`.
         len: usize,
@@ -94,23 +94,23 @@ pub enum Command {
     /// Copies within registered memory of this process. Each turn of the worker copies one piece,
     /// in ascending order. If the ranges overlap, the target must be at the lower address.
     Copy {
-        /// The source.
+        /// First byte to read.
         from: LocalAddr,
         /// Length in bytes.
         len: usize,
-        /// The target.
+        /// First byte to write.
         to: LocalAddr,
     },
     /// Copies from one peer to another through memory of this process: a get, then a put. Later
     /// commands of the same queue wait until the get is done.
     PeerCopy {
-        /// The source.
+        /// First byte to read, in memory of one peer.
         from: RemoteAddr,
         /// The staging buffer. Do not access it until the command is done.
         via: LocalAddr,
         /// Length in bytes.
         len: usize,
-        /// The target.
+        /// First byte to write, in memory of the other peer.
         to: RemoteAddr,
     },
     /// Does nothing. Completes when every earlier command of the same queue has completed. Later
@@ -119,7 +119,7 @@ pub enum Command {
     /// Calls [`Engine::send`](super::Engine::send), or
     /// [`Engine::send_sync`](super::Engine::send_sync) if `sync` is set.
     Send {
-        /// The receiver.
+        /// The peer that receives the message.
         to: PeerId,
         /// The tag.
         tag: Tag,

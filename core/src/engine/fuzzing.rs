@@ -335,7 +335,7 @@ fn sample_handle<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
 }
 
 fn read_handle<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {
-    // Use all keys for which this side has rails.
+    // Byte 16 is the number of keys. A side with `RAILS` rails skips further keys.
     let count = usize::from(*input.get(16)?).min(RAILS);
     let handle = Handle::<RAILS>::decode(input, &Pairing::ALIKE, low(count)).ok()?;
     let mut bytes = [0; HANDLE_MAX];

@@ -38,7 +38,7 @@ pub struct Stream {
     pub(crate) acked: Seq,
     /// The last cursor sent to the peer.
     pub(crate) ack_sent: Seq,
-    /// Number of passes that an acknowledgement has been owed.
+    /// Number of passes since an acknowledgement became due.
     pub(crate) age: u32,
     /// Operations in flight. If 0, everything that this context has sent to this peer is applied.
     pub(crate) open: u32,

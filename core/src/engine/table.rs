@@ -13,7 +13,7 @@ use super::joint::{Pairing, RAILS_MAX};
 /// The maximum length of a region's handle, in bytes.
 pub const HANDLE_MAX: usize = 512;
 
-/// The version of the layout of handles.
+/// The version of the handle format.
 pub const HANDLE_VERSION: u16 = 5;
 
 const HANDLE_MAGIC: u16 = u16::from_le_bytes(*b"FP");

@@ -534,7 +534,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Returns the shape of a mask, and assigns one if needed.
+    /// Returns the number of a mask's shape, and assigns a shape to a new mask. If no shape is
+    /// free, returns [`OVERFLOW`].
     #[inline(always)]
     fn intern(&mut self, mask: Key) -> u8 {
         match self.shapes.last(mask) {

@@ -10,8 +10,8 @@
 //! Signal      32 bytes: head, offset u64, value u64
 //! SignalData  48 bytes and the payload: the fields of Signal, offset u64, len u32, region u16,
 //!             generation u16
-//! Data        24 bytes and the payload: head, offset u64; counts as a write, and waits for its
-//!             turn if the target is device memory
+//! Data        24 bytes and the payload: head, offset u64; counts as a write; if the target is
+//!             device memory, waits for all earlier numbers
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: no fetch)
 //! Reply       32 bytes: head, token u64, value u64
 //! Hello       16 bytes: kind u8 | again u8 | bond u8 | keeps u8 | mine u32 | yours u32 |
@@ -272,7 +272,7 @@ pub(crate) struct Hello {
     pub again: bool,
 }
 
-/// The version of the layout of words and messages.
+/// The version of the wire format, exchanged in Hello.
 const VERSION: u32 = 9;
 
 impl Hello {

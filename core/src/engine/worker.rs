@@ -434,7 +434,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
     }
 }
 
-/// Tracks a posted receive, and detaches it if no report is wanted.
+/// Tracks a posted receive, or detaches it if no report is wanted.
 fn received<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
     job: &Job<'_>,

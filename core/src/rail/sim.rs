@@ -61,7 +61,7 @@ pub struct Dials {
 }
 
 impl Dials {
-    /// Without delay, in order, never full.
+    /// Delivers everything at once and in order, and always has room.
     pub const CALM: Dials = Dials {
         min_delay: 0,
         max_delay: 0,

@@ -29,7 +29,7 @@ mod threads {
         threaded
     }
 
-    /// Runs a scenario.
+    /// Runs a scenario ten times.
     pub fn model(scenario: impl Fn() + Send + Sync + 'static) {
         for _ in 0..10 {
             scenario();
@@ -37,7 +37,7 @@ mod threads {
     }
 }
 
-/// The model checker. A scenario runs once per possible interleaving.
+/// The model checker. It runs a scenario once per interleaving, within a bound on preemptions.
 #[cfg(fishplate_loom)]
 mod models {
     extern crate std;
@@ -52,7 +52,7 @@ mod models {
         modelled
     }
 
-    /// Runs a scenario.
+    /// Runs a scenario with at most three preemptions, or `LOOM_MAX_PREEMPTIONS` if set.
     pub fn model(scenario: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound.get_or_insert(3);

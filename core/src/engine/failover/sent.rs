@@ -250,8 +250,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..count).filter(|&n| is_data(slot(n))).count() as u32
     }
 
-    /// Handles the arrival of all numbers below `cursor` at the peer. Returns the cursor up to
-    /// which operations may complete.
+    /// Handles the arrival of all numbers below `cursor` at the peer. Returns a cursor: operations
+    /// with lower numbers may complete.
     #[cold]
     pub(in super::super) fn kept_arrived(&mut self, stream: u32, cursor: Seq) -> Seq {
         let cursor = self.hold_back(stream, cursor);
@@ -259,8 +259,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         cursor
     }
 
-    /// Returns the cursor up to which operations may complete. The cursor stops before an atomic
-    /// with a missing reply, so that the target keeps the value.
+    /// Returns a cursor: operations with lower numbers may complete. The cursor stops before an
+    /// atomic with a missing reply, so that the target keeps the fetched value.
     fn hold_back(&mut self, stream: u32, cursor: Seq) -> Seq {
         let Some(failover) = &mut self.failover else { return cursor };
         let heard = &mut failover.streams[stream as usize].heard;

@@ -20,7 +20,7 @@ struct Rig {
     loads: Loads<2>,
     takes: [u64; 2],
     at: u64,
-    /// When the first piece of each rail completes.
+    /// Time at which the first outstanding piece of each rail completes.
     next: [u64; 2],
     depth: u32,
     /// Pieces outstanding that never complete.

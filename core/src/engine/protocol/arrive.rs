@@ -17,7 +17,7 @@ use super::request::{Received, Sender, Stage};
 use super::stock::Kept;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Handles a message of one of the protocol's kinds.
+    /// Handles a two-sided message.
     #[inline(never)]
     pub(in super::super) fn tagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         if !self.next_tagged(peer, bytes) {

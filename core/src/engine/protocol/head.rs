@@ -19,9 +19,9 @@
 //!             a Room
 //! ```
 //!
-//! Tagged, Sync, Rts and Short messages have a number in the stream and wait for their turn. So
-//! messages match in the order sent. The other kinds have no number; their word only identifies the
-//! attachment. A Fin, a Pull or a Chunk refers to an earlier message by its token or request. A
+//! Tagged, Sync, Rts and Short messages have a number in the stream and wait for earlier numbers.
+//! So messages match in the order sent. The other kinds have no number; their word only identifies
+//! the attachment. A Fin, a Pull or a Chunk refers to an earlier message by its token or request. A
 //! Room may arrive at any time.
 //!
 //! Between sides with failover, a Fin, a Pull or a Chunk has a number too. Its kind is then higher

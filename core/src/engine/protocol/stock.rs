@@ -241,8 +241,8 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
     }
 }
 
-/// Room of one kind, for payloads or for headers. `each` is the initial share of each stream, and
-/// `left` the rest of the shared pool.
+/// Room for payloads, in credits, or for headers. Each stream begins with `each`; streams that need
+/// more double their room from the `left` of a shared pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub each: u32,

@@ -201,7 +201,7 @@ impl World<'_> {
         self.schedule(index, node, rail, 0);
     }
 
-    /// Duplicates a late message, if the rail repeats messages.
+    /// Duplicates about every second late message, if the rail repeats messages.
     fn repeat(&mut self, index: u16, late: u32) {
         let packet = self.packets[index as usize];
         let (rail, copy) = (packet.from % self.rails, self.free);

@@ -152,7 +152,7 @@ fn whole<T: FromStr + fmt::Display>(text: &str) -> Option<T> {
     text.parse().ok().filter(|_| plain)
 }
 
-/// The engines of the nodes, as far as a schedule needs them.
+/// Controls the rails that the engines of the nodes use.
 pub trait Nodes {
     /// Returns whether a node uses a rail to another node.
     fn uses(&self, from: u16, to: u16, rail: u16) -> bool;

@@ -265,9 +265,9 @@ fn a_listener_is_seen_as_its_thread_made_it() {
 }
 
 /// Models how a node's worker passes the wait object to its program. `node` is the lock of the
-/// node, which both drive. `bell` is the lock of the thread that may sleep on `event[1]`, which a
-/// peer notifies. `work[0]` is 1 while the program holds `node`, and 2 when the program has
-/// finished.
+/// node: the worker and the program both drive the node. `bell` is the lock of the wait object: its
+/// holder may sleep on `event[1]`, and a peer notifies this eventcount. `work[0]` is 1 while the
+/// program holds `node`, and 2 when the program has finished.
 #[test]
 fn a_program_takes_the_bell_from_its_worker_and_neither_misses_it() {
     model(|| {
