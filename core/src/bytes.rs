@@ -85,25 +85,25 @@ pub trait Put {
     /// Appends bytes.
     fn put(&mut self, bytes: &[u8]) -> &mut Self;
 
-    /// Appends a one-byte number.
+    /// Appends a `u8`.
     #[inline(always)]
     fn put_u8(&mut self, value: u8) -> &mut Self {
         self.put(&[value])
     }
 
-    /// Appends a two-byte number.
+    /// Appends a little-endian `u16`.
     #[inline(always)]
     fn put_u16(&mut self, value: u16) -> &mut Self {
         self.put(&value.to_le_bytes())
     }
 
-    /// Appends a four-byte number.
+    /// Appends a little-endian `u32`.
     #[inline(always)]
     fn put_u32(&mut self, value: u32) -> &mut Self {
         self.put(&value.to_le_bytes())
     }
 
-    /// Appends an eight-byte number.
+    /// Appends a little-endian `u64`.
     #[inline(always)]
     fn put_u64(&mut self, value: u64) -> &mut Self {
         self.put(&value.to_le_bytes())

@@ -280,7 +280,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub protocol: Option<Protocol<'m, RAILS>>,
     /// Number of registered regions of device memory.
     pub devices: u32,
-    /// A cache of the imported regions from which messages were read.
+    /// A cache of the imported regions that this engine has read messages from.
     pub hints: [u16; protocol::HINTS],
 }
 

@@ -96,7 +96,7 @@ pub(crate) struct Bye {
     pub ack: u32,
     /// Total of returned credits of the reverse stream.
     pub freed: u32,
-    /// All numbers of the stream below this one are acknowledged.
+    /// All numbers of the stream below `end` are acknowledged.
     pub end: Seq,
     /// Number of Fins sent on this stream.
     pub fins: u32,

@@ -317,8 +317,8 @@ impl<'m> Entry<'m> {
     /// Returns the worker's state of the command.
     ///
     /// # Safety
-    /// The caller is the worker to which the entry was submitted, and holds no other reference to
-    /// the state.
+    /// The caller is the worker that took the entry from its queue, and holds no other reference
+    /// to the state.
     #[expect(clippy::mut_from_ref, reason = "one worker at a time, as promised")]
     pub(super) unsafe fn work(&self) -> &mut Work<'m> {
         // SAFETY: the caller is that worker, so no other thread uses `work`. The submission ring
@@ -329,7 +329,7 @@ impl<'m> Entry<'m> {
     /// Stores the result of the command.
     ///
     /// # Safety
-    /// Called once, by the worker to which the entry was submitted, or by its successor.
+    /// Called once, by the worker that took the entry from its queue, or by its successor.
     pub(crate) unsafe fn finish(&self, reply: Reply) {
         self.watch.write(0);
         // SAFETY: no thread reads `reply` before the store below, and only this worker writes it.

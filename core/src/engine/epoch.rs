@@ -141,7 +141,7 @@ impl Meeting {
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Sends the waiting Hellos to a peer. Returns `false` if the peer has failed, or if no rail
-    /// has room. In the latter case the rest stays queued.
+    /// has room. Hellos that find no room stay queued.
     #[cold]
     pub(super) fn greet(&mut self, peer: u16) -> bool {
         let stream = self.state.stream_of(0, peer);

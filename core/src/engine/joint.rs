@@ -123,7 +123,7 @@ impl Pairing {
         Some(keys)
     }
 
-    /// Returns the bitmask of our rails on which a message of this length does not fit.
+    /// Returns a bitmask of our rails that cannot carry a message of this length to the peer.
     #[cold]
     pub(crate) fn too_short(&self, bytes: u32) -> u16 {
         let short = |(rail, most): (usize, &u32)| ((*most < bytes) as u16) << rail;

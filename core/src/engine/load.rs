@@ -5,8 +5,8 @@
 //! without one, in passes. The bytes that a rail completes while such posts are outstanding, and
 //! the time that this takes, give its cost per byte.
 //!
-//! All rails are timed in one *busy time*, which leaves out most of each interval in which no rail
-//! completes anything. Such an interval is a pause of this process or of a peer, after which all
+//! All rails are timed in one *busy time*. Most of an interval does not count if no rail completes
+//! anything in it. Such an interval is a pause of this process or of a peer. After the pause all
 //! rails complete much at once. If the whole pause counted, every rail would seem slow. Failed
 //! posts are not measured, and the return of a rail clears its measurements.
 //!
@@ -282,7 +282,7 @@ impl<const RAILS: usize> Loads<RAILS> {
             if !is_full && (load.passed >= REST.saturating_mul(expected) || new) {
                 probed = probed.or(Some(rail));
             }
-            // Rails that are about as fast take turns.
+            // Rails of about the same speed take turns.
             if best.is_none() || expected.saturating_add(load.takes(bytes) / NEAR) < least {
                 (best, least) = (Some(rail), expected);
             }

@@ -416,9 +416,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the rails to a peer on which a message of this length does not fit, as a bitmask.
-    /// May include rails that do not reach the peer. With one rail the bitmask is empty, because
-    /// the sender already respects the limit.
+    /// Returns a bitmask of the rails to a peer that cannot carry a message of this length. It may
+    /// include rails that do not reach the peer. With one rail the bitmask is empty, because the
+    /// sender already respects the limit.
     #[inline(always)]
     pub(super) fn too_short(&self, peer: u16, bytes: u32) -> u16 {
         if RAILS == 1 || bytes <= self.shortest {

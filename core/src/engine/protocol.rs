@@ -173,11 +173,11 @@ impl MatchConfig {
 /// The limits of a [`MatchConfig`] that the other side must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchLimits {
-    /// [`MatchConfig::eager`].
+    /// The value of [`MatchConfig::eager`].
     pub eager: u32,
-    /// [`MatchConfig::credits`].
+    /// The value of [`MatchConfig::credits`].
     pub credits: u32,
-    /// [`MatchConfig::headers`].
+    /// The value of [`MatchConfig::headers`].
     pub headers: u32,
 }
 

@@ -248,7 +248,7 @@ impl Message {
     }
 }
 
-/// The attachment of the receiver to which the sender of a Hello is bound.
+/// The attachment of the receiver that the sender of a Hello is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bond {
     None,

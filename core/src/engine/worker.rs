@@ -142,8 +142,8 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     ///   no peer waits for this engine.
     ///
     /// A stop waits for a peer only until the peer has received what was sent and has replied.
-    /// Workers whose users have received everything may stop in any order. Operations to a peer
-    /// that makes no progress delay the stop until `deadline_ns`, and stay in the engine.
+    /// Workers may stop in any order once their users have received everything. Operations to a
+    /// peer that makes no progress delay the stop until `deadline_ns`, and stay in the engine.
     #[doc(alias = "ucp_worker_flush_nbx")]
     #[doc(alias = "shmem_finalize")]
     pub fn run<H: Host>(

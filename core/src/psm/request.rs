@@ -30,7 +30,7 @@ impl MqReq {
     }
 }
 
-/// A send for which the engine had no room.
+/// A send that found no room in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Deferred {
     pub to: PeerId,

@@ -22,9 +22,9 @@
 //! # How a crate is modelled
 //!
 //! `--cfg fishplate_loom` adds the module `modelled`: the same names over loom's types. Nothing
-//! else changes for a crate that depends on this one, because this crate uses `modelled` only in
-//! its own tests. Memory in a mapped segment could not use loom's types: the rest of a program
-//! expects plain atomics there.
+//! else changes for a crate that depends on `fishplate-core`, because `fishplate-core` uses
+//! `modelled` only in its own tests. Memory in a mapped segment could not use loom's types: other
+//! code of a program expects plain atomics there.
 //!
 //! In another crate (`shm`, `gpu`) the files with hand-over code import everything from
 //! `super::primitive`, the facade. The models compile such a file a second time, with `#[path]`,

@@ -9,7 +9,7 @@
 /// Maximum number of bits of a sequence number in a message or in remote CQ data.
 pub const WIRE_BITS: u32 = 20;
 
-/// The largest window in which [`WIRE_BITS`] bits are unambiguous: half their space.
+/// The largest window that [`WIRE_BITS`] bits can number without ambiguity: half their space.
 pub const MAX_WINDOW: u64 = 1 << (WIRE_BITS - 1);
 
 /// A position in a stream: the number of earlier items, modulo 2^64.

@@ -1,7 +1,7 @@
-//! Lets a bounded number of threads drain a list to which any thread adds. A thread exists only
-//! while there is something to drain.
+//! Lets a bounded number of threads drain a list that any thread may add to. A draining thread
+//! exists only while the list has entries.
 //!
-//! A thread that adds calls [`Turns::take`] afterwards, and starts a draining thread if `take`
+//! A thread adds to the list, then calls [`Turns::take`], and starts a draining thread if `take`
 //! returns true. A draining thread calls [`Turns::end`] when the list is empty, then looks at the
 //! list again, and takes another turn if there is more.
 //!

@@ -72,7 +72,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn fence_rail(&mut self, peer: u16, rail: usize) -> Fence {
         let bit = 1 << rail;
         let id = Peer(peer);
-        // A peer that is already fenced costs the other peers nothing more.
+        // Fencing a fenced peer again does not affect other peers.
         let all = self.rails[rail].fences_all() && !self.rails[rail].is_fenced(id);
         let needed = self.state.needs_fence(peer, rail);
         let patient = !self

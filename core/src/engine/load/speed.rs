@@ -45,7 +45,7 @@ pub(super) struct Load {
     pub(super) avoided: u32,
     /// Maximum of bytes that may be outstanding.
     pub(super) room: u64,
-    /// Expected time of all posts that went to other rails since the last post on this one.
+    /// Expected time of all posts that went to other rails since the last post on this rail.
     pub(super) passed: u64,
 }
 

@@ -323,8 +323,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let description = &protocol.blocks.slots[block as usize];
                 let (n, fit) = slot.fit(description.len as u64);
                 // SAFETY: posting the receive checked the buffer against its region, and `fit`
-                // limited `n` to the buffer. A block holds at least the length for which it was
-                // taken.
+                // limited `n` to the buffer. The block was taken for a payload of this length.
                 unsafe { copy_bytes(from, slot.ptr, n as usize) };
                 (slot.source, slot.len) = (Sender::new(description.source), description.len as u64);
                 (slot.delivered, slot.fit) = (n, fit);

@@ -88,7 +88,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (local, remote) = (Local { ptr, len, desc }, Remote { key, offset: to.offset });
         // SAFETY: the checks above place both ranges in their regions. `Region::new` requires that
         // the local range stays valid until the operation ends. The remote range was imported on
-        // every rail of its peer, including this one. Every rail accepts `single_max` bytes.
+        // every rail of its peer, including `rail`. Every rail accepts `single_max` bytes.
         let posted = unsafe {
             self.rails[rail].post_write_checked(Peer(peer), local, remote, word, tag | bytes)
         };
@@ -137,7 +137,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (peer, word, tag) = (Peer(way.peer), way.word, way.tag | bytes);
         // SAFETY: the caller has checked both ranges. `Region::new` requires that the source stays
         // valid until the operation ends; the source of an inject is valid during the call. The
-        // target was imported on every rail of its peer, including this one. Each of these rails
+        // target was imported on every rail of its peer, including `way.rail`. Each of these rails
         // accepts `single` bytes.
         let posted =
             unsafe { self.rails[way.rail].post_write_checked(peer, local, remote, word, tag) };

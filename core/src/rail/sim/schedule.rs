@@ -273,7 +273,7 @@ impl<'s, 'm> Schedule<'s, 'm> {
     }
 
     /// Draws the events from a seed, and stops drawing in the turn that fills `log`. Events of that
-    /// turn for which `log` has no room are executed, but not recorded.
+    /// turn that do not fit into `log` are executed, but not recorded.
     pub fn drawn(sim: &'s Sim<'m>, scope: Scope, seed: u64, log: &'s mut [Event]) -> Self {
         let mut random = Random::new(seed ^ 0xf1a9);
         let often = [5, 20, 60][(random.next() % 3) as usize];

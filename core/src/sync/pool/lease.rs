@@ -336,8 +336,8 @@ impl<T> Deref for Shared<'_, T> {
             // SAFETY: a held slot keeps the slab alive. The link was written at setup.
             unsafe { header.as_ref() }.watch_read(self.slot().link.get());
         }
-        // SAFETY: a slot with a holder contains a value, to which all holders have only shared
-        // access.
+        // SAFETY: a slot with a holder contains a value. All holders have only shared access to the
+        // value.
         unsafe { (*self.slot().body.get()).assume_init_ref() }
     }
 }

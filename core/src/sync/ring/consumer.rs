@@ -57,8 +57,8 @@ impl<'m, T: Copy> Consumer<'m, T, Shared> {
         // SAFETY: our caller guarantees that the header stays mapped for `'m`, and `of_raw` checked
         // its alignment. A header consists of atomics, so a peer's writes are no data race.
         let header = unsafe { header.as_ref() };
-        // Relaxed: only consumers write the head, and handing the ring from an earlier consumer to
-        // this one already synchronizes with its writes.
+        // Relaxed: only consumers write the head, and the hand-over of the ring from an earlier
+        // consumer already synchronizes with its writes.
         let head = header.head.load(Ordering::Relaxed);
         Ok(Self::new(header, slots, head))
     }

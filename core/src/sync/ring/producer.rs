@@ -58,8 +58,8 @@ impl<'m, T: Copy> Producer<'m, T, Shared> {
         // SAFETY: our caller guarantees that the header stays mapped for `'m`, and `of_raw` checked
         // its alignment. A header consists of atomics, so a peer's writes are no data race.
         let header = unsafe { header.as_ref() };
-        // Relaxed: only producers write the tail, and handing the ring from an earlier producer to
-        // this one already synchronizes with its writes.
+        // Relaxed: only producers write the tail, and the hand-over of the ring from an earlier
+        // producer already synchronizes with its writes.
         let tail = header.tail.load(Ordering::Relaxed);
         Ok(Self::new(header, slots, tail))
     }
