@@ -55,6 +55,9 @@ pub fn drive(target: &Target, corpus: &Path, seed: u64, time: Duration) -> Resul
     for input in &saved {
         bench.check(input, "saved")?;
     }
+    if bench.count.accepted == 0 && corpus.exists() {
+        return Err(format!("{}: the parser accepts no input of the corpus", target.name));
+    }
     bench.count.saved = saved.len();
     let (end, mut sample) = (Instant::now() + time, vec![0; LONGEST]);
     for n in 0u64.. {
