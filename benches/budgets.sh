@@ -10,11 +10,13 @@ runner=$(sed -n 's/.*package = "gungraun", version = "=\(.*\)".*/\1/p' Cargo.tom
 tools=$PWD/target/tools
 export PATH=$tools/bin:$PATH
 
-need valgrind valgrind || { echo "SKIPPED instruction budgets: valgrind is missing and cannot be installed"; exit 77; }
+need valgrind valgrind ||
+    { echo "SKIPPED instruction budgets: valgrind is missing and cannot be installed"; exit 77; }
 if [ "$(gungraun-runner --version 2>/dev/null | awk '{print $2}')" != "$runner" ]; then
     echo "gungraun-runner $runner is missing: cargo install into $tools"
     # Unoptimized: it only starts Valgrind and reads its output.
-    CARGO_PROFILE_DEV_DEBUG=0 CARGO_TARGET_DIR=$tools/build cargo install --quiet --debug --locked --version "$runner" --root "$tools" gungraun-runner
+    CARGO_PROFILE_DEV_DEBUG=0 CARGO_TARGET_DIR=$tools/build cargo install --quiet --debug --locked \
+        --version "$runner" --root "$tools" gungraun-runner
     rm -rf "$tools/build"
 fi
 
@@ -22,7 +24,8 @@ rows=$(mktemp)
 trap 'rm -f "$rows"' EXIT
 # The benchmarks fail if a limit is exceeded. The table says which one, so print it in any case.
 status=0
-cargo bench --quiet --locked --no-fail-fast --benches -- --output-format=json >"$rows" 2>"$rows.err" || status=$?
+cargo bench --quiet --locked --no-fail-fast --benches -- --output-format=json >"$rows" \
+    2>"$rows.err" || status=$?
 "${CARGO_TARGET_DIR:-target}/release/budget-table" <"$rows" || status=1
 [ "$status" = 0 ] || cat "$rows.err"
 rm -f "$rows.err"

@@ -26,11 +26,13 @@ export UCX_WARN_UNUSED_ENV_VARS=n
 near_ns=100
 
 # placement FLOOR_NS: prints near, far or moved
-placement() { awk -v f="$1" -v near="$near_ns" 'BEGIN { print f == "" ? "moved" : f < near ? "near" : "far" }'; }
+placement() { awk -v f="$1" -v near="$near_ns" \
+    'BEGIN { print f == "" ? "moved" : f < near ? "near" : "far" }'; }
 
 # Prints the current placement.
 look() {
-    placement "$("$fishplate" perf put-signal --transport shm -s 8 -n 2000 --region 1M --pin "$cpus" --format json 2>/dev/null |
+    placement "$("$fishplate" perf put-signal --transport shm -s 8 -n 2000 --region 1M \
+        --pin "$cpus" --format json 2>/dev/null |
         jq -r '.floor_ns // empty')"
 }
 
@@ -83,7 +85,8 @@ ucx() {
     server=$!
     for _ in {1..40}; do
         sleep 0.05
-        row=$(ucx_perftest -p $port -c "${cpus%,*}" -v "$@" localhost 2>/dev/null | grep -E '^ *[0-9]+,' | tail -n 1) && break
+        row=$(ucx_perftest -p $port -c "${cpus%,*}" -v "$@" localhost 2>/dev/null |
+            grep -E '^ *[0-9]+,' | tail -n 1) && break
     done
     wait "$server" || true
     echo "$row"
@@ -104,7 +107,8 @@ pingpong() {
     taskset -c "${cpus#*,}" fi_pingpong -p shm -e rdm -S "$1" -I "$2" >/dev/null 2>&1 &
     server=$!
     sleep 0.3
-    timeout 60 taskset -c "${cpus%,*}" fi_pingpong -p shm -e rdm -S "$1" -I "$2" localhost 2>/dev/null | tail -n 1 || true
+    timeout 60 taskset -c "${cpus%,*}" fi_pingpong -p shm -e rdm -S "$1" -I "$2" localhost \
+        2>/dev/null | tail -n 1 || true
     kill "$server" 2>/dev/null || true
     wait "$server" 2>/dev/null || true
 }
@@ -124,7 +128,8 @@ openmpi=(mpirun.openmpi --allow-run-as-root --oversubscribe --mca pml ob1 --mca 
 mpich=(mpirun.mpich -n 2)
 
 # median NAME.PLACE: prints the median of a series
-median() { sort -g "$results/$1" | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
+median() { sort -g "$results/$1" |
+    awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 
 # both_in OURS THEIRS: prints the placements in which both have results
 both_in() {
@@ -143,7 +148,8 @@ line() {
         printf '%-52s never in one placement\n' "$1"
     fi
     for place in $(both_in "$2" "$3"); do
-        awk -v t="$1" -v p="$place" -v a="$(median "$2.$place")" -v b="$(median "$3.$place")" -v lower="$([[ $2 == *.lat ]] && echo 1 || echo 0)" \
+        awk -v t="$1" -v p="$place" -v a="$(median "$2.$place")" -v b="$(median "$3.$place")" \
+            -v lower="$([[ $2 == *.lat ]] && echo 1 || echo 0)" \
             'BEGIN { r = lower ? b / a : a / b; printf "%-52s %-4s %10.1f %10.1f %7.2f %s\n", t, p, a, b, r, r < 1 ? "behind" : "" }'
     done
 }
@@ -151,10 +157,12 @@ line() {
 # Prints the heading of a table.
 heading() {
     local place
-    printf '\n%s; processors %s; %s rounds, medians\n' "$(ucx_info -v | head -n 1)" "$cpus" "$rounds"
+    printf '\n%s; processors %s; %s rounds, medians\n' "$(ucx_info -v | head -n 1)" "$cpus" \
+        "$rounds"
     for place in $(both_in floor floor); do
         printf '%s: floor %.1f ns (%.1f to %.1f)\n' "$place" "$(median "floor.$place")" \
-            "$(sort -g "$results/floor.$place" | head -n 1)" "$(sort -g "$results/floor.$place" | tail -n 1)"
+            "$(sort -g "$results/floor.$place" | head -n 1)" "$(sort -g "$results/floor.$place" |
+            tail -n 1)"
     done
 }
 
@@ -162,7 +170,8 @@ heading() {
 floors() {
     local place
     for place in $(both_in "$2" floor); do
-        awk -v t="$1" -v p="$place" -v a="$(median "$2.$place")" -v f="$(median "floor.$place")" 'BEGIN { printf "%s, %s: %.2f x floor\n", t, p, a / f }'
+        awk -v t="$1" -v p="$place" -v a="$(median "$2.$place")" -v f="$(median "floor.$place")" \
+            'BEGIN { printf "%s, %s: %.2f x floor\n", t, p, a / f }'
     done
 }
 

@@ -92,17 +92,20 @@ port=7900
 # both TRANSPORT: starts the receiver, then the sender
 both() {
     local fabric=(--transport fabric --provider tcp --interface rail0,rail1 --rails 2 -D 10m -T 20m)
-    local ucx=(env UCX_TLS=tcp UCX_NET_DEVICES=rail0,rail1 ucx_perftest -t tag_bw -s "$size" -n 100000000)
+    local ucx=(env UCX_TLS=tcp UCX_NET_DEVICES=rail0,rail1 ucx_perftest -t tag_bw -s "$size" \
+        -n 100000000)
     local ping=(env FI_TCP_IFACE=rail1 fi_pingpong -p tcp -e msg -S "$size" -I 100000000)
     port=$((port + 1)) pids=()
     case $1 in
-        fishplate) start 1 "$program" perf tag-bw "${fabric[@]}" -s "$size" --listen "10.98.2.2:$port" ;;
+        fishplate) start 1 "$program" perf tag-bw "${fabric[@]}" -s "$size" \
+            --listen "10.98.2.2:$port" ;;
         UCX) start 1 "${ucx[@]}" -p "$port" ;;
         libfabric) start 1 "${ping[@]}" -B "$port" ;;
     esac
     sleep 3
     case $1 in
-        fishplate) start 0 "$program" perf tag-bw "${fabric[@]}" -s "$size" --connect "10.98.2.2:$port" ;;
+        fishplate) start 0 "$program" perf tag-bw "${fabric[@]}" -s "$size" \
+            --connect "10.98.2.2:$port" ;;
         UCX) start 0 "${ucx[@]}" -p "$port" 10.98.2.2 ;;
         libfabric) start 0 "${ping[@]}" -P "$port" 10.98.1.2 ;;
     esac
@@ -177,7 +180,8 @@ for trouble in "$@"; do
         for side in 0 1; do
             kill -0 "${pids[$side]}" 2>/dev/null && continue
             wait "${pids[$side]}"
-            ended="status $?: $(cat "$work"/{err,out}.$side | grep -v '^[+|]\|^$' | tail -n 1 | cut -c 1-150)"
+            ended="status $?: $(cat "$work"/{err,out}.$side | grep -v '^[+|]\|^$' | tail -n 1 |
+                cut -c 1-150)"
             break
         done
         kill -9 "${pids[@]}" 2>/dev/null

@@ -30,8 +30,10 @@ for round in $(seq "$rounds"); do
             # ucx_perftest prints MiB/s as MB/s.
             UCX_TLS=$tls theirs 6 1.048576 "$tls.bw.$size" -t ucp_put_bw -s "$size" -n "$n"
         done
-        if command -v mpicc.openmpi >/dev/null; then in_place mpi mpicc.openmpi benches/host-mpi.c "${openmpi[@]}" PROGRAM "$size" "$n"; else row=; fi
-        if [ -n "$row" ]; then keep "ompi.$size.lat" "${row% *}" && keep "ompi.bw.$size" "${row#* }"; fi
+        if command -v mpicc.openmpi >/dev/null; then in_place mpi mpicc.openmpi benches/host-mpi.c \
+            "${openmpi[@]}" PROGRAM "$size" "$n"; else row=; fi
+        if [ -n "$row" ]; then keep "ompi.$size.lat" "${row% *}" &&
+            keep "ompi.bw.$size" "${row#* }"; fi
     done
 done
 

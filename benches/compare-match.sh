@@ -36,10 +36,12 @@ done
 export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 for turn in $(seq "$turns"); do
     echo "turn $turn of $turns" >&2
-    timeout 900 "$fishplate" perf match --engines $engines --workloads P1,P2,P3,P4,P5,P6,P7,P9,P10,P11,U1,U2,U3,U4,C1 --depths "${depths// /,}" \
+    timeout 900 "$fishplate" perf match --engines $engines \
+        --workloads P1,P2,P3,P4,P5,P6,P7,P9,P10,P11,U1,U2,U3,U4,C1 --depths "${depths// /,}" \
         --rounds 3 --format json >>"$rows"
     for mpi in openmpi mpich; do
-        [ ! -x "$work/$mpi" ] || timeout 300 "$work/$mpi" $mpi 20000 $depths >>"$rows" || echo "$mpi failed" >&2
+        [ ! -x "$work/$mpi" ] || timeout 300 "$work/$mpi" $mpi 20000 $depths >>"$rows" ||
+            echo "$mpi failed" >&2
     done
 done
 

@@ -12,7 +12,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh
 rounds=${1:-5}
-need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev || { echo "SKIPPED: Open MPI could not be installed"; exit 77; }
+need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev ||
+    { echo "SKIPPED: Open MPI could not be installed"; exit 77; }
 
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
@@ -26,10 +27,13 @@ over() {
     [ "$1" != before ] || library=$BEFORE
     case $1 in
     vader) transport=(--mca pml ob1 --mca btl self,vader) ;;
-    ucx) transport=(--mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any -x UCX_TLS=self,posix,cma) ;;
-    *) transport=(--mca pml cm --mca mtl psm2 -x LD_LIBRARY_PATH="$library" -x LD_PRELOAD="$library/libfishplate_hfi1.so") ;;
+    ucx) transport=(--mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any \
+        -x UCX_TLS=self,posix,cma) ;;
+    *) transport=(--mca pml cm --mca mtl psm2 -x LD_LIBRARY_PATH="$library" \
+        -x LD_PRELOAD="$library/libfishplate_hfi1.so") ;;
     esac
-    timeout 300 mpirun.openmpi -n "$2" --bind-to "$([ "$2" = 2 ] && echo core || echo none)" "${transport[@]}" "$work/program" </dev/null 2>"$work/errors" >"$work/row" ||
+    timeout 300 mpirun.openmpi -n "$2" --bind-to "$([ "$2" = 2 ] && echo core || echo none)" \
+        "${transport[@]}" "$work/program" </dev/null 2>"$work/errors" >"$work/row" ||
         { echo "$1 failed:" >&2; tail -n 5 "$work/errors" >&2; exit 1; }
     while read -r name value; do
         echo "$value" >>"$work/$name.$1"
@@ -45,12 +49,14 @@ for round in $(seq "$rounds"); do
     done
 done
 
-median() { sort -g "$1" | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
+median() { sort -g "$1" |
+    awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 printf '%-20s' "lat, allreduce: us"
 printf '%12s' "${transports[@]}"
 printf '\n%s\n' "rate: M/s; bw: MB/s"
 while read -r name; do
     printf '%-20s' "$name"
-    for transport in "${transports[@]}"; do printf '%12.2f' "$(median "$work/$name.$transport")"; done
+    for transport in "${transports[@]}"; do
+        printf '%12.2f' "$(median "$work/$name.$transport")"; done
     printf '\n'
 done <"$work/names"

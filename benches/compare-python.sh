@@ -18,7 +18,8 @@ push=${CARGO_TARGET_DIR:-benches/target}/release/examples/push
 python3 -m venv "$place/venv"
 export PATH=$place/venv/bin:$PATH
 pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
-maturin build --quiet --locked --release --manifest-path bindings/python/Cargo.toml --out "$place/wheels"
+maturin build --quiet --locked --release --manifest-path bindings/python/Cargo.toml \
+    --out "$place/wheels"
 pip install --quiet --disable-pip-version-check "$place"/wheels/*.whl
 
 # pair COMMAND...: runs two processes, each on its own processor; prints the output of both
@@ -39,6 +40,7 @@ for ((round = 0; round < rounds; round++)); do
     if ((round % 2)); then python && rust; else rust && python; fi
 done
 median() { sort -n "$1" | sed -n "$(((rounds + 1) / 2))p"; }
-paste "$place/rust" "$place/python" | awk '{ printf "round %d: Rust %.1f ms, Python %.1f ms\n", NR, $1 / 1e6, $2 / 1e6 }'
+paste "$place/rust" "$place/python" |
+    awk '{ printf "round %d: Rust %.1f ms, Python %.1f ms\n", NR, $1 / 1e6, $2 / 1e6 }'
 awk -v r="$(median "$place/rust")" -v p="$(median "$place/python")" -v b="$bytes" \
     'BEGIN { printf "medians: Rust %.2f GB/s, Python %.2f GB/s, ratio %.3f\n", b / r, b / p, r / p }'

@@ -21,7 +21,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
 
-fast=${FAST:-400} seconds=${SECONDS_EACH:-10} verbs=${VERBS:-put-signal put tag-bw} sizes=${SIZES:-64K 1M}
+fast=${FAST:-400} seconds=${SECONDS_EACH:-10} verbs=${VERBS:-put-signal put tag-bw} \
+    sizes=${SIZES:-64K 1M}
 [ $# -gt 0 ] || set -- 1 3 10 100 1000
 
 skip() {
@@ -63,7 +64,8 @@ for name in "$here" "$there"; do
 done
 # The third link is for the bootstrap.
 for rail in 0 1 2; do
-    ip -n "$here" link add "rail$rail" type veth peer name "rail$rail" netns "$there" 2>"$work/why" ||
+    ip -n "$here" link add "rail$rail" type veth peer name "rail$rail" netns "$there" \
+        2>"$work/why" ||
         skip "$(cat "$work/why")"
     ip -n "$here" addr add "10.96.$rail.1/24" dev "rail$rail"
     ip -n "$there" addr add "10.96.$rail.2/24" dev "rail$rail"
@@ -84,7 +86,8 @@ shape() {
     local end
     for end in "$here" "$there"; do
         tc -n "$end" qdisc del dev "rail$1" root 2>/dev/null
-        tc -n "$end" qdisc add dev "rail$1" root handle 1: tbf rate "$2kbit" burst 256kb latency 100ms \
+        tc -n "$end" qdisc add dev "rail$1" root handle 1: tbf rate "$2kbit" burst 256kb latency \
+            100ms \
             2>"$work/why" || skip "no tbf: $(cat "$work/why")"
         if [ -n "${3:-}" ]; then
             tc -n "$end" qdisc add dev "rail$1" parent 1:1 handle 10: netem limit 1000 loss "$3" \
@@ -98,13 +101,16 @@ calc() { awk "BEGIN { printf \"$1\", $2 }"; }
 port=7600
 # run INTERFACES VERB SIZE COUNT: prints the row of the measuring side, nothing if it failed
 run() {
-    local options=(--transport fabric --provider tcp --interface "$1" --rails "$(tr ',' '\n' <<<"$1" | wc -l)")
+    local options=(--transport fabric --provider tcp --interface "$1" \
+        --rails "$(tr ',' '\n' <<<"$1" | wc -l)")
     options+=(-s "$3" -n "$4" -T ${PATIENCE:-60} --format json)
     port=$((port + 1))
-    timeout -k 5 200 ip netns exec "$there" "$program" perf "$2" "${options[@]}" --listen "10.96.2.2:$port" \
+    timeout -k 5 200 ip netns exec "$there" "$program" perf "$2" "${options[@]}" \
+        --listen "10.96.2.2:$port" \
         >/dev/null 2>"$work/there" &
     local listener=$!
-    timeout -k 5 200 ip netns exec "$here" "$program" perf "$2" "${options[@]}" --connect "10.96.2.2:$port" \
+    timeout -k 5 200 ip netns exec "$here" "$program" perf "$2" "${options[@]}" \
+        --connect "10.96.2.2:$port" \
         2>"$work/here"
     wait "$listener" || cat "$work/here" "$work/there" >&2
 }
@@ -144,7 +150,8 @@ for ratio in "$@"; do
             both=$(rate "$two")
             # shellcheck disable=SC2059
             printf "$row" "$ratio" "$verb" "$size" "$alone" "$other" "$both" \
-                "$(calc %.2f "$both / ($alone + $other + 1e-9)")" "$(latency "$one")" "$(latency "$two")" \
+                "$(calc %.2f "$both / ($alone + $other + 1e-9)")" "$(latency "$one")" \
+                "$(latency "$two")" \
                 "$(calc %.2f "$(latency "$two") / ($(latency "$one") + 1e-9)")"
         done
     done

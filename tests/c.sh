@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.." || exit
 source tests/need.sh
 
 for pair in "gcc gcc" "g++ g++" "valgrind valgrind" "pkg-config pkg-config"; do
-    need ${pair% *} ${pair#* } || { echo "SKIPPED the C library: ${pair% *} is missing and cannot be installed"; exit 77; }
+    need ${pair% *} ${pair#* } ||
+        { echo "SKIPPED the C library: ${pair% *} is missing and cannot be installed"; exit 77; }
 done
 place=$(mktemp -d)
 trap 'rm -r "$place"' EXIT
@@ -28,20 +29,25 @@ say() {
     fi
 }
 
-DESTDIR=$place/root PREFIX=/usr PROFILE=dev "$c/install.sh" || { echo "FAILED to build or install the library"; exit 1; }
+DESTDIR=$place/root PREFIX=/usr PROFILE=dev "$c/install.sh" ||
+    { echo "FAILED to build or install the library"; exit 1; }
 export PKG_CONFIG_PATH=$place/root/usr/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$place/root
 export LD_LIBRARY_PATH=$place/root/usr/lib
-read -ra flags < <(PKG_CONFIG_ALLOW_SYSTEM_CFLAGS=1 PKG_CONFIG_ALLOW_SYSTEM_LIBS=1 pkg-config --cflags --libs fishplate)
+read -ra flags < <(PKG_CONFIG_ALLOW_SYSTEM_CFLAGS=1 PKG_CONFIG_ALLOW_SYSTEM_LIBS=1 pkg-config \
+    --cflags --libs fishplate)
 warnings=(-Wall -Wextra -pedantic -Werror -O1 -g)
 
 for source in "$c"/tests/*.c "$c"/examples/*.c; do
     name=$(basename "$source" .c)
-    say "$name.c in C11" gcc -std=c11 -D_GNU_SOURCE "${warnings[@]}" "$source" "${flags[@]}" -lpthread -o "$place/$name"
-    say "$name.c under AddressSanitizer" gcc -std=c11 -D_GNU_SOURCE -fsanitize=address,undefined "${warnings[@]}" "$source" "${flags[@]}" -lpthread -o "$place/asan-$name"
+    say "$name.c in C11" gcc -std=c11 -D_GNU_SOURCE "${warnings[@]}" "$source" "${flags[@]}" \
+        -lpthread -o "$place/$name"
+    say "$name.c under AddressSanitizer" gcc -std=c11 -D_GNU_SOURCE -fsanitize=address,undefined \
+        "${warnings[@]}" "$source" "${flags[@]}" -lpthread -o "$place/asan-$name"
 done
 for source in "$c"/examples/*.c; do
     name=$(basename "$source" .c)
-    say "$name.c in C++17" g++ -std=c++17 "${warnings[@]}" -x c++ "$source" "${flags[@]}" -o "$place/cxx-$name"
+    say "$name.c in C++17" g++ -std=c++17 "${warnings[@]}" -x c++ "$source" "${flags[@]}" \
+        -o "$place/cxx-$name"
 done
 # Compiles the example in docs/c.md. Its `swap` stands for any way to exchange bytes.
 {
@@ -52,9 +58,12 @@ done
     sed -n '/^```c$/,/^```$/{ /^```/!p }' docs/c.md
     echo '}'
 } >"$place/page.c"
-say "the example in docs/c.md" gcc -std=c11 "${warnings[@]}" -c "$place/page.c" -I"$c/include" -o "$place/page.o"
-say "the header in C++17" g++ -std=c++17 "${warnings[@]}" -x c++ "$c/tests/layout.c" "${flags[@]}" -o "$place/layout++"
-say "the static library" gcc -std=c11 "${warnings[@]}" "$c/tests/layout.c" -I"$c/include" "$place/root/usr/lib/libfishplate.a" -lpthread -ldl -lm -o "$place/static"
+say "the example in docs/c.md" gcc -std=c11 "${warnings[@]}" -c "$place/page.c" -I"$c/include" \
+    -o "$place/page.o"
+say "the header in C++17" g++ -std=c++17 "${warnings[@]}" -x c++ "$c/tests/layout.c" "${flags[@]}" \
+    -o "$place/layout++"
+say "the static library" gcc -std=c11 "${warnings[@]}" "$c/tests/layout.c" \
+    -I"$c/include" "$place/root/usr/lib/libfishplate.a" -lpthread -ldl -lm -o "$place/static"
 say "the version of header and library" "$place/layout"
 say "the same, linked statically" "$place/static"
 
@@ -62,10 +71,12 @@ export place
 # The library exports exactly the symbols of the list, at most 40 functions, all of one version.
 export c
 symbols() {
-    nm -D --defined-only "$place/root/usr/lib/libfishplate.so.0" | awk '$2 != "A" { print $3 }' | sort |
+    nm -D --defined-only "$place/root/usr/lib/libfishplate.so.0" | awk '$2 != "A" { print $3 }' |
+        sort |
         diff <(sed 's/$/@@FISHPLATE_0/' "$c/tests/symbols.txt") - &&
         [ "$(wc -l <"$c/tests/symbols.txt")" -le 40 ] &&
-        sed 's|/\*.*||' "$c/include/fishplate.h" | grep -o 'fp_[a-z_]* (' | tr -d ' (' | sort -u | diff "$c/tests/symbols.txt" - &&
+        sed 's|/\*.*||' "$c/include/fishplate.h" | grep -o 'fp_[a-z_]* (' | tr -d ' (' | sort -u |
+        diff "$c/tests/symbols.txt" - &&
         readelf --dyn-syms --wide "$place/put_signal" | grep -q ' UND fp_put_signal@FISHPLATE_0'
 }
 export -f symbols
@@ -75,7 +86,8 @@ say "40 symbols, those of the header, with a version" bash -c symbols
 # structures are compared by the constants of src/layout.rs and by tests/layout.c.
 signatures() {
     diff <(
-        gcc -E -P "$c/include/fishplate.h" | tr '\n' ' ' | grep -o '[a-z0-9_ ]*[ *]fp_[a-z_]* ([^;{}]*);' |
+        gcc -E -P "$c/include/fishplate.h" | tr '\n' ' ' |
+            grep -o '[a-z0-9_ ]*[ *]fp_[a-z_]* ([^;{}]*);' |
             # name(types)->type, without the names of parameters; then pointers and types of Rust
             sed -E 's/\(void\)/()/; s/ ?[a-z_0-9]+([,)])/\1/g; s/^ *(.*[ *])(fp_[a-z_]*) (\(.*\));$/\2\3->\1/
                 s/const ([a-z_0-9]+) \*/*const \1/g; s/([a-z_0-9]+) \*\*/*mut,*mut,\1/g; s/([a-z_0-9]+) \*/*mut \1/g
@@ -94,13 +106,16 @@ say "the header's functions have the types of the library's" bash -c signatures
 abi() {
     {
         echo '#include <fishplate.h>'
-        gcc -E -P "$c/include/fishplate.h" | tr '\n' ' ' | grep -o '[a-z0-9_ ]*[ *]fp_[a-z_]* ([^;{}]*);' |
+        gcc -E -P "$c/include/fishplate.h" | tr '\n' ' ' |
+            grep -o '[a-z0-9_ ]*[ *]fp_[a-z_]* ([^;{}]*);' |
             sed 's/);$/) { __builtin_trap (); }/'
     } >"$place/abi.c"
     gcc -g -std=c11 -shared -fPIC -I"$c/include" "$place/abi.c" -o "$place/abi.so" || return 1
-    [ "$(nm -D --defined-only "$place/abi.so" | wc -l)" = "$(wc -l <"$c/tests/symbols.txt")" ] || return 1
+    [ "$(nm -D --defined-only "$place/abi.so" | wc -l)" = "$(wc -l <"$c/tests/symbols.txt")" ] ||
+        return 1
     [ -z "${BLESS:-}" ] ||
-        abidw --no-corpus-path --no-comp-dir-path --short-locs "$place/abi.so" >"$c/tests/fishplate.abi" || return 1
+        abidw --no-corpus-path --no-comp-dir-path --short-locs "$place/abi.so" \
+        >"$c/tests/fishplate.abi" || return 1
     abidiff "$c/tests/fishplate.abi" "$place/abi.so"
 }
 export -f abi

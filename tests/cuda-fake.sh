@@ -31,7 +31,8 @@ say() {
 }
 
 cargo build --locked --quiet -p fishplate-fake-cuda && cargo build --locked --quiet || exit
-tests=$(cargo test --locked --quiet -p fishplate-gpu --features cuda,hip --test device --no-run --message-format=json |
+tests=$(cargo test --locked --quiet -p fishplate-gpu --features cuda,hip --test device --no-run \
+    --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p') || exit
 nodes=$(cargo test --locked --quiet -p fishplate --test node --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p') || exit
@@ -44,11 +45,13 @@ suite() {
     rm -f "$place/report"
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
         timeout 120 "$tests" "$api" --nocapture || return
-    ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" "$api" --show-output | grep SKIPPED || return
+    ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" "$api" --show-output | grep SKIPPED ||
+        return
     # The report has a line for the tests, and for each of two kinds of memory a line for each of
     # two child processes.
     cat "$place/report"
-    [ "$(wc -l <"$place/report")" -ge 5 ] && ! grep -v 'held 0 violations \[\]$' "$place/report" || return
+    [ "$(wc -l <"$place/report")" -ge 5 ] && ! grep -v 'held 0 violations \[\]$' "$place/report" ||
+        return
     [[ $1 != flush* ]] || grep -q 'flushes [1-9]' "$place/report"
 }
 for mode in "" late late,differ,reopen flush,nowords,devices=1; do
@@ -57,7 +60,8 @@ done
 
 # before: runs the suite over a HIP that does not export virtual memory
 before() {
-    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=hip=60241134 timeout 120 "$tests" on_hip:: hip_calls --show-output >"$place/seen" ||
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=hip=60241134 timeout 120 "$tests" on_hip:: \
+        hip_calls --show-output >"$place/seen" ||
         return
     cat "$place/seen"
     ! grep SKIPPED "$place/seen"
@@ -67,7 +71,8 @@ before() {
 # node MODE: runs the tests of nodes with devices over the fake driver, which does not notice killed
 # processes
 node() {
-    local over=(env "LD_LIBRARY_PATH=$place/fake" "FAKE_CUDA=$1" "FISHPLATE_TEST_GPU=$api" timeout 120 "$nodes")
+    local over=(env "LD_LIBRARY_PATH=$place/fake" "FAKE_CUDA=$1" "FISHPLATE_TEST_GPU=$api" \
+        timeout 120 "$nodes")
     "${over[@]}" gpu::processes::a_killed_process || return
     rm -f "$place/report"
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" gpu:: --skip a_killed_process || return
@@ -91,17 +96,20 @@ example() {
     local port=$((20000 + RANDOM % 10000))
     while (: <>/dev/tcp/127.0.0.1/$port) 2>/dev/null; do port=$((port + 1)); done
     local at=127.0.0.1:$port
-    local over=(env "LD_LIBRARY_PATH=$place/fake" timeout 60 "$target/debug/examples/device" "$at" "$api:0")
+    local over=(env "LD_LIBRARY_PATH=$place/fake" timeout 60 "$target/debug/examples/device" "$at" \
+        "$api:0")
     "${over[@]}" >"$place/first" &
     "${over[@]}" >"$place/second" && wait $! || return
     cat "$place/first" "$place/second"
-    [ "$(cat "$place/first" "$place/second" | grep -c "524288 of 1048576 bytes are the other's")" = 2 ]
+    [ "$(cat "$place/first" "$place/second" |
+        grep -c "524288 of 1048576 bytes are the other's")" = 2 ]
 }
 cargo build --locked --quiet --example device && say "the example over a fake driver" example
 
 # info: the tool lists the devices of the fake driver
 info() {
-    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=devices=3 "$target/debug/fishplate" info -v >"$place/seen" || return
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=devices=3 "$target/debug/fishplate" info \
+        -v >"$place/seen" || return
     grep '^gpu' "$place/seen"
     grep -q '^gpu.usable  *usable$' "$place/seen" &&
         grep -q "^gpu.devices.$api:2.reaches  *$api:0, $api:1, $api:2\$" "$place/seen"
@@ -117,7 +125,8 @@ perf() {
     for test in put-signal "put --window 4" get tag; do
         # shellcheck disable=SC2086 # a test may have an option
         env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$mode" FAKE_CUDA_REPORT="$place/report" \
-            timeout 120 "$target/debug/fishplate" perf $test --transport gpu --device "$api:0,$api:1" "$@" \
+            timeout 120 "$target/debug/fishplate" perf $test --transport gpu \
+            --device "$api:0,$api:1" "$@" \
             -s 8,5K,300K -n 40 -w 4 --region 1M --check --pin none || return
     done
     cat "$place/report"
@@ -136,32 +145,38 @@ fi
 
 # fails MODE TEXT: after a driver error the tool exits with this text, without a panic
 fails() {
-    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" timeout 60 "$target/debug/fishplate" perf put --transport gpu \
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" timeout 60 "$target/debug/fishplate" perf put \
+        --transport gpu \
         --device "$api:0" --region 1M -n 1 --pin none >"$place/seen" 2>&1
     local status=$?
     cat "$place/seen"
     # Status 2 means that there is no such device.
-    { [ "$status" = 1 ] || [ "$status" = 2 ]; } && grep -qF -e "$2" "$place/seen" && ! grep -q panicked "$place/seen"
+    { [ "$status" = 1 ] || [ "$status" = 2 ]; } && grep -qF -e "$2" "$place/seen" &&
+        ! grep -q panicked "$place/seen"
 }
 say "a device that is lost" fails fail=Alloc:0:700 "the device is lost (driver code 700)"
 say "a device without memory" fails fail=Alloc:0:2 "choose a smaller --region"
-say "a code that is newer than the program" fails fail=Alloc:0:7777 "the driver refused the call (code 7777)"
+say "a code that is newer than the program" fails fail=Alloc:0:7777 \
+    "the driver refused the call (code 7777)"
 # cut: if the third segment of a peer's memory cannot be opened, the first two are closed
 cut() {
     rm -f "$place/report"
-    FAKE_CUDA_REPORT="$place/report" fails segments,fail=Open:2:2 "cannot open the memory of the" || return
+    FAKE_CUDA_REPORT="$place/report" fails segments,fail=Open:2:2 "cannot open the memory of the" ||
+        return
     # Either process may fail first. The first process waits until the second has told why.
     cat "$place/report"
     # Memory that it exported stays allocated, because the peer may have it open.
     grep -q 'opens 2 closes 2 ' "$place/report" && ! grep -v ' violations \[\]$' "$place/report"
 }
 [ "$api" = hip ] || say "a segment that does not open" cut
-say "no devices" fails devices=0 "--device $api:0: no such device: the number of devices in this process is 0"
+say "no devices" fails devices=0 \
+    "--device $api:0: no such device: the number of devices in this process is 0"
 
 # none: the loader finds no driver. On a machine with a driver this cannot be tested, because the
 # loader's cache contains it.
 none() {
-    env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" "$api" --show-output >"$place/seen" 2>&1 || return
+    env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" "$api" --show-output >"$place/seen" \
+        2>&1 || return
     cat "$place/seen"
     grep -q "SKIPPED on_$api::copies_arrive_whole: no $driver driver: $library is not on this machine" "$place/seen"
 }
@@ -173,10 +188,12 @@ fi
 
 # old: the library lacks required functions
 old() {
-    env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" "$api" --show-output >"$place/seen" 2>&1 || return
+    env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" "$api" --show-output >"$place/seen" 2>&1 ||
+        return
     cat "$place/seen"
     grep -q "SKIPPED on_$api::copies_arrive_whole: no usable $driver driver: $library lacks $first" "$place/seen"
 }
-echo 'int something;' | cc -shared -fPIC -x c - -o "$place/old/$library.so" && say "a driver that is too old" old
+echo 'int something;' | cc -shared -fPIC -x c - -o "$place/old/$library.so" &&
+    say "a driver that is too old" old
 
 exit "$failed"

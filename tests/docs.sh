@@ -10,5 +10,7 @@ cd "$(dirname "$0")/.." || exit
 pages() { cargo doc --workspace --no-deps --document-private-items --locked --quiet "$@"; }
 # Other flags make cargo write the pages again.
 RUSTDOCFLAGS="--cap-lints warn" pages && RUSTDOCFLAGS="-D warnings" pages -j1 || exit
-dropped=$(grep -rlE '\[(<code>|fishplate)' "${CARGO_TARGET_DIR:-target}/doc" --include='*.html' --exclude-dir=src)
-[ -z "$dropped" ] || { echo "these pages show a link as literal brackets:"; echo "$dropped"; exit 1; }
+dropped=$(grep -rlE '\[(<code>|fishplate)' "${CARGO_TARGET_DIR:-target}/doc" --include='*.html' \
+    --exclude-dir=src)
+[ -z "$dropped" ] || { echo "these pages show a link as literal brackets:"; echo "$dropped"
+    exit 1; }

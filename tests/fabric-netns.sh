@@ -56,7 +56,8 @@ hosts 2 99 >"$work/why" || skip "$(cat "$work/why")"
 shape() {
     local end
     for end in "$here" "$there"; do
-        ip netns exec "$end" tc qdisc replace dev "rail$1" root tbf rate "$2mbit" burst 256kb latency 100ms \
+        ip netns exec "$end" tc qdisc replace dev "rail$1" root tbf rate "$2mbit" burst 256kb \
+            latency 100ms \
             2>"$work/why" || skip "no tbf: $(cat "$work/why")"
     done
 }
@@ -143,7 +144,8 @@ together() {
         alone1=$mb
         speed rail0,rail1
         sum=$(awk -v a="$alone0" -v b="$alone1" 'BEGIN { print a + b }')
-        echo "#   alone $alone0 and $alone1 MB/s, together $mb MB/s: $(ratio "$mb" "$sum") of the sum, $(ratio "$mb" "$alone0") times the first"
+        echo "#   alone $alone0 and $alone1 MB/s, together $mb MB/s: $(ratio "$mb" \
+            "$sum") of the sum, $(ratio "$mb" "$alone0") times the first"
         at_least "$(ratio "$mb" "$sum")" "$1" && return
     done
     return 1
@@ -168,7 +170,8 @@ for share in "8 40" "200 31" "1000 20" "8K 9" "300K 1"; do
     read -r size percent <<<"$share"
     n=$((count * percent / 100))
     [ "$size" = 300K ] && n=$((count / 2000))
-    run rail0,rail1 put-signal -s "$size" -n "$n" -w 10 --check -T "$patience" || wrong=$((wrong + 1))
+    run rail0,rail1 put-signal -s "$size" -n "$n" -w 10 --check -T "$patience" ||
+        wrong=$((wrong + 1))
     done=$((done + $(field checked)))
     wrong=$((wrong + $(field errors) + $(field signals_misordered)))
     disorder=$((disorder + $(field arrivals_out_of_order)))
@@ -218,8 +221,10 @@ for rail in 1 0; do
     cut() { ip -n "$here" link set "rail$rail" down; }
     check "interface rail$rail down: both ends fail within 10 s" lost_within 10 "rail$rail" cut
     echo "# noticed at both ends after $took ms: $(tail -1 "$work/here")"
-    check "interface rail$rail down: this end names peer and rail" told here "10.99.0.2:$port" "tcp on rail$rail"
-    check "interface rail$rail down: that end names peer and rail" told there "10.99.0.1:" "tcp on rail$rail"
+    check "interface rail$rail down: this end names peer and rail" told here "10.99.0.2:$port" \
+        "tcp on rail$rail"
+    check "interface rail$rail down: that end names peer and rail" told there "10.99.0.1:" \
+        "tcp on rail$rail"
     ip -n "$here" link set "rail$rail" up
     sleep 1
 done
@@ -227,6 +232,7 @@ done
 slay() { kill -9 "$listener"; }
 check "peer killed: this end fails within 10 s" lost_within 10 rail0,rail1 slay
 echo "# noticed after $took ms: $(tail -1 "$work/here")"
-check "peer killed: this end names peer and rails" told here "10.99.0.2:$port" "tcp on rail0" "tcp on rail1"
+check "peer killed: this end names peer and rails" told here "10.99.0.2:$port" "tcp on rail0" \
+    "tcp on rail1"
 
 exit "$failed"

@@ -17,8 +17,10 @@ for tool in apt-get dpkg-deb; do
 done
 need pkg-config pkg-config || skip "no pkg-config, and it could not be installed"
 # libclang also needs its own compiler headers, but often only the library is installed.
-need_file '/usr/lib/llvm-*/lib/clang/*/include/stddef.h' libclang-dev || skip "no libclang-dev, and it could not be installed"
-need_file '/usr/lib/*/libfabric.so.1' libfabric1 || skip "no libfabric.so.1, and libfabric1 could not be installed"
+need_file '/usr/lib/llvm-*/lib/clang/*/include/stddef.h' libclang-dev ||
+    skip "no libclang-dev, and it could not be installed"
+need_file '/usr/lib/*/libfabric.so.1' libfabric1 ||
+    skip "no libfabric.so.1, and libfabric1 could not be installed"
 installed=$(compgen -G '/usr/lib/*/libfabric.so.1' | head -n 1)
 
 if ! ls "$place"/libfabric-dev_2*.deb >/dev/null 2>&1; then
@@ -26,10 +28,13 @@ if ! ls "$place"/libfabric-dev_2*.deb >/dev/null 2>&1; then
     [ -e "$keyring" ] || skip "no $keyring to trust trixie's packages by"
     apt=$place/apt
     mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial" "$apt/etc"
-    echo "deb [signed-by=$keyring] http://deb.debian.org/debian trixie main" >"$apt/etc/sources.list"
+    echo "deb [signed-by=$keyring] http://deb.debian.org/debian trixie main" \
+        >"$apt/etc/sources.list"
     aside() {
-        apt-get -q -o Dir::State="$apt/state" -o Dir::Cache="$apt/cache" -o Dir::Etc::sourcelist="$apt/etc/sources.list" \
-            -o Dir::Etc::sourceparts=/dev/null -o Dir::State::status=/var/lib/dpkg/status -o APT::Sandbox::User=root "$@"
+        apt-get -q -o Dir::State="$apt/state" -o Dir::Cache="$apt/cache" \
+            -o Dir::Etc::sourcelist="$apt/etc/sources.list" \
+            -o Dir::Etc::sourceparts=/dev/null -o Dir::State::status=/var/lib/dpkg/status \
+            -o APT::Sandbox::User=root "$@"
     }
     { aside update && (cd "$place" && aside download libfabric-dev); } >"$place/apt.log" 2>&1 ||
         skip "cannot fetch trixie's libfabric-dev: $(tail -n 1 "$place/apt.log")"
@@ -48,4 +53,5 @@ export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$place/target}"
 cargo run --quiet --features oracle --manifest-path "$here/fabric-oracle/Cargo.toml"
 # Compares the same numbers with a C program, using these headers.
 cd "$here/.."
-FISHPLATE_FABRIC_INCLUDE="$root/usr/include" cargo test --quiet --package fishplate-sys --test layout -- --nocapture
+FISHPLATE_FABRIC_INCLUDE="$root/usr/include" cargo test --quiet --package fishplate-sys \
+    --test layout -- --nocapture

@@ -74,7 +74,8 @@ job() {
         local netns=$here
         [ $side = 0 ] || netns=$there
         # shellcheck disable=SC2086  # a word or none
-        timeout --kill-after=5 240 ip netns exec "$netns" "$program" "10.97.2.1:$port" "$rounds" rail0,rail1 \
+        timeout --kill-after=5 240 ip netns exec "$netns" "$program" "10.97.2.1:$port" "$rounds" \
+            rail0,rail1 \
             ${4:-} >"$work/out.$side" 2>&1 &
         pids+=($!)
     done
@@ -92,7 +93,8 @@ job() {
         use="        | last rounds: $use bytes on rail 0, $both on rail 1"
     fi
     if [ $status = 0 ] &&
-        [ "$(cat "$work"/out.* | grep -c "$rounds rounds, $2 rails failed, $3 returned")" = 2 ]; then
+        [ "$(cat "$work"/out.* | grep -c "$rounds rounds, $2 rails failed, $3 returned")" = 2 \
+        ]; then
         echo "ok      $1"
         [ -z "$use" ] || echo "$use"
         grep -h "rails failed\|out of use" "$work"/out.* | sed 's/^/        | /'
@@ -118,14 +120,18 @@ job "the cable of rail 0 is pulled" 1 0
 events() { reached 2 && ip -n "$there" link set rail1 down; }
 job "the cable of rail 1 is pulled at the other end" 1 0
 events() {
-    reached 2 && ip -n "$here" link set rail0 down && reached 3 && ip -n "$here" link set rail0 up &&
-        reached 6 && ip -n "$there" link set rail1 down && reached 7 && ip -n "$there" link set rail1 up
+    reached 2 && ip -n "$here" link set rail0 down && reached 3 &&
+        ip -n "$here" link set rail0 up &&
+        reached 6 && ip -n "$there" link set rail1 down && reached 7 &&
+        ip -n "$there" link set rail1 up
 }
 job "both cables are pulled and put back, one after the other" "[2-9]" "[2-9]" back
 # While the address is missing, no new endpoint can be opened.
 events() {
-    reached 2 && ip -n "$here" addr del 10.97.0.1/24 dev rail0 && ip -n "$here" link set rail0 down &&
-        reached 4 && ip -n "$here" link set rail0 up && ip -n "$here" addr add 10.97.0.1/24 dev rail0
+    reached 2 && ip -n "$here" addr del 10.97.0.1/24 dev rail0 &&
+        ip -n "$here" link set rail0 down &&
+        reached 4 && ip -n "$here" link set rail0 up &&
+        ip -n "$here" addr add 10.97.0.1/24 dev rail0
 }
 job "an interface loses its address and gets it back" "[1-9]" "[1-9]" back
 exit $failed

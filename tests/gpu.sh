@@ -16,7 +16,8 @@ trap 'rm "$log"' EXIT
 # gpus API: tests the devices of a driver, if there are any
 gpus() {
     local api=$1 why test path
-    timeout 600 cargo test --locked --quiet -p fishplate-gpu --features cuda,hip --test device "$api" -- --show-output >"$log" 2>&1
+    timeout 600 cargo test --locked --quiet -p fishplate-gpu --features cuda,hip --test device \
+        "$api" -- --show-output >"$log" 2>&1
     local result=$?
     if why=$(grep -m 1 -o "SKIPPED on_$api::copies_arrive_whole: .*" "$log"); then
         echo "SKIPPED the suite on a GPU: ${why#*: }"
@@ -30,7 +31,8 @@ gpus() {
     fi
 
     for module in gpu:: lent::; do
-        FISHPLATE_TEST_GPU=$api timeout 600 cargo test --locked --quiet -p fishplate --test node "$module" \
+        FISHPLATE_TEST_GPU=$api timeout 600 cargo test --locked --quiet -p fishplate --test node \
+            "$module" \
             >"$log" 2>&1 && echo "ok nodes, $module" && continue
         status=1
         echo "FAILED nodes, $module"
@@ -40,8 +42,10 @@ gpus() {
     cargo build --locked --quiet || exit
     for test in put-signal put get tag; do
         for path in direct relay; do
-            timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device "$api:0" --ipc-path "$path" \
-                -s 8,5K,300K,4M -n 100 --region 4M --check --format json >"$log" 2>&1 && echo "ok perf $test, $path" && continue
+            timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device "$api:0" \
+                --ipc-path "$path" \
+                -s 8,5K,300K,4M -n 100 --region 4M --check --format json >"$log" 2>&1 &&
+                echo "ok perf $test, $path" && continue
             status=1
             echo "FAILED perf $test, $path"
             tail -n 20 "$log"
@@ -52,7 +56,8 @@ gpus() {
     cargo build --locked --quiet --release || exit
     for test in put-signal put get tag; do
         for path in direct relay; do
-            timeout 600 "$target/release/fishplate" perf "$test" --transport gpu --device "$api:0" --ipc-path "$path" \
+            timeout 600 "$target/release/fishplate" perf "$test" --transport gpu --device "$api:0" \
+                --ipc-path "$path" \
                 -b 1K -e 256M -f 4 --region 256M || status=1
         done
     done

@@ -94,7 +94,8 @@ four() {
 # launched COMMAND...: runs four processes under a launcher, each with its own output file
 launched() {
     # shellcheck disable=SC2016  # for the inner shell
-    timeout --kill-after=5 120 "$@" bash -c 'exec "$0" 100 60 >"$1$PMI_RANK$OMPI_COMM_WORLD_RANK" 2>&1' \
+    timeout --kill-after=5 120 "$@" \
+        bash -c 'exec "$0" 100 60 >"$1$PMI_RANK$OMPI_COMM_WORLD_RANK" 2>&1' \
         "$program" "$work/out" >"$work/out-launcher" 2>&1 </dev/null && good
 }
 
@@ -102,11 +103,13 @@ launched() {
 four_by_srun() {
     local mpi=$1
     shift
-    timeout --kill-after=5 120 env "$@" srun --mpi="$mpi" --overcommit --output="$work/out%t" -n 4 "$program" 100 60 \
+    timeout --kill-after=5 120 env "$@" srun --mpi="$mpi" --overcommit --output="$work/out%t" -n 4 \
+        "$program" 100 60 \
         >"$work/out-launcher" 2>&1 </dev/null && good
 }
 
-open_mpi=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -n 4 --oversubscribe)
+open_mpi=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -n 4 \
+    --oversubscribe)
 hydra=(mpiexec.hydra -n 4)
 launchers=()
 if need mpiexec.hydra mpich; then
@@ -135,12 +138,15 @@ mkdir "$meet"
 next
 say "tcp://, ranks as they come" four FISHPLATE_SIZE=4 FISHPLATE_RENDEZVOUS=tcp://127.0.0.1:$port
 next
-say "tcp://, ranks and a cookie given" four FISHPLATE_RANK=%r FISHPLATE_SIZE=4 FISHPLATE_COOKIE=swordfish \
+say "tcp://, ranks and a cookie given" four FISHPLATE_RANK=%r FISHPLATE_SIZE=4 \
+    FISHPLATE_COOKIE=swordfish \
     FISHPLATE_RENDEZVOUS=tcp://127.0.0.1:$port
 say "file://, ranks as they come" four FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet"
-say "file://, ranks given" four FISHPLATE_RANK=%r FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet"
+say "file://, ranks given" four FISHPLATE_RANK=%r FISHPLATE_SIZE=4 \
+    "FISHPLATE_RENDEZVOUS=file://$meet"
 next
-say "torchrun's variables" four RANK=%r WORLD_SIZE=4 LOCAL_RANK=%r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+say "torchrun's variables" four RANK=%r WORLD_SIZE=4 LOCAL_RANK=%r MASTER_ADDR=127.0.0.1 \
+    MASTER_PORT=$port
 say "Slurm's variables" four SLURM_PROCID=%r SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=4 \
     "FISHPLATE_RENDEZVOUS=file://$meet"
 
@@ -158,7 +164,8 @@ measured() {
 by_hand() {
     local rank pids=() pid status=0
     for rank in 1 2 3 0; do
-        env "${@//%r/$rank}" timeout --kill-after=5 120 "$tool" perf job --pattern $patterns --check --json -n 200 \
+        env "${@//%r/$rank}" timeout --kill-after=5 120 "$tool" perf job --pattern $patterns \
+            --check --json -n 200 \
             >"$work/out$rank" 2>&1 &
         pids+=($!)
     done
@@ -171,13 +178,16 @@ for launcher in ${launchers[@]+"${launchers[@]}"}; do
     say "fishplate perf job under ${command[*]}" measured "${command[@]}"
 done
 next
-say "fishplate perf job, torchrun's variables" by_hand RANK=%r WORLD_SIZE=4 LOCAL_RANK=%r MASTER_ADDR=127.0.0.1 \
+say "fishplate perf job, torchrun's variables" by_hand RANK=%r WORLD_SIZE=4 LOCAL_RANK=%r \
+    MASTER_ADDR=127.0.0.1 \
     MASTER_PORT=$port
-say "fishplate perf job, plain variables" by_hand FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet"
+say "fishplate perf job, plain variables" by_hand FISHPLATE_SIZE=4 \
+    "FISHPLATE_RENDEZVOUS=file://$meet"
 if command -v torchrun >/dev/null; then
     # The last two options change nothing for these ranks. Without them torch 1.13 fails with Python
     # 3.11.
-    say "fishplate perf job under torchrun" measured torchrun --no_python --nproc_per_node 4 -r 9:1 -t 9:1
+    say "fishplate perf job under torchrun" measured torchrun --no_python --nproc_per_node 4 \
+        -r 9:1 -t 9:1
 else
     echo "SKIPPED fishplate perf job under torchrun: it is missing"
 fi
@@ -192,7 +202,8 @@ else
     for mpi in none pmix pmi2; do
         variables=()
         [ $mpi != none ] || variables=("FISHPLATE_RENDEZVOUS=file://$meet")
-        say "fishplate perf job under srun --mpi=$mpi" measured env ${variables[@]+"${variables[@]}"} srun --mpi=$mpi --overcommit -n 4
+        say "fishplate perf job under srun --mpi=$mpi" measured \
+            env ${variables[@]+"${variables[@]}"} srun --mpi=$mpi --overcommit -n 4
         say "srun --mpi=$mpi" four_by_srun $mpi ${variables[@]+"${variables[@]}"}
     done
     slurm_down
@@ -243,7 +254,8 @@ cookie() {
     FISHPLATE_RANK=2 FISHPLATE_SIZE=3 FISHPLATE_COOKIE=right FISHPLATE_RENDEZVOUS=$place \
         timeout --kill-after=5 120 "$program" 100 60 >"$work/out2" 2>&1 || return 1
     for rank in "${pids[@]}"; do wait "$rank" || return 1; done
-    grep -q 'no job with this cookie listens there' "$work/out-wrong" && grep -q 'counted 300' "$work/out0"
+    grep -q 'no job with this cookie listens there' "$work/out-wrong" &&
+        grep -q 'counted 300' "$work/out0"
 }
 next
 say "a wrong cookie is refused" cookie
@@ -292,7 +304,8 @@ killed() {
         if [ $rank = "$victim" ]; then
             [ $status = 137 ] || return 1
         else
-            [ $status = 1 ] && grep -q 'rank [0-3]\|1 process did not come' "$work/out$rank" || return 1
+            [ $status = 1 ] && grep -q 'rank [0-3]\|1 process did not come' "$work/out$rank" ||
+                return 1
         fi
     done
     clean

@@ -47,7 +47,8 @@ models() {
 
 edges() { # edges PACKAGE: those that its source names
     find "$(folder "$1")/src" -name '*.rs' -exec cat {} + | tr '\n' ' ' |
-        grep -oE '\bedge(_fence)?!\( *"[^"]+", *[A-Za-z]+' | sed 's/.*( *"\(.*\)", *\(.*\)/\1 \2/' | sort -u |
+        grep -oE '\bedge(_fence)?!\( *"[^"]+", *[A-Za-z]+' | sed 's/.*( *"\(.*\)", *\(.*\)/\1 \2/' |
+        sort -u |
         while read -r name order; do
             echo "$name"
             [ "$order" != AcqRel ] || printf '%s\n' "$name/acquire" "$name/release"
@@ -73,7 +74,8 @@ for package in core shm gpu sys psm2; do
         echo "FAILED    the models of $package as they stand"
         exit 1
     fi
-    echo "ok        $(sed -n 's/^running \([0-9]*\) tests*/\1/p' "$log") models of $package as they stand, $((SECONDS - began)) s"
+    echo "ok        $(sed -n 's/^running \([0-9]*\) tests*/\1/p' \
+        "$log") models of $package as they stand, $((SECONDS - began)) s"
     for edge in $named; do
         began=$SECONDS tried=$((tried + 1))
         models "$package" "$edge"

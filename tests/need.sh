@@ -21,6 +21,7 @@ fetch_package() {
     [ "$(id -u)" = 0 ] || as_root=(sudo)
     {
         { [ -n "${APT_UPDATED:-}" ] || "${as_root[@]}" apt-get update -qq; } && APT_UPDATED=1 &&
-            "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$2" >/dev/null
+            "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+            --no-install-recommends "$2" >/dev/null
     } </dev/null
 }

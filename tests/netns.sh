@@ -16,7 +16,8 @@ hosts() {
         ip netns add "$end" 2>&1 && ip -n "$end" link set lo up || return
     done
     for ((pair = 0; pair < $1; pair++)); do
-        ip -n "$here" link add "rail$pair" type veth peer name "rail$pair" netns "$there" 2>&1 || return
+        ip -n "$here" link add "rail$pair" type veth peer name "rail$pair" netns "$there" 2>&1 ||
+            return
         ip -n "$here" addr add "10.$2.$pair.1/24" dev "rail$pair"
         ip -n "$there" addr add "10.$2.$pair.2/24" dev "rail$pair"
         for end in "$here" "$there"; do ip -n "$end" link set "rail$pair" up; done

@@ -17,7 +17,8 @@ skip() {
     exit 77
 }
 count='import ctypes as c; n = c.c_int(); l = c.CDLL("libcuda.so.1"); l.cuInit(0); l.cuDeviceGetCount(c.byref(n)); assert n.value'
-"$python" -c "import numpy" 2>/dev/null || skip "$python has no numpy; run tests/nixl.sh or set PYTHON"
+"$python" -c "import numpy" 2>/dev/null ||
+    skip "$python has no numpy; run tests/nixl.sh or set PYTHON"
 "$python" -c "$count" 2>/dev/null || skip "no usable CUDA driver, or no device"
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
@@ -34,7 +35,8 @@ lists() {
     folder=$(mktemp -d -p "$work")
     for name in p1 p2; do
         NIXL_PLUGIN_DIR=$PLUGIN FISHPLATE_NIXL_PARAMS="fabric=off" FISHPLATE_NIXL_KINDS=$1 \
-            timeout --kill-after=2 45 "$python" adapters/nixl/tests/transfers.py "$folder" $name p1,p2 "${LISTS:-150}" "$seed" \
+            timeout --kill-after=2 45 "$python" adapters/nixl/tests/transfers.py "$folder" $name \
+            p1,p2 "${LISTS:-150}" "$seed" \
             >"$folder/log-$name" 2>&1 &
         pids+=($!)
     done

@@ -23,7 +23,8 @@ need g++ g++ || skip "no C++ compiler, and it could not be installed"
 need python3 python3 || skip "no Python, and it could not be installed"
 python=$venv/bin/python
 if ! "$python" -c "import nixl_cu12, numpy" 2>/dev/null; then
-    { python3 -m venv "$venv" || { need_file "/usr/share/python-wheels/*" python3-venv && python3 -m venv "$venv"; }; } >/dev/null 2>&1 ||
+    { python3 -m venv "$venv" || { need_file "/usr/share/python-wheels/*" python3-venv &&
+        python3 -m venv "$venv"; }; } >/dev/null 2>&1 ||
         skip "no virtual environment of Python could be made"
     timeout 300 "$venv/bin/pip" install --quiet --no-deps "$wheel" numpy 2>"$target/nixl/pip.log" ||
         skip "the wheel $wheel could not be installed: $(tail -n 1 "$target/nixl/pip.log")"
@@ -38,7 +39,8 @@ down() {
 trap down EXIT
 failed=0
 tests=$PWD/adapters/nixl/tests
-PROFILE=${PROFILE:-dev} adapters/nixl/build.sh "$work/lib" || { echo "FAILED to build libplugin_FISHPLATE.so"; exit 1; }
+PROFILE=${PROFILE:-dev} adapters/nixl/build.sh "$work/lib" ||
+    { echo "FAILED to build libplugin_FISHPLATE.so"; exit 1; }
 export NIXL_PLUGIN_DIR=$work/lib PYTHONDONTWRITEBYTECODE=1 python tests work
 export seed=${FISHPLATE_SEED:-$RANDOM}
 
@@ -78,28 +80,34 @@ transfers() {
 export -f transfers
 
 symbols() {
-    nm -D --defined-only "$work/lib/libplugin_FISHPLATE.so" | awk '{ print $3 }' | sort | diff <(printf 'nixl_plugin_%s\n' fini init) -
+    nm -D --defined-only "$work/lib/libplugin_FISHPLATE.so" | awk '{ print $3 }' | sort |
+        diff <(printf 'nixl_plugin_%s\n' fini init) -
 }
 export -f symbols
 say "two functions are exported" bash -c symbols
-say "engine.cpp" g++ -std=c++20 -Wall -Wextra -Werror -Wno-invalid-offsetof -O1 -g "$tests/engine.cpp" -o "$work/engine"
-say "each status and wrong calls, two agents in one process" "$work/engine" "$work/lib/libplugin_FISHPLATE.so"
+say "engine.cpp" g++ -std=c++20 -Wall -Wextra -Werror -Wno-invalid-offsetof -O1 \
+    -g "$tests/engine.cpp" -o "$work/engine"
+say "each status and wrong calls, two agents in one process" "$work/engine" \
+    "$work/lib/libplugin_FISHPLATE.so"
 # stub WORDS NAME: an installation of NIXL whose only backend has a table of WORDS words; none if 0
 stub() {
     local folder=$work/$2
     mkdir -p "$folder/plugins"
     "${CC:-gcc}" -shared -fPIC -x c /dev/null -o "$folder/libnixl.so" || return
-    [ "$1" = 0 ] || "${CC:-gcc}" -shared -fPIC -x c - -o "$folder/plugins/libplugin_UCX.so" <<<"void *_ZTV17nixlBackendEngine[$1];"
+    [ "$1" = 0 ] || "${CC:-gcc}" -shared -fPIC -x c - -o "$folder/plugins/libplugin_UCX.so" \
+        <<<"void *_ZTV17nixlBackendEngine[$1];"
 }
 # refuses NAME TEXT: in this installation the plugin creates no agent, and says why
 refuses() {
     local text
-    text=$(LD_PRELOAD=$work/$1/libnixl.so "$work/engine" "$work/lib/libplugin_FISHPLATE.so" refused 2>&1) || return
+    text=$(LD_PRELOAD=$work/$1/libnixl.so "$work/engine" "$work/lib/libplugin_FISHPLATE.so" \
+        refused 2>&1) || return
     grep "$2" <<<"$text"
 }
 layouts() {
     stub 30 more && stub 0 none && stub 29 same || return
-    refuses more "have 28 virtual functions, not 27" && refuses none "cannot read the class layout from any backend" || return
+    refuses more "have 28 virtual functions, not 27" &&
+        refuses none "cannot read the class layout from any backend" || return
     # Creates agents in an installation with the right table.
     ! refuses same .
 }
@@ -122,7 +130,8 @@ limit=1800 say "4 processes, $((lists / 2)) lists each" bash -c "transfers 4 $((
 killed() {
     local starter=()
     [ -z "${1:-}" ] || starter=(ip netns exec "$there")
-    FISHPLATE_NIXL_PARAMS=${1:-fabric=off} "${starter[@]/$there/$here}" $python "$tests/killed.py" "$(mktemp -d -p "$work")" "$rounds" "${starter[@]}"
+    FISHPLATE_NIXL_PARAMS=${1:-fabric=off} "${starter[@]/$there/$here}" $python "$tests/killed.py" \
+        "$(mktemp -d -p "$work")" "$rounds" "${starter[@]}"
 }
 export -f killed
 export rounds
@@ -130,10 +139,13 @@ limit=900 say "$rounds killed peers" bash -c killed
 tail -n 1 "$work/log"
 if need fi_info libfabric-bin && hosts 2 78 >"$work/why"; then
     rails="fabric=2 providers=tcp interfaces=rail0,rail1"
-    limit=1800 say "2 processes on two hosts, two rails, $lists lists each" env RAILS=rail0,rail1 bash -c "transfers 2 $lists $seed '$rails' other"
-    limit=1800 say "4 processes on two hosts, $((lists / 2)) lists each" bash -c "transfers 4 $((lists / 2)) $seed '$rails' other"
+    limit=1800 say "2 processes on two hosts, two rails, $lists lists each" env RAILS=rail0,rail1 \
+        bash -c "transfers 2 $lists $seed '$rails' other"
+    limit=1800 say "4 processes on two hosts, $((lists / 2)) lists each" \
+        bash -c "transfers 4 $((lists / 2)) $seed '$rails' other"
     pull="ip -n $here link set rail0 down" back="ip -n $here link set rail0 up"
-    limit=1800 say "2 processes on two hosts, a cable pulled and put back" env PULL="$pull" PUT_BACK="$back" bash -c "transfers 2 $lists $seed '$rails' other"
+    limit=1800 say "2 processes on two hosts, a cable pulled and put back" env PULL="$pull" \
+        PUT_BACK="$back" bash -c "transfers 2 $lists $seed '$rails' other"
     limit=900 say "$rounds killed peers on another host" bash -c "killed '$rails'"
     tail -n 1 "$work/log"
     if $long; then
@@ -145,7 +157,8 @@ else
 fi
 # devices MODE COUNT PARAMS [OTHER]: device memory and host memory, over a driver without a GPU
 devices() {
-    export FAKE_CUDA=$1 FAKE_CUDA_REPORT=$work/report LD_LIBRARY_PATH=$work/fake FISHPLATE_NIXL_KINDS=DRAM,VRAM
+    export FAKE_CUDA=$1 FAKE_CUDA_REPORT=$work/report LD_LIBRARY_PATH=$work/fake \
+        FISHPLATE_NIXL_KINDS=DRAM,VRAM
     rm -f "$FAKE_CUDA_REPORT"
     transfers 2 "$2" "$seed" "$3" ${4:-} || return
     # One line per process.
@@ -163,10 +176,14 @@ elif cargo build --locked --quiet -p fishplate-fake-cuda && mkdir "$work/fake"; 
     cp "$target/debug/libfishplate_fake_cuda.so" "$work/fake/libcuda.so"
     ln -s libcuda.so "$work/fake/libcuda.so.1"
     for mode in "" late,segments late,differ,reopen flush,nowords,devices=1; do
-        say "device memory over a fake driver${mode:+: $mode}" bash -c "devices '$mode' $((lists / 3)) fabric=off"
+        say "device memory over a fake driver${mode:+: $mode}" \
+            bash -c "devices '$mode' $((lists / 3)) fabric=off"
     done
-    ! need fi_info libfabric-bin || say "device memory over tcp" bash -c "devices late $((lists / 3)) '$tcp'"
-    [ -z "${rails:-}" ] || limit=1800 say "device memory on two hosts, a cable pulled and put back" env PULL="$pull" PUT_BACK="$back" bash -c "devices late $((lists / 3)) '$rails' other"
+    ! need fi_info libfabric-bin ||
+        say "device memory over tcp" bash -c "devices late $((lists / 3)) '$tcp'"
+    [ -z "${rails:-}" ] ||
+        limit=1800 say "device memory on two hosts, a cable pulled and put back" env PULL="$pull" \
+        PUT_BACK="$back" bash -c "devices late $((lists / 3)) '$rails' other"
     limit=900 say "$rounds killed peers with device memory" bash -c killed_devices
 else
     failed=1
@@ -177,13 +194,18 @@ fi
 asan=$("${CXX:-g++}" -print-file-name=libasan.so)
 if [ -e "$asan" ]; then
     flags="-fsanitize=address -fno-omit-frame-pointer"
-    say "built with AddressSanitizer" env CXXFLAGS="$flags" PROFILE="${PROFILE:-dev}" adapters/nixl/build.sh "$work/asan"
-    say "engine.cpp with it" g++ -std=c++20 -Wno-invalid-offsetof -O1 -g $flags "$tests/engine.cpp" -o "$work/engine-asan"
-    say "each status, under AddressSanitizer" "$work/engine-asan" "$work/asan/libplugin_FISHPLATE.so"
+    say "built with AddressSanitizer" env CXXFLAGS="$flags" PROFILE="${PROFILE:-dev}" \
+        adapters/nixl/build.sh "$work/asan"
+    say "engine.cpp with it" g++ -std=c++20 -Wno-invalid-offsetof -O1 -g $flags \
+        "$tests/engine.cpp" -o "$work/engine-asan"
+    say "each status, under AddressSanitizer" "$work/engine-asan" \
+        "$work/asan/libplugin_FISHPLATE.so"
     # libfabric leaks its own descriptions.
     echo leak:libfabric.so >"$work/leaks"
     # shellcheck disable=SC2086  # several words
-    ! need fi_info libfabric-bin || say "the same over tcp" env LSAN_OPTIONS=suppressions="$work/leaks" "$work/engine-asan" "$work/asan/libplugin_FISHPLATE.so" $tcp
+    ! need fi_info libfabric-bin ||
+        say "the same over tcp" env LSAN_OPTIONS=suppressions="$work/leaks" "$work/engine-asan" \
+        "$work/asan/libplugin_FISHPLATE.so" $tcp
     export NIXL_PLUGIN_DIR=$work/asan ASAN_OPTIONS=detect_leaks=0
     rounds=3
     preload="env LD_PRELOAD=$asan:$("${CXX:-g++}" -print-file-name=libstdc++.so.6)"

@@ -64,7 +64,8 @@ job() {
     for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
     # On its own host each process reaches itself and one other process. On the other host it
     # reaches two processes, over JOINED rails each.
-    if [ $status = 0 ] && [ "$(grep -c "2 near, $((2 * $3)) rails to others" "$work"/out.* | grep -c ':1$')" = 4 ] &&
+    if [ $status = 0 ] &&
+        [ "$(grep -c "2 near, $((2 * $3)) rails to others" "$work"/out.* | grep -c ':1$')" = 4 ] &&
         [ "$(cat "$work"/out.* | grep -c 'counted 400')" = 1 ]; then
         echo "ok      $1 to $2: $3 rails joined"
     else

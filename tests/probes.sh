@@ -6,8 +6,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh
 
-need readelf binutils || { echo "SKIPPED probes: readelf is missing and cannot be installed"; exit 77; }
-case $(uname -m) in x86_64 | aarch64) ;; *) echo "SKIPPED probes: none on $(uname -m)"; exit 77 ;; esac
+need readelf binutils || { echo "SKIPPED probes: readelf is missing and cannot be installed"
+    exit 77; }
+case $(uname -m) in x86_64 | aarch64) ;; *) echo "SKIPPED probes: none on $(uname -m)"
+    exit 77 ;; esac
 
 program=${CARGO_TARGET_DIR:-target}/debug/examples/tagged
 # notes FEATURES...: builds the example `tagged` with these features, and prints its notes
@@ -18,14 +20,18 @@ notes() {
 
 found=$(notes --features probes)
 failed=0
-for name in peer_up peer_down rail_up rail_down stall_begin stall_end rendezvous_begin rendezvous_end; do
-    places=$(grep -A1 "Name: $name\$" <<<"$found" | sed -n 's/.*Location: \(0x[0-9a-f]*\),.*/\1/p') || true
+for name in peer_up peer_down rail_up rail_down stall_begin stall_end rendezvous_begin \
+    rendezvous_end; do
+    places=$(grep -A1 "Name: $name\$" <<<"$found" |
+        sed -n 's/.*Location: \(0x[0-9a-f]*\),.*/\1/p') || true
     [ -n "$places" ] || { failed=1; echo "FAILED  no probe $name"; }
     for place in $places; do
-        code=$(objdump -d "$program" --start-address="$place" --stop-address=$((place + 1)) | tail -n 1)
+        code=$(objdump -d "$program" --start-address="$place" --stop-address=$((place + 1)) |
+            tail -n 1)
         [[ $code == *nop* ]] || { failed=1; echo "FAILED  $name at $place is no nop: $code"; }
     done
-    arguments=$(grep -A2 "Name: $name\$" <<<"$found" | grep -c 'Arguments: 8@[%x][a-z0-9]* 8@[%x][a-z0-9]*$') || true
+    arguments=$(grep -A2 "Name: $name\$" <<<"$found" |
+        grep -c 'Arguments: 8@[%x][a-z0-9]* 8@[%x][a-z0-9]*$') || true
     [ "$arguments" = "$(wc -w <<<"$places")" ] || { failed=1; echo "FAILED  arguments of $name"; }
 done
 [ -z "$(notes)" ] || { failed=1; echo "FAILED  probes without the feature"; }

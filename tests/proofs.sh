@@ -46,26 +46,33 @@ proof() {
 }
 
 put_signal_checked() {
-    "$fishplate" perf put-signal --transport shm -s 8 --check -n "$iters" --format json --timeout 600 >"$log" || return
+    "$fishplate" perf put-signal --transport shm -s 8 --check -n "$iters" --format json \
+        --timeout 600 >"$log" || return
     jq -r '"   \(.checked) of \(.iters) payloads verified, \(.errors) errors, \(.signals_misordered) misordered, p50 \(.lat_ns.p50) ns, floor \(.floor_ns) ns"' "$log"
-    jq -e --argjson n "$iters" '.checked >= $n and .errors == 0 and .signals_misordered == 0' "$log" >/dev/null
+    jq -e --argjson n "$iters" '.checked >= $n and .errors == 0 and .signals_misordered == 0' \
+        "$log" >/dev/null
 }
 
 simulated_seeds() {
-    "$fishplate" perf put-signal --transport sim --rails 4 --seed 1 --seeds "$seeds" --check --format json --timeout 1200 >"$log" || return
+    "$fishplate" perf put-signal --transport sim --rails 4 --seed 1 --seeds "$seeds" --check \
+        --format json --timeout 1200 >"$log" || return
     jq -rs '"   \(map(.iters) | add) put-signals, \(map(.arrivals_out_of_order) | add) arrivals out of order, \(map(.signals_misordered) | add) signals misordered, \(map(.errors) | add) errors"' "$log"
     jq -es 'map(.errors + .signals_misordered) | add == 0' "$log" >/dev/null &&
         jq -es 'map(.arrivals_out_of_order) | add > 0' "$log" >/dev/null
 }
 
 tagged_checked() {
-    "$fishplate" perf tag-bw --transport shm -s 8,4K,20K --check -n "$((iters / 20))" --format json --timeout 600 >"$log" || return
-    jq -r '"   \(.checked) of \(.iters) messages of \(.size) bytes verified, \(.errors) errors"' "$log"
-    jq -es --argjson n "$((iters / 20))" 'all(.[]; .checked >= $n and .errors == 0)' "$log" >/dev/null
+    "$fishplate" perf tag-bw --transport shm -s 8,4K,20K --check -n "$((iters / 20))" \
+        --format json --timeout 600 >"$log" || return
+    jq -r '"   \(.checked) of \(.iters) messages of \(.size) bytes verified, \(.errors) errors"' \
+        "$log"
+    jq -es --argjson n "$((iters / 20))" 'all(.[]; .checked >= $n and .errors == 0)' "$log" \
+        >/dev/null
 }
 
 tagged_seeds() {
-    FISHPLATE_SEEDS=$seeds timeout 3000 cargo test --release --locked --quiet --package fishplate-core --test twosided -- \
+    FISHPLATE_SEEDS=$seeds timeout 3000 cargo test --release --locked --quiet \
+        --package fishplate-core --test twosided -- \
         messages_match_in_the_order_sent_over_four >"$log" 2>&1
     local status=$?
     grep -E 'seed|test result|panicked' "$log" | sed 's/^ */   /'
@@ -73,7 +80,8 @@ tagged_seeds() {
 }
 
 failing_rails() {
-    FISHPLATE_SEEDS=$schedules timeout 3000 cargo test --release --locked --quiet --package fishplate-core --test failover -- \
+    FISHPLATE_SEEDS=$schedules timeout 3000 cargo test --release --locked --quiet \
+        --package fishplate-core --test failover -- \
         in_schedules --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seed|schedules:|test result|panicked' "$log" | sed 's/^ */   /'
@@ -81,7 +89,8 @@ failing_rails() {
 }
 
 closing_rails() {
-    FISHPLATE_SEEDS=$((schedules / 10)) timeout 3000 cargo test --release --locked --quiet --package fishplate-core --test failover -- \
+    FISHPLATE_SEEDS=$((schedules / 10)) timeout 3000 cargo test --release --locked --quiet \
+        --package fishplate-core --test failover -- \
         with_several_cuts --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seed|Totals|test result|panicked' "$log" | sed 's/^ */   /'
@@ -90,14 +99,16 @@ closing_rails() {
 
 # Uses the debug build, which has more checks and has usually been built already.
 memory_oracle() {
-    FISHPLATE_PROGRAMS=$programs timeout 3000 cargo test --locked --quiet --test oracle -- memory_is --nocapture >"$log" 2>&1
+    FISHPLATE_PROGRAMS=$programs timeout 3000 cargo test --locked --quiet --test oracle -- \
+        memory_is --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'programs|SKIPPED|FISHPLATE_SEED|test result' "$log" | sed 's/^\.* */   /'
     return $status
 }
 
 shared_words() {
-    FISHPLATE_ATOMICS=$atomics timeout 3000 cargo test --locked --quiet --package fishplate-sys --test fabric -- \
+    FISHPLATE_ATOMICS=$atomics timeout 3000 cargo test --locked --quiet --package fishplate-sys \
+        --test fabric -- \
         atomics_of_two_peers --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'executed by|SKIPPED|test result|panicked' "$log" | sed 's/^\.* */   /'
@@ -105,7 +116,8 @@ shared_words() {
 }
 
 tagged_flood() {
-    FISHPLATE_FLOOD=$floods timeout 3000 cargo test --release --locked --quiet --package fishplate-core --test twosided -- \
+    FISHPLATE_FLOOD=$floods timeout 3000 cargo test --release --locked --quiet \
+        --package fishplate-core --test twosided -- \
         a_flood_ --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'messages,|test result|panicked' "$log" | sed 's/^ */   /'
@@ -117,7 +129,8 @@ tagged_flood() {
 # under the same name must connect.
 kill_nine() {
     local pair=@fishplate-proof-$$ before after victim survivor began status took=() tries n
-    local run=("$fishplate" perf put-signal --transport shm -s 8 -n 1000000000 --pin none --region 1M --timeout 600)
+    local run=("$fishplate" perf put-signal --transport shm -s 8 -n 1000000000 --pin none \
+        --region 1M --timeout 600)
     before=$(ls -A /dev/shm | grep fishplate)
     for ((n = 0; n < kills; n++)); do
         "${run[@]}" --listen $pair >/dev/null 2>"$log" &
@@ -143,7 +156,8 @@ kill_nine() {
         wait $survivor || status=$?
         took+=($((${EPOCHREALTIME/./} - began)))
         wait $victim 2>/dev/null
-        [ $status = 1 ] || { echo "   round $n: the survivor ended with status $status:"; cat "$log"; return 1; }
+        [ $status = 1 ] || { echo "   round $n: the survivor ended with status $status:"
+            cat "$log"; return 1; }
     done
     after=$(ls -A /dev/shm | grep fishplate)
     mapfile -t took < <(printf '%s\n' "${took[@]}" | sort -n)
@@ -167,7 +181,8 @@ stood_still() {
 
 # Checks device memory: all opened memory is closed, and nothing of a killed peer is left.
 memory_cycles() {
-    FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet --package fishplate-gpu --test memory -- \
+    FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet \
+        --package fishplate-gpu --test memory -- \
         b20_ --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seed|connections|test result|panicked' "$log" | sed 's/^ */   /'
@@ -175,7 +190,8 @@ memory_cycles() {
 }
 
 memory_model() {
-    FISHPLATE_SEEDS=$((seeds / 10)) timeout 3000 cargo test --release --locked --quiet --package fishplate-gpu --lib -- \
+    FISHPLATE_SEEDS=$((seeds / 10)) timeout 3000 cargo test --release --locked --quiet \
+        --package fishplate-gpu --lib -- \
         tests::model --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seeds from|begun|test result|panicked' "$log" | sed 's/^ */   /'
@@ -185,18 +201,22 @@ memory_model() {
 no_lost_wake_up() {
     local kinds
     kinds=$(grep -c '^fn no_wake_up_is_lost' sys/tests/linux/park.rs)
-    FISHPLATE_STRESS=$((pingpongs / kinds)) timeout 3000 cargo test --release --locked --quiet --package fishplate-sys --test linux -- \
-        no_wake_up_is_lost a_parked_thread_uses_no_processor --test-threads 1 --nocapture >"$log" 2>&1
+    FISHPLATE_STRESS=$((pingpongs / kinds)) timeout 3000 cargo test --release --locked --quiet \
+        --package fishplate-sys --test linux -- \
+        no_wake_up_is_lost a_parked_thread_uses_no_processor --test-threads 1 --nocapture >"$log" \
+        2>&1
     local status=$?
     grep -E 'meetings|round trips|parks|test result|panicked|processor' "$log" | sed 's/^ */   /'
     return $status
 }
 
 tag_matching() {
-    FISHPLATE_TAG_OPS=$matches FISHPLATE_TAG_WORDS=$words timeout 3000 cargo test --release --locked --quiet \
+    FISHPLATE_TAG_OPS=$matches FISHPLATE_TAG_WORDS=$words timeout 3000 cargo test --release \
+        --locked --quiet \
         --package fishplate-core --test tag -- differential exhaustive --nocapture >"$log" 2>&1
     local status=$?
-    grep -E 'SEED|words of|panicked|seed' "$log" | sed 's/, MatcherConfig.*first_seq[^,]*,/:/; s/^/   /'
+    grep -E 'SEED|words of|panicked|seed' "$log" |
+        sed 's/, MatcherConfig.*first_seq[^,]*,/:/; s/^/   /'
     return $status
 }
 
@@ -205,9 +225,12 @@ untimed() {
     log=$log.beside
     proof "rails that fail and return in the simulator, every operation once and in order: $schedules schedules" failing_rails
     proof "several links that fail at once on rails that close endpoints: $((schedules / 10)) schedules" closing_rails
-    proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" tagged_seeds
-    proof "device memory: random work of two processes against a model: $((seeds / 10)) seeds" memory_model
-    proof "tag matching against two lists: $matches operations, every word of $words letters" tag_matching
+    proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" \
+        tagged_seeds
+    proof "device memory: random work of two processes against a model: $((seeds / 10)) seeds" \
+        memory_model
+    proof "tag matching against two lists: $matches operations, every word of $words letters" \
+        tag_matching
     [ ${#failed[@]} = 0 ]
 }
 

@@ -21,7 +21,8 @@ skip() {
 need gcc gcc || skip "no C compiler, and it could not be installed"
 need readelf binutils || skip "no readelf, and it could not be installed"
 need fi_info libfabric-bin || skip "libfabric could not be installed"
-need_file /usr/include/psm2_mq.h libpsm2-dev || skip "the package libpsm2-dev could not be installed"
+need_file /usr/include/psm2_mq.h libpsm2-dev ||
+    skip "the package libpsm2-dev could not be installed"
 
 work=$(mktemp -d)
 # shellcheck disable=SC2317  # called by trap
@@ -33,7 +34,8 @@ trap down EXIT
 failed=0
 tests=$PWD/adapters/psm2/tests
 cache=${CARGO_TARGET_DIR:-$PWD/target}/psm2
-PROFILE=${PROFILE:-dev} adapters/psm2/build.sh "$work/lib" || { echo "FAILED to build libpsm2.so.2"; exit 1; }
+PROFILE=${PROFILE:-dev} adapters/psm2/build.sh "$work/lib" || { echo "FAILED to build libpsm2.so.2"
+    exit 1; }
 library=$work/lib/libpsm2.so.2
 export LD_LIBRARY_PATH=$work/lib work
 
@@ -57,9 +59,11 @@ names() {
 export -f names
 say "symbols, with their version" bash -c "names $tests/symbols.txt"
 say "SONAME" grep -q 'libpsm2\.so\.2\]' <(readelf -d "$library")
-say "the preload exports glob alone" [ "$(nm -D --defined-only "$work/lib/libfishplate_hfi1.so" | awk '{ print $3 }')" = glob ]
+say "the preload exports glob alone" [ "$(nm -D --defined-only "$work/lib/libfishplate_hfi1.so" |
+    awk '{ print $3 }')" = glob ]
 for name in layout misuse requests stats vanish killed late am flood random stuck; do
-    say "$name.c" gcc -std=gnu11 -Wall -Wextra -Werror -O1 -g "$tests/$name.c" "$library" -pthread -o "$work/$name"
+    say "$name.c" gcc -std=gnu11 -Wall -Wextra -Werror -O1 -g "$tests/$name.c" "$library" -pthread \
+        -o "$work/$name"
 done
 say "Debian's libfabric loads with it" env LD_PRELOAD="$library" LD_BIND_NOW=1 fi_info -l
 say "wrong calls" "$work/misuse"
@@ -92,7 +96,8 @@ pingpong() {
         [ -z "$(ss -Hltn "sport = :$port")" ] || break
         sleep 0.05
     done
-    "${pair[@]}" -P $port 127.0.0.1 && wait $! && [ "$(grep -cE '^fishplate-psm2 .*: sent [1-9]' "$work/log")" = 2 ] &&
+    "${pair[@]}" -P $port 127.0.0.1 && wait $! &&
+        [ "$(grep -cE '^fishplate-psm2 .*: sent [1-9]' "$work/log")" = 2 ] &&
         [ "$(grep -cE '^1m +10 +=10 ' "$work/log")" = 2 ]
 }
 export -f pingpong
@@ -132,8 +137,10 @@ job() {
     shift
     rm -f "$work"/rank.*
     # shellcheck disable=SC2016  # the rank's own shell expands it
-    mpirun.openmpi -n "$ranks" --mca pml cm --mca mtl psm2 -x LD_LIBRARY_PATH -x LD_PRELOAD="$work/lib/libfishplate_hfi1.so" \
-        -x FISHPLATE_PSM2_STATS=1 sh -c 'exec >"$work/rank.$OMPI_COMM_WORLD_RANK" 2>&1; "$@"; echo "ended with $?"' - "$@"
+    mpirun.openmpi -n "$ranks" --mca pml cm --mca mtl psm2 -x LD_LIBRARY_PATH \
+        -x LD_PRELOAD="$work/lib/libfishplate_hfi1.so" \
+        -x FISHPLATE_PSM2_STATS=1 sh \
+        -c 'exec >"$work/rank.$OMPI_COMM_WORLD_RANK" 2>&1; "$@"; echo "ended with $?"' - "$@"
     cat "$work"/rank.*
     [ "$(grep -lE '^fishplate-psm2 .*: sent [1-9]' "$work"/rank.* | wc -l)" = "$ranks" ]
 }
@@ -146,21 +153,25 @@ export -f job ended
 say "the MPI program" mpicc.openmpi -Wall -Wextra -Werror -O1 "$tests/mpi.c" -o "$work/mpi"
 # program RANKS REVERSED: runs our MPI program
 program() {
-    job "$1" "$work/mpi" "$2" && ended "$1" 0 && [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
+    job "$1" "$work/mpi" "$2" && ended "$1" 0 &&
+        [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
 }
 # Runs with room for fewer short messages than are sent before the first one is received.
 crowded() {
     export FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2
-    ! program 2 100000 && grep -q 'set FISHPLATE_PSM2_UNEXPECTED to a number above 10000' "$work/log"
+    ! program 2 100000 &&
+        grep -q 'set FISHPLATE_PSM2_UNEXPECTED to a number above 10000' "$work/log"
 }
 export -f program crowded
 say "2 ranks: ring, all to all, 300000 messages in reverse" bash -c "program 2 300000"
 grep "in reverse" "$work/log"
 say "an error where messages in reverse exceed the limit" bash -c crowded
 say "4 ranks" bash -c "program 4 1000"
-say "the program with threads" mpicc.openmpi -Wall -Wextra -Werror -O1 "$tests/threads.c" -pthread -o "$work/threads"
+say "the program with threads" mpicc.openmpi -Wall -Wextra -Werror -O1 "$tests/threads.c" -pthread \
+    -o "$work/threads"
 threads() {
-    job "$1" "$work/threads" && ended "$1" 0 && [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
+    job "$1" "$work/threads" && ended "$1" 0 &&
+        [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
 }
 export -f threads
 for ranks in 2 3; do say "$ranks ranks of 4 threads" bash -c "threads $ranks"; done
@@ -178,8 +189,10 @@ network() {
     nsenter --net="/run/netns/$here" unshare -u bash -c 'hostname here; "$@"' - \
         mpirun.openmpi --host 10.77.0.1:2,10.77.0.2:2 -n 4 --mca plm_rsh_agent "$work/agent" \
         --mca oob_tcp_if_include 10.77.0.0/24 --mca pml cm --mca mtl psm2 -x LD_LIBRARY_PATH \
-        -x LD_PRELOAD="$work/lib/libfishplate_hfi1.so" -x FISHPLATE_PSM2_STATS=1 "$work/mpi" 1000 "$@"
-    [ "$(grep -cE '^fishplate-psm2 0a4d.*: sent [1-9]' "$work/log")" = 4 ] && [ "$(grep -c "^rank . of 4 is done" "$work/log")" = 4 ]
+        -x LD_PRELOAD="$work/lib/libfishplate_hfi1.so" -x FISHPLATE_PSM2_STATS=1 "$work/mpi" 1000 \
+        "$@"
+    [ "$(grep -cE '^fishplate-psm2 0a4d.*: sent [1-9]' "$work/log")" = 4 ] &&
+        [ "$(grep -c "^rank . of 4 is done" "$work/log")" = 4 ]
 }
 # Runs on two hosts while the cable of one rail is pulled. The other rail also carries mpirun's own
 # messages.
@@ -188,7 +201,8 @@ pulled() {
     local job=$!
     until [ -e "$work/exchange" ]; do kill -0 $job || return; sleep 0.05; done
     # The rail has carried a part of the payloads.
-    [ "$(ip netns exec "$here" cat /sys/class/net/rail1/statistics/tx_bytes)" -gt 1000000 ] || return
+    [ "$(ip netns exec "$here" cat /sys/class/net/rail1/statistics/tx_bytes)" -gt 1000000 ] ||
+        return
     ip -n "$here" link set rail1 down && touch "$work/exchange.end"
     wait $job && [ -e "$work/exchange.more" ]
 }
@@ -198,12 +212,14 @@ if $two_hosts; then
     limit=300 say "4 ranks on two hosts, and a cable is pulled" bash -c pulled
     ip -n "$here" link set rail1 up
 fi
-$long && limit=600 say "8 ranks, 2000000 messages in reverse" bash -c "program 8 2000000" && grep "in reverse" "$work/log"
+$long && limit=600 say "8 ranks, 2000000 messages in reverse" bash -c "program 8 2000000" &&
+    grep "in reverse" "$work/log"
 
 # NetPIPE verifies the data in 32 lengths, and in lengths slightly below and above them. hpcc
 # verifies its results.
 pipe() {
-    job 2 NPopenmpi -i -u 300000 -n 2 -o "$work/pipe" && ended 2 0 && [ "$(grep -ac 'Integrity check passed' "$work/rank.0")" -gt 30 ]
+    job 2 NPopenmpi -i -u 300000 -n 2 -o "$work/pipe" && ended 2 0 &&
+        [ "$(grep -ac 'Integrity check passed' "$work/rank.0")" -gt 30 ]
 }
 # challenge RANKS: runs hpcc
 challenge() {
@@ -211,7 +227,8 @@ challenge() {
     # A matrix of 200, on a grid of one row.
     sed -E "s/^[0-9]+( +)Ns/200\1Ns/; s/^[0-9]+( +)Ps/1\1Ps/; s/^[0-9]+( +)Qs/$1\1Qs/" \
         /usr/share/doc/hpcc/examples/_hpccinf.txt >hpccinf.txt
-    job "$1" hpcc && ended "$1" 0 && grep -E 'PASSED|Success=1' hpccoutf.txt && ! grep -E 'FAILED|Success=0|ERROR' hpccoutf.txt
+    job "$1" hpcc && ended "$1" 0 && grep -E 'PASSED|Success=1' hpccoutf.txt &&
+        ! grep -E 'FAILED|Success=0|ERROR' hpccoutf.txt
 }
 export -f pipe challenge
 if need NPopenmpi netpipe-openmpi; then
@@ -235,15 +252,18 @@ if [ ! -d "$source/test" ]; then
     need pip3 python3-pip && timeout 120 pip3 download --quiet --no-deps --no-binary :all: \
         --dest "$cache" "mpi4py==$version" >/dev/null 2>"$work/log" </dev/null
     tar -C "$cache" -xf "$source.tar.gz" ||
-        { echo "SKIPPED mpi4py over libpsm2: its tests are not to be had from PyPI"; tail -n 3 "$work/log"; exit $failed; }
+        { echo "SKIPPED mpi4py over libpsm2: its tests are not to be had from PyPI"
+        tail -n 3 "$work/log"; exit $failed; }
 fi
 # suite RANKS: runs mpi4py's tests. Only tests that also fail over the real library may fail. Leaves
 # out tests that do not concern messages or Open MPI's mtl: files, windows, spawned programs,
 # pickles.
 suite() {
     # shellcheck disable=SC2086  # several words
-    job "$1" /usr/bin/python3 "$source/test/runtests.py" -q --no-threads $2 -e spawn -e io -e rma -e win -e cco_vec -e test_pickle &&
-        ended "$1" "[01]" && [ "$(grep -alE '^Ran [0-9]{3,4} tests' "$work"/rank.* | wc -l)" = "$1" ] &&
+    job "$1" /usr/bin/python3 "$source/test/runtests.py" -q --no-threads $2 -e spawn -e io -e rma \
+        -e win -e cco_vec -e test_pickle &&
+        ended "$1" "[01]" &&
+        [ "$(grep -alE '^Ran [0-9]{3,4} tests' "$work"/rank.* | wc -l)" = "$1" ] &&
         ! grep -ahE '^(ERROR|FAIL): ' "$work"/rank.* | grep -v testTestSomeRecv
 }
 export -f suite
@@ -254,7 +274,8 @@ mpi4py() {
     local busy
     busy=$(awk -v most="$(($(nproc) * 2))" '{ print ($1 > most) }' /proc/loadavg)
     if [ "$busy" = 1 ] && ! $long; then
-        echo "SKIPPED mpi4py over libpsm2, $1 ranks: too much runs beside it ($(cut -d' ' -f1 /proc/loadavg))"
+        echo "SKIPPED mpi4py over libpsm2, $1 ranks: too much runs beside it ($(cut -d' ' \
+            -f1 /proc/loadavg))"
         return
     fi
     limit=900 say "mpi4py $version, $1 ranks" bash -c "suite $1 '$2'"

@@ -6,7 +6,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
 
-need python3 python3 || { echo "SKIPPED the Python wheel: python3 is missing and cannot be installed"; exit 77; }
+need python3 python3 ||
+    { echo "SKIPPED the Python wheel: python3 is missing and cannot be installed"; exit 77; }
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     { echo "SKIPPED the Python wheel: $(python3 --version) is older than 3.11"; exit 77; }
 place=$(mktemp -d)
@@ -31,19 +32,24 @@ python3 -m venv "$place/venv" 2>/dev/null ||
     { fetch_package venv python3-venv && python3 -m venv "$place/venv"; } ||
     { echo "SKIPPED the Python wheel: python3 makes no environments"; exit 77; }
 export PATH=$place/venv/bin:$PATH
-pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2' pytest numpy mypy >"$place/log" 2>&1 ||
-    { echo "SKIPPED the Python wheel: pip cannot install maturin, pytest, numpy and mypy"; tail -n 3 "$place/log"; exit 77; }
+pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2' pytest numpy mypy >"$place/log" \
+    2>&1 ||
+    { echo "SKIPPED the Python wheel: pip cannot install maturin, pytest, numpy and mypy"
+    tail -n 3 "$place/log"; exit 77; }
 
-say "the wheel is built" maturin build --quiet --locked --profile dev --manifest-path "$package/Cargo.toml" --out "$place/wheels"
+say "the wheel is built" maturin build --quiet --locked --profile dev \
+    --manifest-path "$package/Cargo.toml" --out "$place/wheels"
 say "one wheel for Python 3.11 and later" bash -c "ls $place/wheels/fishplate-*-cp311-abi3-*.whl"
 [ $failed = 0 ] || exit 1
 say "the wheel is installed" pip install --quiet --disable-pip-version-check "$place"/wheels/*.whl
-say "its licences and stubs are inside" bash -c "for file in LICENSE-MIT LICENSE-APACHE py.typed _native.pyi; do
+say "its licences and stubs are inside" \
+    bash -c "for file in LICENSE-MIT LICENSE-APACHE py.typed _native.pyi; do
     python3 -m zipfile -l $place/wheels/*.whl | grep -q /\$file || exit 1; done"
 
 # Each test prints ok, FAILED or SKIPPED.
 cd "$place" || exit
-timeout --kill-after=10 1500 python3 -m pytest -p no:cacheprovider -rs -q --rootdir "$package" "$package/tests" \
+timeout --kill-after=10 1500 python3 -m pytest -p no:cacheprovider -rs -q --rootdir "$package" \
+    "$package/tests" \
     --ignore "$package/tests/test_devices.py" >"$place/log" 2>&1 </dev/null
 status=$?
 grep -o 'SKIPPED .*: .*' "$place/log" | sort -u
@@ -64,8 +70,10 @@ cp "${CARGO_TARGET_DIR:-target}/debug/libfishplate_fake_cuda.so" "$place/fake/li
 # misused
 devices() {
     rm -f "$place/report"
-    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" python3 -m pytest \
-        -p no:cacheprovider -rs -q --rootdir "$package" "$package/tests/test_devices.py" >"$place/seen" 2>&1
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
+        python3 -m pytest \
+        -p no:cacheprovider -rs -q --rootdir "$package" "$package/tests/test_devices.py" \
+        >"$place/seen" 2>&1
     local status=$?
     cat "$place/seen" "$place/report"
     [ $status = 0 ] && ! grep SKIPPED "$place/seen" && ! grep -v ' violations \[\]$' "$place/report"
@@ -88,13 +96,15 @@ code() { sed -n '/^```python$/,/^```$/{ /^```/!p }' "$1"; }
     code docs/python.md | sed 's/^/    /'
 } >"$place/page.py"
 code "$package/README.md" >"$place/readme.py"
-say "the examples in docs/python.md and the README" mypy --strict "$place/page.py" "$place/readme.py"
+say "the examples in docs/python.md and the README" mypy --strict "$place/page.py" \
+    "$place/readme.py"
 cd "$place" || exit
 
 # two EXAMPLE: runs an example as two processes
 two() {
     local port status=0
-    port=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    port=$(python3 \
+        -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
     python3 "$1" "127.0.0.1:$port" &
     python3 "$1" "127.0.0.1:$port" || status=1
     wait $! || status=1

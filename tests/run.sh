@@ -29,12 +29,16 @@ part() {
     esac
 }
 
-command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs"; exit 1; }
-need fi_info libfabric-bin || echo "libfabric is missing and cannot be installed: what needs it says SKIPPED"
+command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs"
+    exit 1; }
+need fi_info libfabric-bin ||
+    echo "libfabric is missing and cannot be installed: what needs it says SKIPPED"
 need_file /usr/include/rdma/fabric.h libfabric-dev ||
     echo "libfabric's headers are missing and cannot be installed: what compares with them says SKIPPED"
-need ucx_info ucx-utils || echo "UCX is missing and cannot be installed: what compares with it says SKIPPED"
-need valgrind valgrind || echo "valgrind is missing and cannot be installed: no instructions are counted"
+need ucx_info ucx-utils ||
+    echo "UCX is missing and cannot be installed: what compares with it says SKIPPED"
+need valgrind valgrind ||
+    echo "valgrind is missing and cannot be installed: no instructions are counted"
 need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
 
 printf '== cargo test --workspace\n'
@@ -70,16 +74,20 @@ part "no_std, no main, no allocator" tests/no-std/run.sh
 part "libfabric's layout, by the official binding" tests/fabric-oracle.sh
 part "CUDA and HIP over a driver without a GPU" tests/cuda-fake.sh
 part "CUDA and HIP on a GPU" tests/gpu.sh
-part "two rails between two network namespaces" tests/fabric-netns.sh --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
+part "two rails between two network namespaces" tests/fabric-netns.sh \
+    --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
 part "the C library" tests/c.sh
 part "the Python wheel" tests/python.sh
 part "MPI programs over libpsm2.so.2" tests/psm2.sh
 part "stock NIXL over its plugin" tests/nixl.sh
 part "stock NIXL on a GPU" tests/nixl-gpu.sh
-part "nodes on two hosts" tests/node-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
-part "jobs of several processes" tests/jobs.sh 10 "${CARGO_TARGET_DIR:-target}"/debug/{examples/all_to_all,fishplate}
+part "nodes on two hosts" tests/node-netns.sh \
+    "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
+part "jobs of several processes" tests/jobs.sh 10 \
+    "${CARGO_TARGET_DIR:-target}"/debug/{examples/all_to_all,fishplate}
 part "tracing probes" tests/probes.sh
-part "nodes whose cables are pulled" tests/failover-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/outlive"
+part "nodes whose cables are pulled" tests/failover-netns.sh \
+    "${CARGO_TARGET_DIR:-target}/debug/examples/outlive"
 beside_done
 read -r p f s <target/beside.counts || { p=0 f=1 s=0; echo "FAILED: the last parts did not end"; }
 

@@ -15,24 +15,29 @@ cd "$(dirname "$0")/.."
 
 host=x86_64-unknown-linux-gnu
 toolchain=$(rustup toolchain list 2>/dev/null | awk '/^nightly/ { print $1; exit }')
-[ -n "$toolchain" ] || { echo "SKIPPED $1 sanitizer: no nightly toolchain (rustup toolchain install nightly)"; exit 77; }
+[ -n "$toolchain" ] ||
+    { echo "SKIPPED $1 sanitizer: no nightly toolchain (rustup toolchain install nightly)"
+    exit 77; }
 [ "$(uname -m)" = x86_64 ] || { echo "SKIPPED $1 sanitizer: not an x86-64 machine"; exit 77; }
 
 case $1 in
     address)
         flags="-Zsanitizer=address" programs=(--test lifecycles)
         # Agents over tcp: libfabric 1.17 leaks memory per endpoint.
-        skips=(--skip on_descriptors --skip notified_it_or_left --skip adjacent_descriptors --skip released_in_flight --skip a_broken_connection_is_opened)
+        skips=(--skip on_descriptors --skip notified_it_or_left --skip adjacent_descriptors \
+            --skip released_in_flight --skip a_broken_connection_is_opened)
         ;;
     thread) flags="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" programs=() skips=() ;;
     python) flags="-Zsanitizer=address" ;;
     *) echo "usage: $0 address|thread|python"; exit 2 ;;
 esac
 build=${1/python/address}
-export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$build RUST_BACKTRACE=0
+export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$build \
+    RUST_BACKTRACE=0
 export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
 if [ "$1" = python ]; then
-    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "SKIPPED $1: no Python 3.11"; exit 77; }
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        { echo "SKIPPED $1: no Python 3.11"; exit 77; }
     cargo "+$toolchain" build --package fishplate-python --locked --target $host
     place=$(mktemp -d)
     trap 'rm -r "$place"' EXIT
@@ -44,19 +49,25 @@ if [ "$1" = python ]; then
     exit
 fi
 # One test loads UCX for comparison. UCX replaces malloc and mmap, which sanitizers do not support.
-cargo "+$toolchain" test --workspace --lib --bins "${programs[@]}" --locked --no-fail-fast --target $host -- --skip as_in_ucx "${skips[@]}"
+cargo "+$toolchain" test --workspace --lib --bins "${programs[@]}" --locked --no-fail-fast \
+    --target $host -- --skip as_in_ucx "${skips[@]}"
 if [ "$1" = address ]; then
     # The engines of these tests live as long as the process.
-    ASAN_OPTIONS=detect_leaks=0 cargo "+$toolchain" test --test fabric_fake --locked --target $host -- devices::
+    ASAN_OPTIONS=detect_leaks=0 cargo "+$toolchain" test --test fabric_fake --locked \
+        --target $host -- devices::
     # Nodes that connect, exchange data, disconnect with traffic outstanding, and connect again.
-    FISHPLATE_SEEDS=${FISHPLATE_SEEDS:-60} cargo "+$toolchain" test --test node --locked --target $host -- lives::
+    FISHPLATE_SEEDS=${FISHPLATE_SEEDS:-60} cargo "+$toolchain" test --test node --locked \
+        --target $host -- lives::
     # Wrong calls by a C program, and random ones. libfabric 1.17 leaks memory of each endpoint.
-    cargo "+$toolchain" rustc --package fishplate-c --lib --crate-type staticlib --locked --target $host
+    cargo "+$toolchain" rustc --package fishplate-c --lib --crate-type staticlib --locked \
+        --target $host
     place=$(mktemp -d)
     trap 'rm -r "$place"' EXIT
     for program in tests/misuse tests/data examples/put_signal examples/events examples/tagged; do
-        gcc -std=c11 -D_GNU_SOURCE -g -fsanitize=address "bindings/c/$program.c" -Ibindings/c/include \
-            "$CARGO_TARGET_DIR/$host/debug/libfishplate_c.a" -lpthread -ldl -lm -o "$place/${program#*/}"
+        gcc -std=c11 -D_GNU_SOURCE -g -fsanitize=address "bindings/c/$program.c" \
+            -Ibindings/c/include \
+            "$CARGO_TARGET_DIR/$host/debug/libfishplate_c.a" -lpthread -ldl -lm \
+            -o "$place/${program#*/}"
     done
     echo leak:libfabric.so >"$place/lsan.supp"
     export LSAN_OPTIONS=suppressions=$place/lsan.supp:print_suppressions=0

@@ -11,8 +11,10 @@ slurm_up() {
     chmod 755 "$(dirname "$folder")" "$folder"
     head -c 1024 /dev/urandom >"$folder/munge.key"
     chmod 400 "$folder/munge.key"
-    munged --force --foreground --key-file="$folder/munge.key" --socket="$folder/munge.sock" --num-threads=1 \
-        --pid-file="$folder/munged.pid" --log-file="$folder/munged.log" --seed-file="$folder/munge.seed" >/dev/null 2>&1 &
+    munged --force --foreground --key-file="$folder/munge.key" --socket="$folder/munge.sock" \
+        --num-threads=1 \
+        --pid-file="$folder/munged.pid" --log-file="$folder/munged.log" \
+        --seed-file="$folder/munge.seed" >/dev/null 2>&1 &
     slurm_daemons=($!)
     cat >"$folder/slurm.conf" <<END
 ClusterName=fishplate
@@ -36,7 +38,8 @@ NodeName=$host NodeAddr=127.0.0.1 CPUs=$(nproc) State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES State=UP
 END
     export SLURM_CONF=$folder/slurm.conf
-    for ((tries = 0; tries < 100; tries++)); do [ -S "$folder/munge.sock" ] && break; sleep 0.1; done
+    for ((tries = 0; tries < 100; tries++)); do [ -S "$folder/munge.sock" ] &&
+        break; sleep 0.1; done
     slurmctld -D >/dev/null 2>&1 &
     slurm_daemons+=($!)
     slurmd -D >/dev/null 2>&1 &

@@ -50,12 +50,15 @@ log=$copy/log
 # failed, or the time limit was reached, because some mutants loop for ever.
 tests() {
     local binary pid until=$((SECONDS + limit_s))
-    binary=$(cd "$copy/tree" && cargo test --quiet --locked --package fishplate-core --test tag --no-run \
-        --message-format=json-render-diagnostics 2>"$log" | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+    binary=$(cd "$copy/tree" &&
+        cargo test --quiet --locked --package fishplate-core --test tag --no-run \
+        --message-format=json-render-diagnostics 2>"$log" |
+        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
     [ -n "$binary" ] || return 1
     "$binary" >"$log" 2>&1 &
     pid=$!
-    while kill -0 $pid && ((SECONDS < until)) && ! grep -q '\.\.\. FAILED$' "$log"; do sleep 0.1; done
+    while kill -0 $pid && ((SECONDS < until)) && ! grep -q '\.\.\. FAILED$' "$log"; do
+        sleep 0.1; done
     kill -9 $pid
     wait $pid && return 0 || return 2
 } 2>/dev/null # where bash reports the kill

@@ -46,10 +46,12 @@ echo "builds as the page on vendoring says: fishplate"
 # Builds every package except the fake driver from its cargo package and those of the other
 # packages. All dependencies are downloaded by now.
 cargo package --workspace --exclude fishplate-fake-cuda --quiet --allow-dirty --offline
-for package in fishplate-core fishplate-sys fishplate-shm fishplate-gpu fishplate fishplate-tool fishplate-testing fishplate-c fishplate-python fishplate-psm2 fishplate-hfi1 fishplate-nixl; do
+for package in fishplate-core fishplate-sys fishplate-shm fishplate-gpu fishplate fishplate-tool \
+    fishplate-testing fishplate-c fishplate-python fishplate-psm2 fishplate-hfi1 fishplate-nixl; do
     cargo package --quiet --no-verify --allow-dirty --list --package "$package" >"$copy/files"
     for file in README.md LICENSE-MIT LICENSE-APACHE; do
-        grep -qx "$file" "$copy/files" || { echo "FAILED: $package is packaged without $file"; exit 1; }
+        grep -qx "$file" "$copy/files" || { echo "FAILED: $package is packaged without $file"
+            exit 1; }
     done
     echo "packages: $package, $(wc -l <"$copy/files") files"
 done

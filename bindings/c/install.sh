@@ -9,7 +9,8 @@ profile=${PROFILE:-release}
 case $profile in dev) folder=debug ;; *) folder=$profile ;; esac
 
 cargo build --locked --quiet --profile "$profile" --package fishplate-c
-target=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+target=$(cargo metadata --locked --no-deps --format-version 1 |
+    sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 root=${DESTDIR:-}
@@ -18,8 +19,10 @@ install -m 644 include/fishplate.h "$root$prefix/include/"
 # Adds symbol versions, because a library that Rust links has none.
 "${CC:-cc}" -shared -o "$root$libdir/libfishplate.so.$version" -Wl,-soname,libfishplate.so.0 \
     -Wl,--version-script=fishplate.map -Wl,--whole-archive "$target/$folder/libfishplate_c.a" \
-    -Wl,--no-whole-archive -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now -lgcc_s -lpthread -ldl -lm -lc
+    -Wl,--no-whole-archive -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now -lgcc_s -lpthread \
+    -ldl -lm -lc
 install -m 644 "$target/$folder/libfishplate_c.a" "$root$libdir/libfishplate.a"
 ln -sf "libfishplate.so.$version" "$root$libdir/libfishplate.so.0"
 ln -sf libfishplate.so.0 "$root$libdir/libfishplate.so"
-sed "s|@PREFIX@|$prefix|; s|@LIBDIR@|$libdir|; s|@VERSION@|$version|" fishplate.pc.in >"$root$libdir/pkgconfig/fishplate.pc"
+sed "s|@PREFIX@|$prefix|; s|@LIBDIR@|$libdir|; s|@VERSION@|$version|" fishplate.pc.in \
+    >"$root$libdir/pkgconfig/fishplate.pc"

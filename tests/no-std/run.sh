@@ -10,4 +10,5 @@ if nm --undefined-only "$program" | grep -E ' (malloc|calloc|realloc|free)(@|$)'
     exit 1
 fi
 "$program"
-echo "ran without std and allocator: exit 0, $(size "$program" | awk 'NR == 2 { print $1 }') bytes of code"
+echo "ran without std and allocator: exit 0, $(size "$program" |
+    awk 'NR == 2 { print $1 }') bytes of code"
