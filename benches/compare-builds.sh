@@ -41,10 +41,17 @@ done
 
 awk '
     function median(list, n,    i, j, t) {
-        for (i = 2; i <= n; i++) for (j = i; j > 1 && list[j] < list[j - 1]; j--) { t = list[j]; list[j] = list[j - 1]; list[j - 1] = t }
+        for (i = 2; i <= n; i++)
+            for (j = i; j > 1 && list[j] < list[j - 1]; j--) {
+                t = list[j]; list[j] = list[j - 1]; list[j - 1] = t
+            }
         return n % 2 ? list[(n + 1) / 2] : (list[n / 2] + list[n / 2 + 1]) / 2
     }
-    { if (!($1 in seen)) { seen[$1]; order[++rows] = $1 }; ns[$1, $3, $2] = $4; floor[$1, $3, $2] = $5; if ($2 > last) last = $2 }
+    {
+        if (!($1 in seen)) { seen[$1]; order[++rows] = $1 }
+        ns[$1, $3, $2] = $4; floor[$1, $3, $2] = $5
+        if ($2 > last) last = $2
+    }
     END {
         printf "%-14s %10s %10s %8s %6s\n", "row", "old ns", "new ns", "new/old", "pairs"
         for (r = 1; r <= rows; r++) {
@@ -55,6 +62,7 @@ awk '
                 n++; o[n] = ns[row, "old", k]; w[n] = ns[row, "new", k]; q[n] = w[n] / o[n]
             }
             if (n == 0) { printf "%-14s no pair at one floor\n", row; continue }
-            printf "%-14s %10.1f %10.1f %8.3f %6d\n", row, median(o, n), median(w, n), median(q, n), n
+            printf "%-14s %10.1f %10.1f %8.3f %6d\n", row, median(o, n), median(w, n),
+                median(q, n), n
         }
     }' "$data"

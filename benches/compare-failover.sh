@@ -154,8 +154,9 @@ figures() {
           | reduce .[] as $step ({now: 0, most: 0};
               .now = (if $step.kb < 0.02 * $usual * $step.ms then .now + $step.ms else 0 end)
               | .most = ([.most, .now] | max)) | .most) as $stall
-        | {transport: $transport, trouble: $trouble, before_mb_s: (.[0] | mbs), during_mb_s: (.[1] | mbs),
-           after_mb_s: (.[2] | mbs), stall_s: ($stall / 100 | round / 10), ended: $ended, samples: .}'
+        | {transport: $transport, trouble: $trouble, before_mb_s: (.[0] | mbs),
+           during_mb_s: (.[1] | mbs), after_mb_s: (.[2] | mbs),
+           stall_s: ($stall / 100 | round / 10), ended: $ended, samples: .}'
 }
 
 row='%-6s %-10s %8s %8s %8s %8s  %s\n'
@@ -190,7 +191,8 @@ for trouble in "$@"; do
             figures "$transport" "$trouble" "$ended")
         echo "$run" >>"$results"
         # shellcheck disable=SC2059
-        jq -r '[.trouble, .transport, .before_mb_s, .during_mb_s, .after_mb_s, .stall_s, .ended] | .[]' <<<"$run" |
+        jq -r '[.trouble, .transport, .before_mb_s, .during_mb_s, .after_mb_s, .stall_s, .ended]
+            | .[]' <<<"$run" |
             { mapfile -t cells; printf "$row" "${cells[@]}"; }
     done
 done

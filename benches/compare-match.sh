@@ -48,10 +48,14 @@ done
 ucx_info -v 2>/dev/null | head -n 1 || true
 jq -rs '
     def median: sort | .[length / 2 | floor];
-    def show: if . == null then "-" elif . < 1000 then "\(. * 10 | round / 10) ns" else "\(. / 10 | round / 100) us" end;
+    def show: if . == null then "-" elif . < 1000 then "\(. * 10 | round / 10) ns"
+        else "\(. / 10 | round / 100) us" end;
     [group_by([.workload, .depth])[] | {workload: .[0].workload, depth: .[0].depth,
-        ns: (group_by(.engine) | map({key: .[0].engine, value: (map(.ns_per_op) | median)}) | from_entries)}]
+        ns: (group_by(.engine)
+            | map({key: .[0].engine, value: (map(.ns_per_op) | median)}) | from_entries)}]
     | sort_by([.workload[0:1], (.workload[1:] | tonumber), .depth])[]
-    | [.workload, .depth] + (.ns | [.ours, .list, .ucx, .openmpi, .mpich] | map(show)) | @tsv' "$rows" |
-    awk -F'\t' 'BEGIN { printf "%-9s %6s %12s %12s %12s %12s %12s\n", "workload", "depth", "ours", "list", "ucx", "openmpi", "mpich" }
+    | [.workload, .depth] + (.ns | [.ours, .list, .ucx, .openmpi, .mpich] | map(show))
+    | @tsv' "$rows" |
+    awk -F'\t' 'BEGIN { printf "%-9s %6s %12s %12s %12s %12s %12s\n", "workload", "depth",
+            "ours", "list", "ucx", "openmpi", "mpich" }
         { printf "%-9s %6s %12s %12s %12s %12s %12s\n", $1, $2, $3, $4, $5, $6, $7 }'

@@ -26,7 +26,8 @@ static double now_ns(void) {
 }
 
 static void post(int any_source, int tag, int context) {
-    MPI_Irecv(&bytes[context], 8, MPI_BYTE, any_source ? MPI_ANY_SOURCE : 0, tag, MPI_COMM_SELF, &receives[context]);
+  MPI_Irecv (&bytes[context], 8, MPI_BYTE, any_source ? MPI_ANY_SOURCE : 0, tag, MPI_COMM_SELF,
+             &receives[context]);
 }
 
 // Sends a message, and checks that receive `context` gets it.
@@ -36,8 +37,9 @@ static void arrive(int tag, int context, uint64_t cookie) {
     MPI_Wait(&receives[context], MPI_STATUS_IGNORE);
     MPI_Wait(&send, MPI_STATUS_IGNORE);
     if (bytes[context] != cookie) {
-        fprintf(stderr, "receive %d got %llu, not %llu\n", context, (unsigned long long)bytes[context], (unsigned long long)cookie);
-        exit(1);
+      fprintf (stderr, "receive %d got %llu, not %llu\n", context,
+               (unsigned long long) bytes[context], (unsigned long long) cookie);
+      exit (1);
     }
 }
 
@@ -46,7 +48,14 @@ static void arrive(int tag, int context, uint64_t cookie) {
 static long run_round(const char *work, int depth, double *longest) {
     int any = !strcmp(work, "P5");
     double last = longest ? now_ns() : 0;
-#define TICK() do { if (longest) { double t = now_ns(); if (t - last > *longest) *longest = t - last; last = t; } } while (0)
+#define TICK()                                                                                     \
+    do {                                                                                           \
+      if (longest) {                                                                               \
+        double t = now_ns ();                                                                      \
+        if (t - last > *longest) *longest = t - last;                                              \
+        last = t;                                                                                  \
+      }                                                                                            \
+    } while (0)
     if (!strcmp(work, "P1") || !strcmp(work, "P2") || any) {
         for (int n = 0; n < BLOCK; n++) {
             post(any, LIVE_TAG, depth);
@@ -89,13 +98,16 @@ int main(int argc, char **argv) {
             for (int turn = 0; turn < 5; turn++) {
                 long done = 0;
                 double began = now_ns();
-                do done += run_round(work, depth, NULL); while (done < units && now_ns() - began < 3e8);
+                do done += run_round (work, depth, NULL);
+                while (done < units && now_ns () - began < 3e8);
                 times[turn] = (now_ns() - began) / done;
             }
             run_round(work, depth, &longest);
             qsort(times, 5, sizeof *times, compare);
-            printf("{\"schema_version\":1,\"test\":\"match\",\"engine\":\"%s\",\"workload\":\"%s\",\"depth\":%d,\"ns_per_op\":%.3f,"
-                   "\"instr_per_op\":null,\"max_ns\":%.1f,\"bytes_per_entry\":null}\n", argv[1], work, depth, times[2], longest);
+            printf ("{\"schema_version\":1,\"test\":\"match\",\"engine\":\"%s\",\"workload\":\"%"
+                    "s\",\"depth\":%d,\"ns_per_op\":%.3f,"
+                    "\"instr_per_op\":null,\"max_ns\":%.1f,\"bytes_per_entry\":null}\n",
+                    argv[1], work, depth, times[2], longest);
             fflush(stdout);
             for (int n = 0; !drains && n < depth; n++) {
                 MPI_Cancel(&receives[n]);

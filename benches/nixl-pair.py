@@ -26,7 +26,13 @@ import numpy as np
 from agents import nixl_agent, nixl_agent_config
 
 # Name, bytes per descriptor, number of descriptors, number of timed transfers.
-CASES = [("4 KiB", 4096, 1, 400), ("64 KiB", 65536, 1, 200), ("1 MiB", 1 << 20, 1, 60), ("64 MiB", 1 << 26, 1, 6), ("1000 x 4 KiB", 4096, 1000, 25)]
+CASES = [
+    ("4 KiB", 4096, 1, 400),
+    ("64 KiB", 65536, 1, 200),
+    ("1 MiB", 1 << 20, 1, 60),
+    ("64 MiB", 1 << 26, 1, 6),
+    ("1000 x 4 KiB", 4096, 1000, 25),
+]
 SIZE = 1 << 26
 HUGE = 2 << 20
 MEMORY = os.environ.get("MEMORY", "DRAM")
@@ -117,7 +123,11 @@ def main():
             for what, found in took.items():
                 value = statistics.median(found[-times:]) * 1e6
                 print(json.dumps({"case": f"{case}, {kind}, {what}", "us": value}))
-            print(json.dumps({"case": f"{case}, {kind}, processor per descriptor", "us": processor * 1e6}))
+            print(
+                json.dumps(
+                    {"case": f"{case}, {kind}, processor per descriptor", "us": processor * 1e6}
+                )
+            )
             agent.release_xfer_handle(handle)
     agent.send_notif("target", b"end")
     sys.stdout.flush()

@@ -89,11 +89,14 @@ signatures() {
         gcc -E -P "$c/include/fishplate.h" | tr '\n' ' ' |
             grep -o '[a-z0-9_ ]*[ *]fp_[a-z_]* ([^;{}]*);' |
             # name(types)->type, without the names of parameters; then pointers and types of Rust
-            sed -E 's/\(void\)/()/; s/ ?[a-z_0-9]+([,)])/\1/g; s/^ *(.*[ *])(fp_[a-z_]*) (\(.*\));$/\2\3->\1/
-                s/const ([a-z_0-9]+) \*/*const \1/g; s/([a-z_0-9]+) \*\*/*mut,*mut,\1/g; s/([a-z_0-9]+) \*/*mut \1/g
-                s/mut,/mut /g; s/\<(uint32_t|fp_peer)\>/u32/g; s/\<(uint64_t|fp_(mem|remote|token|request))\>/u64/g
+            sed -E 's/\(void\)/()/; s/ ?[a-z_0-9]+([,)])/\1/g
+                s/^ *(.*[ *])(fp_[a-z_]*) (\(.*\));$/\2\3->\1/
+                s/const ([a-z_0-9]+) \*/*const \1/g; s/([a-z_0-9]+) \*\*/*mut,*mut,\1/g
+                s/([a-z_0-9]+) \*/*mut \1/g; s/mut,/mut /g; s/\<(uint32_t|fp_peer)\>/u32/g
+                s/\<(uint64_t|fp_(mem|remote|token|request))\>/u64/g
                 s/\<int64_t\>/i64/g; s/\<size_t\>/usize/g; s/\<(int|void|char)\>/c_\1/g
-                s/fp_(node|options|tag|message|completion|stats)(_t)?([,) ]|$)/Fp\u\1\3/g; s/ +//g' | sort
+                s/fp_(node|options|tag|message|completion|stats)(_t)?([,) ]|$)/Fp\u\1\3/g
+                s/ +//g' | sort
     ) <(
         cat "$c"/src/*.rs | tr '\n' ' ' | grep -oE 'extern "C" fn fp_[a-z_]*\([^)]*\) -> [^{]*' |
             sed -E 's/extern "C" fn //; s/[a-z_0-9]+: //g; s/,? *\)/)/; s/ +//g' | sort

@@ -191,7 +191,8 @@ old() {
     env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" "$api" --show-output >"$place/seen" 2>&1 ||
         return
     cat "$place/seen"
-    grep -q "SKIPPED on_$api::copies_arrive_whole: no usable $driver driver: $library lacks $first" "$place/seen"
+    why="no usable $driver driver: $library lacks $first"
+    grep -q "SKIPPED on_$api::copies_arrive_whole: $why" "$place/seen"
 }
 echo 'int something;' | cc -shared -fPIC -x c - -o "$place/old/$library.so" &&
     say "a driver that is too old" old

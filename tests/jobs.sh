@@ -230,7 +230,8 @@ missing_under() {
     # shellcheck disable=SC2016  # for the inner shell
     timeout --kill-after=5 60 "$@" bash -c 'rank=$PMI_RANK$OMPI_COMM_WORLD_RANK
         [ "$rank" != 2 ] || exec sleep 30
-        exec "$0" 100 3 >"$1$rank" 2>&1' "$program" "$work/out" >"$work/out-launcher" 2>&1 </dev/null
+        exec "$0" 100 3 >"$1$rank" 2>&1' "$program" "$work/out" >"$work/out-launcher" 2>&1 \
+        </dev/null
     [ $? != 124 ] && cat "$work"/out[0-9] | grep -q "$text"
 }
 for launcher in ${launchers[@]+"${launchers[@]}"}; do

@@ -45,7 +45,8 @@ printf '== cargo test --workspace\n'
 # Each test prints ok or FAILED; of passing tests only lines that start with SKIPPED are shown.
 RUST_BACKTRACE=${RUST_BACKTRACE:-0} timeout --kill-after=10 1500 \
     cargo test --workspace --locked --no-fail-fast -- --show-output </dev/null 2>&1 | tee "$log" |
-    awk '/^successes:$/ { quiet = 1 } /^(failures:|test result:.*)$/ { quiet = 0 } !quiet || /^SKIPPED/'
+    awk '/^successes:$/ { quiet = 1 } /^(failures:|test result:.*)$/ { quiet = 0 }
+        !quiet || /^SKIPPED/'
 status=${PIPESTATUS[0]}
 read -r passed failed skipped < <(awk '
     # test result: ok. 12 passed; 0 failed; 1 ignored; ...

@@ -5,7 +5,9 @@ import numpy as np
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 
 size = 1 << 20
-writer, owner = (nixl_agent(name, nixl_agent_config(backends=["FISHPLATE"])) for name in ("writer", "owner"))
+writer, owner = (
+    nixl_agent(name, nixl_agent_config(backends=["FISHPLATE"])) for name in ("writer", "owner")
+)
 source, target = np.full(size, 7, np.uint8), np.zeros(size, np.uint8)
 for agent, array in (writer, source), (owner, target):
     agent.register_memory([(array.ctypes.data, size, 0, "")], "DRAM")

@@ -84,7 +84,8 @@ static_assert(sizeof(OptionalArgs) == 72 && offsetof(OptionalArgs, custom) == 40
 
 using Answer = std::optional<Params>;
 static_assert(sizeof(Answer) == 64);
-static_assert(sizeof(Params) == 56 && sizeof(Mems) == 24 && sizeof(Notes) == 24 && sizeof(std::string) == 32);
+static_assert(sizeof(Params) == 56 && sizeof(Mems) == 24 && sizeof(Notes) == 24 &&
+              sizeof(std::string) == 32);
 
 // The base class of an engine. The declaration order of its virtual functions sets their slots in
 // the vtable.
@@ -102,10 +103,10 @@ public:
     virtual Status connect(const std::string &) = 0;
     virtual Status disconnect(const std::string &) = 0;
     virtual Status unload(Metadata *) = 0;
-    virtual Status prepare(const Op &, const List<MetaDesc> &, const List<MetaDesc> &, const std::string &,
-                           Request *&, const OptionalArgs *) const = 0;
-    virtual Status post(const Op &, const List<MetaDesc> &, const List<MetaDesc> &, const std::string &,
-                        Request *&, const OptionalArgs *) const = 0;
+    virtual Status prepare(const Op &, const List<MetaDesc> &, const List<MetaDesc> &,
+                           const std::string &, Request *&, const OptionalArgs *) const = 0;
+    virtual Status post(const Op &, const List<MetaDesc> &, const List<MetaDesc> &,
+                        const std::string &, Request *&, const OptionalArgs *) const = 0;
     virtual Status check(Request *) const = 0;
     virtual Status release(Request *) const = 0;
     virtual Status prepare_remote_view(const void *, void *&, const OptionalArgs *) const;
@@ -119,9 +120,9 @@ public:
     virtual Status take_notes(Notes &) = 0;
     virtual Status notify(const std::string &, const std::string &) const = 0;
     virtual Status query(const List<BlobDesc> &, std::vector<Answer> &) const;
-    virtual Status estimate(const Op &, const List<MetaDesc> &, const List<MetaDesc> &, const std::string &,
-                            Request *const &, std::int64_t &, std::int64_t &, Cost &,
-                            const OptionalArgs *) const;
+    virtual Status estimate(const Op &, const List<MetaDesc> &, const List<MetaDesc> &,
+                            const std::string &, Request *const &, std::int64_t &, std::int64_t &,
+                            Cost &, const OptionalArgs *) const;
 
 protected:
     explicit Engine(const InitParams &init)
@@ -139,10 +140,10 @@ protected:
 
 // NIXL's core reads these fields at fixed offsets.
 struct Layout {
-    static_assert(sizeof(Engine) == 208 && offsetof(Engine, type) == 8 && offsetof(Engine, params) == 40 &&
-                  offsetof(Engine, events) == 96 && offsetof(Engine, events_lock) == 120 &&
-                  offsetof(Engine, init_error) == 160 && offsetof(Engine, agent) == 168 &&
-                  offsetof(Engine, telemetry) == 200);
+    static_assert(sizeof(Engine) == 208 && offsetof(Engine, type) == 8 &&
+                  offsetof(Engine, params) == 40 && offsetof(Engine, events) == 96 &&
+                  offsetof(Engine, events_lock) == 120 && offsetof(Engine, init_error) == 160 &&
+                  offsetof(Engine, agent) == 168 && offsetof(Engine, telemetry) == 200);
 };
 
 // Number of vtable slots, including the two of the destructor.

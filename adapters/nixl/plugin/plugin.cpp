@@ -17,12 +17,17 @@ constexpr Status backend = -3;
 constexpr Status not_supported = -9;
 } // namespace
 
-Status Engine::prepare_remote_view(const void *, void *&, const OptionalArgs *) const { return not_supported; }
-Status Engine::prepare_view(const void *, void *&, const OptionalArgs *) const { return not_supported; }
+Status Engine::prepare_remote_view(const void *, void *&, const OptionalArgs *) const {
+    return not_supported;
+}
+Status Engine::prepare_view(const void *, void *&, const OptionalArgs *) const {
+    return not_supported;
+}
 void Engine::release_view(void *) const {}
 Status Engine::query(const List<BlobDesc> &, std::vector<Answer> &) const { return not_supported; }
-Status Engine::estimate(const Op &, const List<MetaDesc> &, const List<MetaDesc> &, const std::string &,
-                        Request *const &, std::int64_t &, std::int64_t &, Cost &, const OptionalArgs *) const {
+Status Engine::estimate(const Op &, const List<MetaDesc> &, const List<MetaDesc> &,
+                        const std::string &, Request *const &, std::int64_t &, std::int64_t &,
+                        Cost &, const OptionalArgs *) const {
     return not_supported;
 }
 
@@ -102,7 +107,9 @@ private:
     Transfer *first = nullptr;
 };
 
-std::uint64_t number_of(const Metadata *metadata) { return static_cast<const Region *>(metadata)->number; }
+std::uint64_t number_of(const Metadata *metadata) {
+    return static_cast<const Region *>(metadata)->number;
+}
 
 struct Closes {
     void operator()(fishplate_nixl_agent *agent) const { fishplate_nixl_close(agent); }
@@ -120,7 +127,8 @@ public:
             params.push_back(bytes(value));
         }
         auto pairs = reinterpret_cast<const fishplate_nixl_bytes(*)[2]>(params.data());
-        auto pause = init.progress_thread ? static_cast<std::int64_t>(init.delay_us & INT64_MAX) : -1;
+        auto pause =
+            init.progress_thread ? static_cast<std::int64_t>(init.delay_us & INT64_MAX) : -1;
         opened.reset(fishplate_nixl_open(bytes(agent), pairs, params.size() / 2, pause));
         init_error = opened == nullptr;
     }
@@ -145,7 +153,9 @@ public:
         return status;
     }
 
-    Status connect(const std::string &name) override { return fishplate_nixl_connect(opened.get(), bytes(name)); }
+    Status connect(const std::string &name) override {
+        return fishplate_nixl_connect(opened.get(), bytes(name));
+    }
     Status disconnect(const std::string &name) override {
         return fishplate_nixl_disconnect(opened.get(), bytes(name));
     }
@@ -153,7 +163,9 @@ public:
     // Frees metadata from `load_local` or `load_remote`, possibly after `deregister_memory`.
     Status unload(Metadata *metadata) override {
         if (metadata == nullptr) return success;
-        Status status = metadata->is_private ? success : fishplate_nixl_unload(opened.get(), number_of(metadata));
+        Status status = metadata->is_private
+                            ? success
+                            : fishplate_nixl_unload(opened.get(), number_of(metadata));
         delete metadata;
         return status;
     }
@@ -163,9 +175,9 @@ public:
         if (!is_memory(locals.mem) || !is_memory(remotes.mem)) return not_supported;
         return guarded([&] {
             auto transfer = std::make_unique<Transfer>();
-            Status status = fishplate_nixl_prepare(opened.get(), op == Op::write, locals.descs.data(),
-                                                   locals.descs.size(), remotes.descs.data(),
-                                                   remotes.descs.size(), bytes(name), &transfer->number);
+            Status status = fishplate_nixl_prepare(
+                opened.get(), op == Op::write, locals.descs.data(), locals.descs.size(),
+                remotes.descs.data(), remotes.descs.size(), bytes(name), &transfer->number);
             out = nullptr;
             if (status == success) {
                 transfers.add(transfer.get());
@@ -180,7 +192,8 @@ public:
         if (request == nullptr) return invalid;
         bool notifies = args != nullptr && args->has_note;
         std::string_view note = notifies ? std::string_view(args->note) : std::string_view();
-        return fishplate_nixl_post(opened.get(), static_cast<Transfer *>(request)->number, notifies, bytes(note));
+        return fishplate_nixl_post(opened.get(), static_cast<Transfer *>(request)->number, notifies,
+                                   bytes(note));
     }
 
     Status check(Request *request) const override {
@@ -200,7 +213,8 @@ public:
     Status public_data(const Metadata *metadata, std::string &out) const override {
         if (metadata == nullptr) return invalid;
         Out<std::string> to{out};
-        return to.status(fishplate_nixl_export(opened.get(), number_of(metadata), keep_string, &to));
+        return to.status(
+            fishplate_nixl_export(opened.get(), number_of(metadata), keep_string, &to));
     }
 
     Status connection_info(std::string &out) const override {
@@ -212,10 +226,12 @@ public:
         return fishplate_nixl_load_peer(opened.get(), bytes(name), bytes(info));
     }
 
-    Status load_remote(const BlobDesc &desc, const Mem &mem, const std::string &name, Metadata *&out) override {
+    Status load_remote(const BlobDesc &desc, const Mem &mem, const std::string &name,
+                       Metadata *&out) override {
         if (!is_memory(mem)) return not_supported;
         return with_region(false, out, [&](std::uint64_t *number) {
-            return fishplate_nixl_load(opened.get(), bytes(name), mem == Mem::vram, bytes(desc.blob), number);
+            return fishplate_nixl_load(opened.get(), bytes(name), mem == Mem::vram,
+                                       bytes(desc.blob), number);
         });
     }
 

@@ -17,7 +17,8 @@
 namespace abi {
 namespace {
 
-constexpr const char *remedy = "use the plugin with the stock wheel nixl 1.5.1, or one with the same layouts";
+constexpr const char *remedy =
+    "use the plugin with the stock wheel nixl 1.5.1, or one with the same layouts";
 
 // True if the memory looks like a `std::string`: its text is inside the object, or on the heap with
 // plausible sizes.
@@ -29,7 +30,8 @@ bool is_string(const std::string &text) {
     std::memcpy(&size, words + 8, 8);
     if (data == words + 16) return size < 16 && data[size] == 0;
     std::memcpy(&room, words + 16, 8);
-    return data != nullptr && room >= 16 && size <= room && room < std::size_t{1} << 32 && data[size] == 0;
+    return data != nullptr && room >= 16 && size <= room && room < std::size_t{1} << 32 &&
+           data[size] == 0;
 }
 
 bool is_bool(const bool &flag) { return *reinterpret_cast<const unsigned char *>(&flag) <= 1; }
@@ -74,7 +76,8 @@ public:
     }
     bool is(std::size_t at, const char *text) const {
         std::size_t len = std::strlen(text) + 1;
-        return start != nullptr && at <= size && len <= size - at && std::memcmp(start + at, text, len) == 0;
+        return start != nullptr && at <= size && len <= size - at &&
+               std::memcmp(start + at, text, len) == 0;
     }
 
 private:
@@ -89,9 +92,12 @@ std::size_t size_of_symbol(const std::string &path, const char *name) {
     if (!file.read(head, 0) || std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0) return 0;
     for (unsigned at = 0; at < head.e_shnum; at++) {
         Elf64_Shdr section, strings;
-        if (!file.read(section, head.e_shoff + at * sizeof section) || section.sh_type != SHT_DYNSYM) continue;
+        if (!file.read(section, head.e_shoff + at * sizeof section) ||
+            section.sh_type != SHT_DYNSYM)
+            continue;
         if (!file.read(strings, head.e_shoff + section.sh_link * sizeof strings)) return 0;
-        for (std::size_t done = 0; done + sizeof(Elf64_Sym) <= section.sh_size; done += sizeof(Elf64_Sym)) {
+        for (std::size_t done = 0; done + sizeof(Elf64_Sym) <= section.sh_size;
+             done += sizeof(Elf64_Sym)) {
             Elf64_Sym symbol;
             if (!file.read(symbol, section.sh_offset + done)) return 0;
             if (symbol.st_shndx != SHN_UNDEF && file.is(strings.sh_offset + symbol.st_name, name))
@@ -105,7 +111,8 @@ std::size_t size_of_symbol(const std::string &path, const char *name) {
 int find_library(dl_phdr_info *info, std::size_t, void *to) {
     std::string path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
     std::size_t slash = path.rfind('/');
-    if (slash == std::string::npos || path.compare(slash + 1, std::string::npos, "libnixl.so") != 0) return 0;
+    if (slash == std::string::npos || path.compare(slash + 1, std::string::npos, "libnixl.so") != 0)
+        return 0;
     static_cast<std::string *>(to)->assign(path, 0, slash + 1);
     return 1;
 }
@@ -114,7 +121,8 @@ int find_library(dl_phdr_info *info, std::size_t, void *to) {
 
 bool matches(const InitParams *init) {
     if (init == nullptr || !are_params(*init)) {
-        std::fprintf(stderr, "fishplate: NIXL passes parameters in an unknown layout; %s\n", remedy);
+        std::fprintf(stderr, "fishplate: NIXL passes parameters in an unknown layout; %s\n",
+                     remedy);
         return false;
     }
     std::string folder;
@@ -126,14 +134,18 @@ bool matches(const InitParams *init) {
         // The vtable symbol starts with two words before its functions: an offset and the type
         // information.
         if (size != 0 && size != (slots + 2) * sizeof(void *)) {
-            std::fprintf(stderr, "fishplate: backends of this NIXL have %zu virtual functions, not %zu; %s\n",
-                         size / sizeof(void *) - 2, slots, remedy);
+            std::fprintf(
+                stderr,
+                "fishplate: backends of this NIXL have %zu virtual functions, not %zu; %s\n",
+                size / sizeof(void *) - 2, slots, remedy);
             return false;
         }
         compared = compared || size != 0;
     }
     if (!compared) {
-        std::fprintf(stderr, "fishplate: cannot read the class layout from any backend of this NIXL; %s\n", remedy);
+        std::fprintf(stderr,
+                     "fishplate: cannot read the class layout from any backend of this NIXL; %s\n",
+                     remedy);
         return false;
     }
     return true;

@@ -5,8 +5,8 @@
 
 namespace abi {
 
-// Returns true if the layouts of `init` and of the installed backends are those that this plugin was
-// built for. Otherwise prints the reason to standard error.
+// Returns true if the layouts of `init` and of the installed backends are those that this plugin
+// was built for. Otherwise prints the reason to standard error.
 bool matches(const InitParams *init);
 
 } // namespace abi

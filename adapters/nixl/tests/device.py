@@ -1,4 +1,5 @@
-"""Memory of the first CUDA device: from the driver, or tensors of PyTorch with FISHPLATE_NIXL_TORCH."""
+"""Memory of the first CUDA device: from the driver, or, with FISHPLATE_NIXL_TORCH, tensors of
+PyTorch."""
 
 import ctypes
 import os
@@ -49,7 +50,13 @@ class Driver:
         assert code == 0, f"{name}: {code}"
 
     def copy(self, to, source, size):
-        self.call("cuMemcpyAsync", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size), None)
+        self.call(
+            "cuMemcpyAsync",
+            ctypes.c_uint64(to),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(size),
+            None,
+        )
         self.call("cuStreamSynchronize", None)
 
     def write(self, offset, bytes):

@@ -31,13 +31,14 @@ enum : Status {
     REPOST_ACTIVE = -7, NOT_SUPPORTED = -9, REMOTE_DISCONNECT = -10,
 };
 
-#define IS(want, ...)                                                                                              \
-    do {                                                                                                           \
-        auto got_ = (__VA_ARGS__);                                                                                 \
-        if (!(got_ == (want))) {                                                                                   \
-            std::fprintf(stderr, "engine.cpp:%d: %s is %ld, not %ld\n", __LINE__, #__VA_ARGS__, long(got_), long(want)); \
-            std::exit(1);                                                                                          \
-        }                                                                                                          \
+#define IS(want, ...)                                                                              \
+    do {                                                                                           \
+        auto got_ = (__VA_ARGS__);                                                                 \
+        if (!(got_ == (want))) {                                                                   \
+            std::fprintf(stderr, "engine.cpp:%d: %s is %ld, not %ld\n", __LINE__, #__VA_ARGS__,    \
+                         long(got_), long(want));                                                  \
+            std::exit(1);                                                                          \
+        }                                                                                          \
     } while (0)
 
 Plugin *plugin;
@@ -89,7 +90,9 @@ struct Memory {
     }
 };
 
-List<MetaDesc> list(std::vector<MetaDesc> descs, Mem mem = Mem::dram) { return {nullptr, mem, std::move(descs)}; }
+List<MetaDesc> list(std::vector<MetaDesc> descs, Mem mem = Mem::dram) {
+    return {nullptr, mem, std::move(descs)};
+}
 
 std::string info(Engine &engine) {
     std::string out;
@@ -97,8 +100,8 @@ std::string info(Engine &engine) {
     return out;
 }
 
-Status prepare(Engine &engine, Op op, const List<MetaDesc> &ours, const List<MetaDesc> &theirs, const std::string &name,
-               Request *&request) {
+Status prepare(Engine &engine, Op op, const List<MetaDesc> &ours, const List<MetaDesc> &theirs,
+               const std::string &name, Request *&request) {
     request = nullptr;
     return engine.prepare(op, ours, theirs, name, request, nullptr);
 }
@@ -110,7 +113,8 @@ Status post(Engine &engine, Request *request, const std::string *note = nullptr)
 }
 
 Status finish(Engine &engine, Request *request, Status status) {
-    until("a transfer", [&] { return status != IN_PROG || (status = engine.check(request)) != IN_PROG; });
+    until("a transfer",
+          [&] { return status != IN_PROG || (status = engine.check(request)) != IN_PROG; });
     return status;
 }
 
@@ -194,10 +198,13 @@ void wrong_memory(Engine &a) {
 
 void wrong_calls(Engine &a, const Memory &ours, const Memory &theirs, Metadata *remote) {
     Request *request = nullptr;
-    auto from = [&](std::size_t at, std::size_t len) { return list({ours.at(at, len, ours.local)}); };
+    auto from = [&](std::size_t at, std::size_t len) {
+        return list({ours.at(at, len, ours.local)});
+    };
     auto to = [&](std::size_t at, std::size_t len) { return list({theirs.at(at, len, remote)}); };
     auto size = ours.bytes.size();
-    auto refused = [&](Status want, const List<MetaDesc> &local, const List<MetaDesc> &distant, const char *name = "b") {
+    auto refused = [&](Status want, const List<MetaDesc> &local, const List<MetaDesc> &distant,
+                       const char *name = "b") {
         IS(want, prepare(a, Op::write, local, distant, name, request));
         IS(true, request == nullptr);
     };
@@ -228,7 +235,8 @@ void wrong_calls(Engine &a, const Memory &ours, const Memory &theirs, Metadata *
     IS(NOT_SUPPORTED, a.query({nullptr, Mem::dram, {}}, answers));
     std::int64_t micros;
     Cost cost;
-    IS(NOT_SUPPORTED, a.estimate(Op::read, from(0, 8), to(0, 8), "b", request, micros, micros, cost, nullptr));
+    IS(NOT_SUPPORTED,
+       a.estimate(Op::read, from(0, 8), to(0, 8), "b", request, micros, micros, cost, nullptr));
 }
 
 void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *remote) {
@@ -264,7 +272,8 @@ void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *rem
     IS(SUCCESS, a.release(request));
     // A read, and a transfer within the agent.
     std::iota(theirs.bytes.begin(), theirs.bytes.end(), char(7));
-    IS(SUCCESS, prepare(a, Op::read, list({ours.at(5, 1000, ours.local)}), list({theirs.at(9, 1000, remote)}), "b", request));
+    IS(SUCCESS, prepare(a, Op::read, list({ours.at(5, 1000, ours.local)}),
+                        list({theirs.at(9, 1000, remote)}), "b", request));
     note = "read";
     IS(SUCCESS, finish(a, request, post(a, request, &note)));
     IS(0, std::memcmp(ours.bytes.data() + 5, theirs.bytes.data() + 9, 1000));
@@ -272,14 +281,16 @@ void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *rem
     IS(SUCCESS, a.release(request));
     Metadata *own = nullptr;
     IS(SUCCESS, a.load_local(ours.local, own));
-    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 100, own)}), list({ours.at(500, 100, own)}), "a", request));
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 100, own)}), list({ours.at(500, 100, own)}),
+                        "a", request));
     IS(SUCCESS, post(a, request, &note));
     IS(0, std::memcmp(ours.bytes.data(), ours.bytes.data() + 500, 100));
     IS(0, notes(a, 1)[0].first.compare("a"));
     IS(SUCCESS, a.release(request));
     IS(SUCCESS, a.unload(own));
     // Notifications arrive in order.
-    for (char c = 'a'; c <= 'z'; c++) IS(SUCCESS, a.notify("b", std::string(c == 'm' ? 100000 : 1, c)));
+    for (char c = 'a'; c <= 'z'; c++)
+        IS(SUCCESS, a.notify("b", std::string(c == 'm' ? 100000 : 1, c)));
     std::string all;
     until("26 notifications", [&] {
         Notes some;
@@ -296,7 +307,8 @@ void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *rem
 void long_notifications(Engine &a, Engine &b) {
     IS(INVALID_PARAM, a.notify("b", std::string((64 << 20) + 1, 'x')));
     constexpr std::size_t count = 100, size = 1200000;
-    for (std::size_t n = 0; n < count; n++) IS(SUCCESS, a.notify("b", std::string(size + n, char(n))));
+    for (std::size_t n = 0; n < count; n++)
+        IS(SUCCESS, a.notify("b", std::string(size + n, char(n))));
     std::size_t found = 0;
     until("long notifications", [&] {
         Notes some;
@@ -331,12 +343,14 @@ void what_is_in_progress(Engine &a, const Memory &ours) {
     Metadata *remote = nullptr;
     IS(SUCCESS, a.load_remote(theirs.told(), Mem::dram, "silent", remote));
     Request *request = nullptr;
-    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 8, ours.local)}), list({theirs.at(0, 8, remote)}), "silent", request));
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 8, ours.local)}),
+                        list({theirs.at(0, 8, remote)}), "silent", request));
     IS(IN_PROG, post(a, request));
     IS(IN_PROG, a.check(request));
     IS(REPOST_ACTIVE, post(a, request));
     IS(SUCCESS, a.release(request));
-    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 8, ours.local)}), list({theirs.at(0, 8, remote)}), "silent", request));
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 8, ours.local)}),
+                        list({theirs.at(0, 8, remote)}), "silent", request));
     IS(IN_PROG, post(a, request));
     close(fd);
     IS(REMOTE_DISCONNECT, finish(a, request, IN_PROG));
@@ -348,7 +362,8 @@ void what_is_in_progress(Engine &a, const Memory &ours) {
     IS(SUCCESS, silent->deregister_memory(theirs.local));
 }
 
-// NIXL destroys an agent without releasing its requests. AddressSanitizer finds what stays allocated.
+// NIXL destroys an agent without releasing its requests. AddressSanitizer finds what stays
+// allocated.
 void an_agent_with_live_requests() {
     // Over a network, writes need the target's progress.
     Agent a = create("a"), b = create("b", given, !given.contains("fabric"));
@@ -358,7 +373,8 @@ void an_agent_with_live_requests() {
     IS(SUCCESS, a->load_remote(theirs.told(), Mem::dram, "b", remote));
     Request *requests[4];
     for (Request *&request : requests)
-        IS(SUCCESS, prepare(*a, Op::write, list({ours.at(0, 8, ours.local)}), list({theirs.at(0, 8, remote)}), "b", request));
+        IS(SUCCESS, prepare(*a, Op::write, list({ours.at(0, 8, ours.local)}),
+                            list({theirs.at(0, 8, remote)}), "b", request));
     // One request is done, one may be in progress, and two are released in between.
     IS(SUCCESS, finish(*a, requests[0], post(*a, requests[0])));
     post(*a, requests[3]);
@@ -377,7 +393,8 @@ void several_threads(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadat
         std::vector<MetaDesc> from, to;
         for (std::size_t at = 0; at < 20; at++) {
             // Short ranges, and a long one.
-            std::size_t len = at == 0 ? 40000 : 100 + at, place = thread * part + (at == 0 ? 0 : 40000 + at * 1000);
+            std::size_t len = at == 0 ? 40000 : 100 + at,
+                        place = thread * part + (at == 0 ? 0 : 40000 + at * 1000);
             from.push_back(ours.at(place, len, ours.local));
             to.push_back(theirs.at(place, len, remote));
         }
@@ -428,7 +445,8 @@ void long_copies(Engine &a, Engine &b) {
     add(0, middle);
     for (std::size_t at = middle + 1; at + part < size; at += part) add(at, part - 1);
     Request *short_one = nullptr, *request[3] = {};
-    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 8, ours.local)}), list({theirs.at(0, 8, remote)}), "b", short_one));
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 8, ours.local)}),
+                        list({theirs.at(0, 8, remote)}), "b", short_one));
     IS(SUCCESS, finish(a, short_one, post(a, short_one)));
     IS(SUCCESS, prepare(a, Op::write, list(here), list(there), "b", request[0]));
     IS(SUCCESS, prepare(a, Op::read, list(within), list(there), "b", request[1]));
@@ -457,7 +475,8 @@ void long_copies(Engine &a, Engine &b) {
             Memory &target = writes ? theirs : one == request[1] ? mine : ours;
             std::memset(source.bytes.data(), value, size);
             std::memset(target.bytes.data(), 0, size);
-            last = target.bytes.data() + (here.back().address - ours.desc.address), first = target.bytes.data();
+            last = target.bytes.data() + (here.back().address - ours.desc.address),
+            first = target.bytes.data();
             calls = 0;
             IS(SUCCESS, post(a, one, round == 1 && writes ? &note : nullptr));
             first = nullptr, last = nullptr;
@@ -485,14 +504,17 @@ void what_is_gone(Engine &a, Agent &b, Memory &ours, Metadata *remote, Memory &t
     auto there = list({theirs.at(0, 64, remote)});
     {
         Memory passing(a, 4096);
-        IS(SUCCESS, prepare(a, Op::write, list({passing.at(0, 64, passing.local)}), there, "b", request));
+        IS(SUCCESS,
+           prepare(a, Op::write, list({passing.at(0, 64, passing.local)}), there, "b", request));
         IS(SUCCESS, finish(a, request, post(a, request)));
         IS(SUCCESS, a.deregister_memory(passing.local));
         IS(NOT_FOUND, finish(a, request, post(a, request)));
         IS(SUCCESS, a.release(request));
     }
     IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 64, ours.local)}), there, "b", request));
-    auto two = [&](const Memory &of, Metadata *metadata) { return list({of.at(0, 9, metadata), of.at(20, 9, metadata)}); };
+    auto two = [&](const Memory &of, Metadata *metadata) {
+        return list({of.at(0, 9, metadata), of.at(20, 9, metadata)});
+    };
     IS(SUCCESS, prepare(a, Op::read, two(ours, ours.local), two(theirs, remote), "b", other));
     IS(SUCCESS, b->deregister_memory(theirs.local));
     if (!given.contains("fabric")) {
@@ -501,7 +523,8 @@ void what_is_gone(Engine &a, Agent &b, Memory &ours, Metadata *remote, Memory &t
         IS(NOT_FOUND, finish(a, other, post(a, other)));
     }
     b.reset();
-    until("its end to be seen", [&] { return finish(a, request, post(a, request)) == REMOTE_DISCONNECT; });
+    until("its end to be seen",
+          [&] { return finish(a, request, post(a, request)) == REMOTE_DISCONNECT; });
     IS(REMOTE_DISCONNECT, finish(a, request, post(a, request)));
     IS(REMOTE_DISCONNECT, a.notify("b", "?"));
     IS(SUCCESS, a.unload(remote));

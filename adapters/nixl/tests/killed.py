@@ -47,7 +47,9 @@ class Peer:
             starter = []
         command = [*starter, sys.executable, __file__, folder, "peer", name, str(round)]
         self.process = subprocess.Popen(command)
-        told = exchange(folder, f"test-{name}{round}", [f"{name}{round}"], made.get_agent_metadata())
+        told = exchange(
+            folder, f"test-{name}{round}", [f"{name}{round}"], made.get_agent_metadata()
+        )
         metadata, self.at = pickle.loads(told.popitem()[1])
         self.expect(f"hello {name} {round}")
         if round:
@@ -130,7 +132,10 @@ def main():
         passing.end()
     steady.end()
     steady.process.kill()
-    print(f"{rounds} killed peers, seed {seed}, seen after {np.median(seen) * 1000:.1f} ms, at most {max(seen) * 1000:.1f}")
+    print(
+        f"{rounds} killed peers, seed {seed}, seen after {np.median(seen) * 1000:.1f} ms, "
+        f"at most {max(seen) * 1000:.1f}"
+    )
 
 
 if sys.argv[2] == "peer":

@@ -75,7 +75,9 @@ class Process:
         kinds = os.environ.get("FISHPLATE_NIXL_KINDS", "DRAM").split(",")
         # Areas with one writer each, and one area that all processes read.
         offsets = range(0, len(names) * 3, 3)
-        self.areas = {kind: [Memory(self.agent, AREA, at, kind) for at in offsets] for kind in kinds}
+        self.areas = {
+            kind: [Memory(self.agent, AREA, at, kind) for at in offsets] for kind in kinds
+        }
         self.books = {kind: Memory(self.agent, AREA, kind=kind) for kind in kinds}
         self.scratches = {kind: Memory(self.agent, AREA, kind=kind) for kind in kinds}
         for book in self.books.values():
@@ -116,7 +118,9 @@ class Process:
         area = self.areas[memory][self.names.index(sender)].get()
         data = pattern(seed, AREA)
         for here, there, size in lists(seed):
-            assert (area[there : there + size] == data[here : here + size]).all(), f"{sender}: {there}, {size}"
+            assert (
+                area[there : there + size] == data[here : here + size]
+            ).all(), f"{sender}: {there}, {size}"
 
     def move(self, number):
         rng = random.Random(f"{self.seed} {self.name} {number}")

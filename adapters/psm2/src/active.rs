@@ -123,8 +123,8 @@ impl Am {
         }
     }
 
-    /// Makes passes of an endpoint that closes: drops messages that have arrived, because no handler
-    /// runs any more. Returns true once no send is in flight.
+    /// Makes passes of an endpoint that closes: drops messages that have arrived, because no
+    /// handler runs any more. Returns true once no send is in flight.
     pub fn drain(&mut self) -> bool {
         while self.next().is_some() {}
         self.sends.is_empty()

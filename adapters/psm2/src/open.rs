@@ -311,7 +311,8 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
 
 /// Closes the two nodes in turns, because a peer may need one before it lets the other go. Waits
 /// for the answers of peers until the first deadline, and for peers that still need a node until
-/// the second. Returns whether no peer needed a node at the end. Does not wait if `until` is `None`.
+/// the second. Returns whether no peer needed a node at the end. Does not wait if `until` is
+/// `None`.
 fn leave(mut node: Node, mut am: Option<Box<Am>>, until: Option<(Instant, Instant)>) -> bool {
     let Some(until) = until else {
         let left = am.is_none_or(|mut am| am.node.shutdown(Duration::ZERO).is_ok());

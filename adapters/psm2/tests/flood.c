@@ -1,6 +1,7 @@
-/* Two endpoints of one process flood each other with active messages, each from its own thread. Each request
-   gets a reply, and neither thread polls before it has sent all its requests. The first handler at one end
-   does not return until the other end has sent many requests. Neither flood may block the other.
+/* Two endpoints of one process flood each other with active messages, each from its own thread.
+   Each request gets a reply, and neither thread polls before it has sent all its requests. The
+   first handler at one end does not return until the other end has sent many requests. Neither
+   flood may block the other.
 
      flood REQUESTS     more than 64 */
 #include <psm2.h>
@@ -34,7 +35,8 @@ static int side (void *context)
   return context != (void *) &ep[0];
 }
 
-static int on_request (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len, void *context)
+static int on_request (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src,
+                       uint32_t len, void *context)
 {
   int me = side (context);
   (void) src, (void) len;
@@ -46,7 +48,8 @@ static int on_request (psm2_am_token_t token, psm2_amarg_t *args, int nargs, voi
   return 0;
 }
 
-static int on_reply (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len, void *context)
+static int on_reply (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len,
+                     void *context)
 {
   int me = side (context);
   (void) token, (void) src, (void) len;
@@ -74,7 +77,9 @@ static void *floods (void *context)
   for (int at = 0; at < flood; at++, sent[me]++)
     {
       psm2_amarg_t arg = { .u64 = at };
-      MUST (psm2_am_request_short (to[me], handler[!me], &arg, 1, NULL, 0, 0, on_completion, context) == PSM2_OK);
+      MUST (
+          psm2_am_request_short (to[me], handler[!me], &arg, 1, NULL, 0, 0, on_completion, context)
+          == PSM2_OK);
     }
   /* The other endpoint may still wait for replies and completions from this endpoint. */
   while (completed[0] < flood || completed[1] < flood || answered[0] < flood || answered[1] < flood)
@@ -96,7 +101,8 @@ int main (int argc, char **argv)
   MUST (psm2_init (&major, &minor) == PSM2_OK && psm2_ep_open_opts_get_defaults (&opts) == PSM2_OK);
   for (int me = 0; me < 2; me++)
     {
-      MUST (psm2_ep_open (key, &opts, &ep[me], &id[me]) == PSM2_OK && psm2_mq_init (ep[me], 0, NULL, 0, &mq[me]) == PSM2_OK);
+      MUST (psm2_ep_open (key, &opts, &ep[me], &id[me]) == PSM2_OK
+            && psm2_mq_init (ep[me], 0, NULL, 0, &mq[me]) == PSM2_OK);
       handler[me] = add (me, on_request);
       answer[me] = add (me, on_reply);
     }
@@ -110,7 +116,8 @@ int main (int argc, char **argv)
   for (int me = 0; me < 2; me++)
     MUST (answered[me] == flood && completed[me] == flood && handled[me] == flood);
   for (int me = 0; me < 2; me++)
-    MUST (psm2_mq_finalize (mq[me]) == PSM2_OK && psm2_ep_close (ep[me], PSM2_EP_CLOSE_FORCE, 0) == PSM2_OK);
+    MUST (psm2_mq_finalize (mq[me]) == PSM2_OK
+          && psm2_ep_close (ep[me], PSM2_EP_CLOSE_FORCE, 0) == PSM2_OK);
   MUST (psm2_finalize () == PSM2_OK);
   printf ("2 floods of %d requests, each replied to\n", flood);
   return 0;

@@ -27,7 +27,8 @@ static double now (void)
   return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
-static psm2_error_t handler (psm2_ep_t ep, const psm2_error_t error, const char *text, psm2_error_token_t token)
+static psm2_error_t handler (psm2_ep_t ep, const psm2_error_t error, const char *text,
+                             psm2_error_token_t token)
 {
   (void) ep, (void) token;
   heard += error == PSM2_EP_NO_NETWORK && strstr (text, "has failed") != NULL;
@@ -65,7 +66,8 @@ static int process (int rank, int in, int out, const char *space)
       must (setns (open (path, O_RDONLY), CLONE_NEWNET) == 0, "no such namespace");
     }
   psm2_error_register_handler (NULL, handler);
-  must (psm2_init (&major, &minor) == PSM2_OK && psm2_ep_open_opts_get_defaults (&opts) == PSM2_OK, "init");
+  must (psm2_init (&major, &minor) == PSM2_OK && psm2_ep_open_opts_get_defaults (&opts) == PSM2_OK,
+        "init");
   must (psm2_ep_open (key, &opts, &ep, &ids[rank]) == PSM2_OK, "open");
   must (psm2_mq_init (ep, 0, NULL, 0, &mq) == PSM2_OK, "queue");
   must (write (out, &ids[rank], 8) == 8 && read (in, ids, sizeof ids) == sizeof ids, "ids");
@@ -75,7 +77,9 @@ static int process (int rank, int in, int out, const char *space)
     usleep (30000);
   must (psm2_ep_connect (ep, RANKS, ids, NULL, errors, peers, 20000000000) == PSM2_OK, "connect");
   for (int peer = 0; peer < RANKS; peer++)
-    must (psm2_mq_irecv2 (mq, peers[peer], &tag, &all, 0, &ids[peer], 8, NULL, &reqs[peer]) == PSM2_OK, "receive");
+    must (psm2_mq_irecv2 (mq, peers[peer], &tag, &all, 0, &ids[peer], 8, NULL, &reqs[peer])
+              == PSM2_OK,
+          "receive");
   for (int peer = 0; peer < RANKS; peer++)
     must (psm2_mq_send2 (mq, peers[peer], 0, &tag, &rank, 4) == PSM2_OK, "send");
   for (int peer = 0; peer < RANKS; peer++)
@@ -98,13 +102,16 @@ static int process (int rank, int in, int out, const char *space)
     must (psm2_mq_ipeek2 (mq, &req, &status) != PSM2_PARAM_ERR, "peek");
   double took = now () - end;
   must (heard == 1, "was not told of the killed peer, or twice");
-  must (posted != PSM2_OK
-            || (psm2_mq_wait2 (&never, &status) == PSM2_OK && status.error_code == PSM2_INTERNAL_ERR),
-        "a receive from the killed peer ended otherwise");
+  must (
+      posted != PSM2_OK
+          || (psm2_mq_wait2 (&never, &status) == PSM2_OK && status.error_code == PSM2_INTERNAL_ERR),
+      "a receive from the killed peer ended otherwise");
   must (rank != 0 || psm2_mq_wait2 (&reqs[0], &status) == PSM2_OK, "take");
   must (write (out, &took, 8) == 8, "report");
   must (read (in, ids, 1) == 1, "leave");
-  must (psm2_mq_finalize (mq) == PSM2_OK && psm2_ep_close (ep, PSM2_EP_CLOSE_GRACEFUL, 5000000000) == PSM2_OK, "close");
+  must (psm2_mq_finalize (mq) == PSM2_OK
+            && psm2_ep_close (ep, PSM2_EP_CLOSE_GRACEFUL, 5000000000) == PSM2_OK,
+        "close");
   return psm2_finalize ();
 }
 
@@ -122,7 +129,8 @@ int main (int argc, char **argv)
           if (pipe (to[rank]) != 0 || pipe (from[rank]) != 0)
             return perror ("pipe"), 1;
           if ((pids[rank] = fork ()) == 0)
-            _exit (process (rank, to[rank][0], from[rank][1], argc > 3 ? argv[2 + rank % 2] : NULL));
+            _exit (
+                process (rank, to[rank][0], from[rank][1], argc > 3 ? argv[2 + rank % 2] : NULL));
         }
       int good = 1;
       char ready;

@@ -28,14 +28,16 @@ static struct
 
 static int heard, handled;
 
-static int handle (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len, void *context)
+static int handle (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len,
+                   void *context)
 {
   (void) token, (void) args, (void) nargs, (void) src, (void) len, (void) context;
   handled++;
   return 0;
 }
 
-static psm2_error_t handler (psm2_ep_t ep, const psm2_error_t error, const char *text, psm2_error_token_t token)
+static psm2_error_t handler (psm2_ep_t ep, const psm2_error_t error, const char *text,
+                             psm2_error_token_t token)
 {
   (void) ep, (void) token;
   fprintf (stderr, "process %d: %s\n", getpid (), text);
@@ -65,7 +67,8 @@ static void receive (psm2_mq_t mq, psm2_epaddr_t from, int expected)
   psm2_mq_status2_t status;
   int value = -1;
   must (psm2_mq_irecv2 (mq, from, &tag, &tag, 0, &value, sizeof value, NULL, &req) == PSM2_OK
-            && psm2_mq_wait2 (&req, &status) == PSM2_OK && status.error_code == PSM2_OK && value == expected,
+            && psm2_mq_wait2 (&req, &status) == PSM2_OK && status.error_code == PSM2_OK
+            && value == expected,
         "a message is lost, or is another");
 }
 
@@ -88,10 +91,12 @@ static int process (int rank, int count, int active)
             && psm2_ep_open (key, &opts, &ep, &shared->ids[rank]) == PSM2_OK
             && psm2_mq_init (ep, 0, NULL, 0, &mq) == PSM2_OK,
         "open");
-  must (active == 0 || psm2_am_register_handlers_2 (ep, &function, 1, &none, &index) == PSM2_OK, "register");
+  must (active == 0 || psm2_am_register_handlers_2 (ep, &function, 1, &none, &index) == PSM2_OK,
+        "register");
   atomic_fetch_add (&shared->opened, 1);
   wait_for (&shared->opened, RANKS);
-  must (psm2_ep_connect (ep, RANKS, shared->ids, NULL, errors, peers, 20000000000) == PSM2_OK, "connect");
+  must (psm2_ep_connect (ep, RANKS, shared->ids, NULL, errors, peers, 20000000000) == PSM2_OK,
+        "connect");
   atomic_fetch_add (&shared->connected, 1);
   while (atomic_load (&shared->connected) < RANKS)
     psm2_poll (ep);
@@ -109,9 +114,12 @@ static int process (int rank, int count, int active)
   if (rank != LATE)
     {
       for (int at = 0; at < count; at++)
-        must (psm2_mq_send2 (mq, peers[LATE], 0, &tag, &at, sizeof at) == PSM2_OK, "send before the close");
+        must (psm2_mq_send2 (mq, peers[LATE], 0, &tag, &at, sizeof at) == PSM2_OK,
+              "send before the close");
       for (int at = 0; at < active; at++)
-        must (psm2_am_request_short (peers[LATE], index, NULL, 0, bytes, sizeof bytes, PSM2_AM_FLAG_NOREPLY, NULL, NULL) == PSM2_OK,
+        must (psm2_am_request_short (peers[LATE], index, NULL, 0, bytes, sizeof bytes,
+                                     PSM2_AM_FLAG_NOREPLY, NULL, NULL)
+                  == PSM2_OK,
               "request before the close");
       atomic_fetch_add (&shared->sent, 1);
     }
@@ -144,7 +152,8 @@ int main (void)
   setenv ("PSM2_DEVICES", "self,shm", 1);
   for (int at = 0; at < 3; at++)
     {
-      shared = mmap (NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+      shared =
+          mmap (NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
       if (shared == MAP_FAILED)
         return perror ("mmap"), 1;
       for (int rank = 0; rank < RANKS; rank++)

@@ -31,8 +31,8 @@ static void ring (int rank, int size)
   long value = rank, next;
   for (int turn = 0; turn < size * 300; turn++)
     {
-      MPI_Sendrecv (&value, 1, MPI_LONG, (rank + 1) % size, 1, &next, 1, MPI_LONG, (rank + size - 1) % size, 1,
-                    MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+      MPI_Sendrecv (&value, 1, MPI_LONG, (rank + 1) % size, 1, &next, 1, MPI_LONG,
+                    (rank + size - 1) % size, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
       value = next;
     }
   must (value == rank, "the ring brought another value back");
@@ -48,7 +48,8 @@ static void all_to_all (int rank, int size, size_t most)
       MPI_Alltoall (out, len, MPI_CHAR, in, len, MPI_CHAR, MPI_COMM_WORLD);
       for (int peer = 0; peer < size; peer++)
         for (size_t at = 0; at < len; at++)
-          must (in[peer * len + at] == byte (peer, rank * len + at), "all to all brought other bytes");
+          must (in[peer * len + at] == byte (peer, rank * len + at),
+                "all to all brought other bytes");
       free (out);
       free (in);
     }
@@ -72,8 +73,8 @@ static void reverse (int rank, int count)
   struct rusage used;
   getrusage (RUSAGE_SELF, &used);
   if (rank < 2 && count > 0)
-    printf ("%s %d in reverse: %.1f s, %ld MiB at most\n", rank ? "received" : "sent", count, MPI_Wtime () - begin,
-            used.ru_maxrss / 1024);
+    printf ("%s %d in reverse: %.1f s, %ld MiB at most\n", rank ? "received" : "sent", count,
+            MPI_Wtime () - begin, used.ru_maxrss / 1024);
 }
 
 static void note (int rank, const char *file, const char *suffix)

@@ -14,13 +14,14 @@ enum { ENDS = 3, MOST = 150, LONGEST = 20000 };
 
 static unsigned long long seed, state, operation;
 
-#define MUST(condition)                                                                                        \
-  do                                                                                                           \
-    if (!(condition))                                                                                          \
-      {                                                                                                        \
-        printf ("seed %llu, operation %llu, line %d: not so: %s\n", seed, operation, __LINE__, #condition);    \
-        exit (1);                                                                                              \
-      }                                                                                                        \
+#define MUST(condition)                                                                            \
+  do                                                                                               \
+    if (!(condition))                                                                              \
+      {                                                                                            \
+        printf ("seed %llu, operation %llu, line %d: not so: %s\n", seed, operation, __LINE__,     \
+                #condition);                                                                       \
+        exit (1);                                                                                  \
+      }                                                                                            \
   while (0)
 
 static unsigned below (unsigned limit)
@@ -65,7 +66,8 @@ static void *take (void *array, int *count, int at)
   return taken;
 }
 
-static int accepts (int source, psm2_mq_tag_t tag, psm2_mq_tag_t tagsel, const struct message *message)
+static int accepts (int source, psm2_mq_tag_t tag, psm2_mq_tag_t tagsel,
+                    const struct message *message)
 {
   for (int word = 0; word < 3; word++)
     if ((tag.tag[word] ^ message->tag.tag[word]) & tagsel.tag[word])
@@ -103,7 +105,8 @@ static void finish (int me, struct request *request)
   psm2_mq_status2_t status;
   psm2_error_t error;
   int tries = 0;
-  while ((error = psm2_mq_test2 (&request->req, &status)) == PSM2_MQ_NO_COMPLETIONS && tries++ < 10000)
+  while ((error = psm2_mq_test2 (&request->req, &status)) == PSM2_MQ_NO_COMPLETIONS
+         && tries++ < 10000)
     poll_all (1);
   MUST (error == PSM2_OK && request->req == PSM2_MQ_REQINVALID && status.context == request);
   if (request->state == MATCHED)
@@ -124,7 +127,8 @@ static void finish (int me, struct request *request)
 static void send_some (void)
 {
   static const unsigned lens[] = { 0, 1, 8, 64, 65, 1000, 8192, 8193, LONGEST };
-  int from = below (ENDS), at = below (ENDS), sync = below (5) == 0, blocks = from != at && !sync && below (3) == 0;
+  int from = below (ENDS), at = below (ENDS), sync = below (5) == 0,
+      blocks = from != at && !sync && below (3) == 0;
   psm2_mq_req_t req;
   psm2_mq_status2_t status;
   struct message *message = malloc (sizeof *message);
@@ -137,11 +141,14 @@ static void send_some (void)
   /* A blocking send of a long message waits for its receive. */
   blocks &= message->len <= 8192;
   if (blocks)
-    MUST (psm2_mq_send2 (mq[from], to[from][at], 0, &message->tag, message->bytes, message->len) == PSM2_OK);
+    MUST (psm2_mq_send2 (mq[from], to[from][at], 0, &message->tag, message->bytes, message->len)
+          == PSM2_OK);
   else
     {
       int flags = sync ? PSM2_MQ_FLAG_SENDSYNC : 0;
-      MUST (psm2_mq_isend2 (mq[from], to[from][at], flags, &message->tag, message->bytes, message->len, message, &req) == PSM2_OK);
+      MUST (psm2_mq_isend2 (mq[from], to[from][at], flags, &message->tag, message->bytes,
+                            message->len, message, &req)
+            == PSM2_OK);
     }
   poll_all (3);
   sends++;
@@ -159,7 +166,8 @@ static void send_some (void)
               int tries = 0;
               while (psm2_mq_test2 (&req, &status) == PSM2_MQ_NO_COMPLETIONS && tries++ < 10000)
                 poll_all (1);
-              MUST (req == PSM2_MQ_REQINVALID && status.error_code == PSM2_OK && status.context == message);
+              MUST (req == PSM2_MQ_REQINVALID && status.error_code == PSM2_OK
+                    && status.context == message);
             }
           return finish (at, request);
         }
@@ -180,7 +188,9 @@ static void receive (int me, int claim)
   static const unsigned rooms[] = { 0, 8, 64, 1000, LONGEST, LONGEST };
   struct request *request = calloc (1, sizeof *request);
   int nth;
-  *request = (struct request) { .source = (int) below (ENDS + 1) - 1, .tag = some_tag (), .tagsel = some_mask () };
+  *request = (struct request){ .source = (int) below (ENDS + 1) - 1,
+                               .tag = some_tag (),
+                               .tagsel = some_mask () };
   request->room = rooms[below (sizeof rooms / sizeof *rooms)];
   request->into = malloc (request->room + 1);
   nth = find (me, request->source, request->tag, request->tagsel);
@@ -189,8 +199,10 @@ static void receive (int me, int claim)
     {
       psm2_mq_status2_t status;
       int may = claims[me] < MOST && below (2);
-      psm2_error_t error = may ? psm2_mq_improbe2 (mq[me], source, &request->tag, &request->tagsel, &request->req, &status)
-                               : psm2_mq_iprobe2 (mq[me], source, &request->tag, &request->tagsel, &status);
+      psm2_error_t error =
+          may ? psm2_mq_improbe2 (mq[me], source, &request->tag, &request->tagsel, &request->req,
+                                  &status)
+              : psm2_mq_iprobe2 (mq[me], source, &request->tag, &request->tagsel, &status);
       MUST (error == (nth < 0 ? PSM2_MQ_NO_COMPLETIONS : PSM2_OK));
       probes++;
       if (nth >= 0)
@@ -210,7 +222,9 @@ static void receive (int me, int claim)
       free (request->into);
       return free (request);
     }
-  MUST (psm2_mq_irecv2 (mq[me], source, &request->tag, &request->tagsel, 0, request->into, request->room, request, &request->req) == PSM2_OK);
+  MUST (psm2_mq_irecv2 (mq[me], source, &request->tag, &request->tagsel, 0, request->into,
+                        request->room, request, &request->req)
+        == PSM2_OK);
   receives++;
   if (nth < 0)
     {
@@ -227,7 +241,8 @@ static void receive_claimed (int me)
   if (claims[me] == 0)
     return;
   struct request *request = take (claimed[me], &claims[me], below (claims[me]));
-  MUST (psm2_mq_imrecv (mq[me], 0, request->into, request->room, request, &request->req) == PSM2_OK);
+  MUST (psm2_mq_imrecv (mq[me], 0, request->into, request->room, request, &request->req)
+        == PSM2_OK);
   request->state = MATCHED;
   finish (me, request);
 }
@@ -256,7 +271,8 @@ int main (int argc, char **argv)
   MUST (psm2_error_register_handler (NULL, PSM2_ERRHANDLER_NO_HANDLER) == PSM2_OK);
   MUST (psm2_init (&major, &minor) == PSM2_OK && psm2_ep_open_opts_get_defaults (&opts) == PSM2_OK);
   for (int end = 0; end < ENDS; end++)
-    MUST (psm2_ep_open (key, &opts, &ep[end], &id[end]) == PSM2_OK && psm2_mq_init (ep[end], 0, NULL, 0, &mq[end]) == PSM2_OK);
+    MUST (psm2_ep_open (key, &opts, &ep[end], &id[end]) == PSM2_OK
+          && psm2_mq_init (ep[end], 0, NULL, 0, &mq[end]) == PSM2_OK);
   for (int end = 0; end < ENDS; end++)
     {
       psm2_error_t errors[ENDS];
@@ -287,10 +303,12 @@ int main (int argc, char **argv)
       psm2_mq_req_t req;
       psm2_mq_status2_t status;
       while (psm2_mq_ipeek2 (mq[me], &req, &status) == PSM2_OK)
-        MUST (psm2_mq_test2 (&req, &status) == PSM2_OK && status.error_code == PSM2_OK && status.context != NULL);
+        MUST (psm2_mq_test2 (&req, &status) == PSM2_OK && status.error_code == PSM2_OK
+              && status.context != NULL);
     }
-  printf ("%llu sends, %llu receives (%llu truncated, %llu cancelled), %llu probes, %llu claims: all as the model has them\n", sends,
-          receives, truncated, cancelled, probes, claims_made);
+  printf ("%llu sends, %llu receives (%llu truncated, %llu cancelled), %llu probes, %llu claims: "
+          "all as the model has them\n",
+          sends, receives, truncated, cancelled, probes, claims_made);
   for (int end = 0; end < ENDS; end++)
     MUST (psm2_ep_close (ep[end], PSM2_EP_CLOSE_FORCE, 0) == PSM2_OK);
   return 0;

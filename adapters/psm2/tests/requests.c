@@ -34,7 +34,8 @@ int main (int argc, char **argv)
 
   MUST (got && reqs && psm2_error_register_handler (NULL, PSM2_ERRHANDLER_NO_HANDLER) == PSM2_OK);
   MUST (psm2_init (&major, &minor) == PSM2_OK && psm2_ep_open_opts_get_defaults (&opts) == PSM2_OK);
-  MUST (psm2_ep_open (key, &opts, &ep, &epid) == PSM2_OK && psm2_mq_init (ep, 0, NULL, 0, &mq) == PSM2_OK);
+  MUST (psm2_ep_open (key, &opts, &ep, &epid) == PSM2_OK
+        && psm2_mq_init (ep, 0, NULL, 0, &mq) == PSM2_OK);
   MUST (psm2_ep_connect (ep, 1, &epid, NULL, &error, &self, 5000000000) == PSM2_OK);
   for (n = 0; n < count; n++)
     {
@@ -62,8 +63,9 @@ int main (int argc, char **argv)
       MUST (psm2_mq_send2 (mq, self, 0, &tag, &n, 4) == PSM2_OK);
     }
   for (n = 0; n < count; n++)
-    MUST (psm2_mq_wait2 (&reqs[n], &status) == PSM2_OK && status.error_code == PSM2_OK && got[n] == n
-          && status.context == &got[n] && status.msg_tag.tag[0] == n);
-  MUST (psm2_mq_finalize (mq) == PSM2_OK && psm2_ep_close (ep, PSM2_EP_CLOSE_GRACEFUL, 5000000000) == PSM2_OK);
+    MUST (psm2_mq_wait2 (&reqs[n], &status) == PSM2_OK && status.error_code == PSM2_OK
+          && got[n] == n && status.context == &got[n] && status.msg_tag.tag[0] == n);
+  MUST (psm2_mq_finalize (mq) == PSM2_OK
+        && psm2_ep_close (ep, PSM2_EP_CLOSE_GRACEFUL, 5000000000) == PSM2_OK);
   return psm2_finalize ();
 }

@@ -62,7 +62,8 @@ static uint64_t counter (uint64_t node, int at)
       snprintf (path, sizeof path, "/proc/self/fd/%d", fd);
       ssize_t len = readlink (path, name, sizeof name - 1);
       name[len < 0 ? 0 : len] = 0;
-      if (strstr (name, "fishplate-counters") && pread (fd, words, sizeof words, 0) == sizeof words && words[3] == node)
+      if (strstr (name, "fishplate-counters") && pread (fd, words, sizeof words, 0) == sizeof words
+          && words[3] == node)
         return words[8 + at];
     }
   return 0;
@@ -79,7 +80,8 @@ int main (void)
   MUST (psm2_error_register_handler (NULL, PSM2_ERRHANDLER_NO_HANDLER) == PSM2_OK);
   MUST (psm2_init (&major, &minor) == PSM2_OK && psm2_ep_open_opts_get_defaults (&opts) == PSM2_OK);
   for (int side = 0; side < 2; side++)
-    MUST (psm2_ep_open (key, &opts, &ep[side], &id[side]) == PSM2_OK && psm2_mq_init (ep[side], 0, NULL, 0, &mq[side]) == PSM2_OK);
+    MUST (psm2_ep_open (key, &opts, &ep[side], &id[side]) == PSM2_OK
+          && psm2_mq_init (ep[side], 0, NULL, 0, &mq[side]) == PSM2_OK);
   MUST (connects (0, id[1]) == PSM2_OK && connects (1, id[0]) == PSM2_OK);
   message (100, 1);
   message (200, 0);

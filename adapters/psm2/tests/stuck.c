@@ -29,14 +29,16 @@
 static int me;
 static volatile psm2_error_t told;
 
-static psm2_error_t handler (psm2_ep_t ep, const psm2_error_t error, const char *text, psm2_error_token_t token)
+static psm2_error_t handler (psm2_ep_t ep, const psm2_error_t error, const char *text,
+                             psm2_error_token_t token)
 {
   (void) ep, (void) text, (void) token;
   told = error;
   return error;
 }
 
-static int ignore (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len, void *context)
+static int ignore (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len,
+                   void *context)
 {
   (void) token, (void) args, (void) nargs, (void) src, (void) len, (void) context;
   return 0;
@@ -56,12 +58,15 @@ static void flood (psm2_epaddr_t to, int handler_index)
   psm2_amarg_t arg = { .u64 = 1 };
   psm2_error_t error = PSM2_OK;
   while (error == PSM2_OK)
-    error = psm2_am_request_short (to, handler_index, &arg, 1, NULL, 0, PSM2_AM_FLAG_NOREPLY, NULL, NULL);
+    error = psm2_am_request_short (to, handler_index, &arg, 1, NULL, 0, PSM2_AM_FLAG_NOREPLY, NULL,
+                                   NULL);
   MUST (error == PSM2_EPID_NETWORK_ERROR);
 }
 
-/* Waits for a message from a third endpoint, which sends it long after FISHPLATE_PSM2_PATIENCE has passed, or never. */
-static void wait_for_third (int never, psm2_ep_t ep, psm2_mq_t mq, psm2_uuid_t key, struct psm2_ep_open_opts *opts, psm2_epid_t id)
+/* Waits for a message from a third endpoint, which sends it long after FISHPLATE_PSM2_PATIENCE has
+ * passed, or never. */
+static void wait_for_third (int never, psm2_ep_t ep, psm2_mq_t mq, psm2_uuid_t key,
+                            struct psm2_ep_open_opts *opts, psm2_epid_t id)
 {
   const char *patience = getenv ("FISHPLATE_PSM2_PATIENCE");
   psm2_mq_tag_t tag = { { 3, 0, 0, 0 } }, all = { { -1u, -1u, -1u, 0 } };
@@ -71,7 +76,8 @@ static void wait_for_third (int never, psm2_ep_t ep, psm2_mq_t mq, psm2_uuid_t k
   psm2_error_t error;
   psm2_ep_t third;
   psm2_mq_t sends;
-  MUST (patience && psm2_ep_open (key, opts, &third, &other) == PSM2_OK && psm2_mq_init (third, 0, NULL, 0, &sends) == PSM2_OK);
+  MUST (patience && psm2_ep_open (key, opts, &third, &other) == PSM2_OK
+        && psm2_mq_init (third, 0, NULL, 0, &sends) == PSM2_OK);
   MUST (psm2_ep_connect (ep, 1, &other, NULL, &error, &from, 20000000000) == PSM2_OK);
   MUST (psm2_ep_connect (third, 1, &id, NULL, &error, &to, 20000000000) == PSM2_OK);
   MUST (psm2_mq_irecv2 (mq, from, &tag, &all, 0, NULL, 0, NULL, &req) == PSM2_OK);
@@ -89,7 +95,9 @@ static void wait_for_third (int never, psm2_ep_t ep, psm2_mq_t mq, psm2_uuid_t k
 
 int main (int argc, char **argv)
 {
-  int cycle = argc == 3 && !strcmp (argv[1], "cycle"), third = cycle || (argc == 3 && !strcmp (argv[1], "third")), dies = argc == 2 && !strcmp (argv[1], "dies"), bytes = argc == 3 ? atoi (argv[2]) : 0;
+  int cycle = argc == 3 && !strcmp (argv[1], "cycle"),
+      third = cycle || (argc == 3 && !strcmp (argv[1], "third")),
+      dies = argc == 2 && !strcmp (argv[1], "dies"), bytes = argc == 3 ? atoi (argv[2]) : 0;
   int up[2], down[2], major = PSM2_VERNO_MAJOR, minor = PSM2_VERNO_MINOR, index;
   psm2_uuid_t key = { 25 };
   struct psm2_ep_open_opts opts;
@@ -100,7 +108,8 @@ int main (int argc, char **argv)
   psm2_epaddr_t to;
   psm2_am_handler_2_fn_t ignored = ignore;
   void *context = NULL;
-  psm2_mq_tag_t many = { { 1, 0, 0, 0 } }, last = { { 2, 0, 0, 0 } }, all = { { -1u, -1u, -1u, 0 } };
+  psm2_mq_tag_t many = { { 1, 0, 0, 0 } }, last = { { 2, 0, 0, 0 } },
+                all = { { -1u, -1u, -1u, 0 } };
   psm2_mq_req_t req;
   psm2_mq_status2_t status;
   MUST (dies || bytes > 0);
@@ -112,10 +121,12 @@ int main (int argc, char **argv)
   int out = me ? up[1] : down[1], in = me ? down[0] : up[0];
   MUST (psm2_error_register_handler (NULL, handler) == PSM2_OK);
   MUST (psm2_init (&major, &minor) == PSM2_OK && psm2_ep_open_opts_get_defaults (&opts) == PSM2_OK);
-  MUST (psm2_ep_open (key, &opts, &ep, &id) == PSM2_OK && psm2_mq_init (ep, 0, NULL, 0, &mq) == PSM2_OK);
+  MUST (psm2_ep_open (key, &opts, &ep, &id) == PSM2_OK
+        && psm2_mq_init (ep, 0, NULL, 0, &mq) == PSM2_OK);
   if (dies)
     MUST (psm2_am_register_handlers_2 (ep, &ignored, 1, &context, &index) == PSM2_OK);
-  MUST (write (out, &id, sizeof id) == sizeof id && read (in, &other, sizeof other) == sizeof other);
+  MUST (write (out, &id, sizeof id) == sizeof id
+        && read (in, &other, sizeof other) == sizeof other);
   MUST (psm2_ep_connect (ep, 1, &other, NULL, &error, &to, 20000000000) == PSM2_OK);
   MUST (write (out, &id, 1) == 1 && read (in, &error, 1) == 1);
   signal (SIGALRM, late);
@@ -128,7 +139,8 @@ int main (int argc, char **argv)
     {
       /* Fills the room at the peer. The peer handles no messages. */
       for (int sent = 0; sent < 200; sent++)
-        MUST (psm2_am_request_short (to, index, NULL, 0, NULL, 0, PSM2_AM_FLAG_NOREPLY, NULL, NULL) == PSM2_OK);
+        MUST (psm2_am_request_short (to, index, NULL, 0, NULL, 0, PSM2_AM_FLAG_NOREPLY, NULL, NULL)
+              == PSM2_OK);
       kill (child, SIGKILL);
       flood (to, index);
       MUST (told == PSM2_EP_NO_NETWORK || told == 0);

@@ -21,8 +21,9 @@ static psm2_ep_t endpoint (psm2_epid_t *id)
   int major = PSM2_VERNO_MAJOR, minor = PSM2_VERNO_MINOR;
   struct psm2_ep_open_opts opts;
   psm2_ep_t ep;
-  if (psm2_error_register_handler (NULL, PSM2_ERRHANDLER_NO_HANDLER) != PSM2_OK || psm2_init (&major, &minor) != PSM2_OK
-      || psm2_ep_open_opts_get_defaults (&opts) != PSM2_OK || psm2_ep_open (key, &opts, &ep, id) != PSM2_OK)
+  if (psm2_error_register_handler (NULL, PSM2_ERRHANDLER_NO_HANDLER) != PSM2_OK
+      || psm2_init (&major, &minor) != PSM2_OK || psm2_ep_open_opts_get_defaults (&opts) != PSM2_OK
+      || psm2_ep_open (key, &opts, &ep, id) != PSM2_OK)
     exit (2);
   return ep;
 }
@@ -66,7 +67,10 @@ int main (int argc, char **argv)
           if (read (pipes[0], &theirs, 8) != 8 || pthread_create (&thread, NULL, killer, NULL) != 0)
             _exit (2);
           error = psm2_ep_connect (ep, 1, &theirs, NULL, &error, &peer, 1000000000);
-          _exit (error == PSM2_OK ? 10 : error == PSM2_EPID_NETWORK_ERROR ? 11 : error == PSM2_EPID_UNREACHABLE ? 12 : 1);
+          _exit (error == PSM2_OK                   ? 10
+                 : error == PSM2_EPID_NETWORK_ERROR ? 11
+                 : error == PSM2_EPID_UNREACHABLE   ? 12
+                                                    : 1);
         }
       waitpid (asker, &result, 0);
       kill (child, SIGKILL);

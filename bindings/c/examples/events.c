@@ -18,13 +18,15 @@ static int check (int status, const char *what)
   return status;
 }
 
-static size_t swap (const char *folder, int rank, char what, const void *ours, size_t len, void *theirs, fp_node *node)
+static size_t swap (const char *folder, int rank, char what, const void *ours, size_t len,
+                    void *theirs, fp_node *node)
 {
   char path[512], hidden[520];
   snprintf (path, sizeof path, "%s/%c%d", folder, what, rank);
   snprintf (hidden, sizeof hidden, "%s.part", path);
   FILE *file = fopen (hidden, "wb");
-  if (file == NULL || fwrite (ours, 1, len, file) != len || fclose (file) != 0 || rename (hidden, path) != 0)
+  if (file == NULL || fwrite (ours, 1, len, file) != len || fclose (file) != 0
+      || rename (hidden, path) != 0)
     exit (1);
   snprintf (path, sizeof path, "%s/%c%d", folder, what, 1 - rank);
   while ((file = fopen (path, "rb")) == NULL)
@@ -58,7 +60,8 @@ int main (int count, char **arguments)
   check (fp_mem_import (node, peer, text, len, &theirs), "import");
   for (int n = 0; rank == 1 && n < MESSAGES; n++) {
     check (fp_send (node, peer, tag, &n, sizeof n), "send");
-    check (fp_put_signal (node, inbox, 64, 8, theirs, 64, theirs, 0, FP_SIGNAL_ADD, 1, NULL), "put_signal");
+    check (fp_put_signal (node, inbox, 64, 8, theirs, 64, theirs, 0, FP_SIGNAL_ADD, 1, NULL),
+           "put_signal");
     usleep (1000);
   }
   if (rank == 1 && check (fp_quiet (node, peer, 10000), "quiet") == 0)

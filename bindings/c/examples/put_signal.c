@@ -25,7 +25,8 @@ static size_t swap (const char *folder, int rank, const char *name, const void *
   snprintf (path, sizeof path, "%s/%s.%d", folder, name, rank);
   snprintf (hidden, sizeof hidden, "%s.part", path);
   FILE *file = fopen (hidden, "wb");
-  if (file == NULL || fwrite (ours, 1, len, file) != len || fclose (file) != 0 || rename (hidden, path) != 0) {
+  if (file == NULL || fwrite (ours, 1, len, file) != len || fclose (file) != 0
+      || rename (hidden, path) != 0) {
     perror (path);
     exit (1);
   }
@@ -68,7 +69,8 @@ int main (int count, char **arguments)
     _exit (0); /* as if it had been killed */
   }
   check (fp_mem_write (node, inbox, 64, "hello", 5), "write");
-  check (fp_put_signal (node, inbox, 64, 5, theirs, 8, theirs, 0, FP_SIGNAL_SET, 1, NULL), "put_signal");
+  check (fp_put_signal (node, inbox, 64, 5, theirs, 8, theirs, 0, FP_SIGNAL_SET, 1, NULL),
+         "put_signal");
   check (fp_send (node, peer, tag, " world", 6), "send");
   int status = fp_wait_signal (node, inbox, 0, FP_EQ, 1, peer, 10000, NULL);
   printf ("the peer is gone: %s\n", fp_strerror (status));

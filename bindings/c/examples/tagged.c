@@ -42,7 +42,8 @@ int main (int count, char **arguments)
   snprintf (path, sizeof path, "%s/%d", arguments[3], rank);
   snprintf (hidden, sizeof hidden, "%s.part", path);
   FILE *file = fopen (hidden, "wb");
-  if (file == NULL || fwrite (address, 1, len, file) != len || fclose (file) != 0 || rename (hidden, path) != 0)
+  if (file == NULL || fwrite (address, 1, len, file) != len || fclose (file) != 0
+      || rename (hidden, path) != 0)
     return 1;
   fp_peer next = meet (node, arguments[3], (rank + 1) % size);
   fp_peer before = meet (node, arguments[3], (rank + size - 1) % size);

@@ -77,7 +77,7 @@ typedef struct fp_options {
   size_t struct_size;          /* sizeof (fp_options) */
   uint32_t flags;              /* FP_NO_SHARED_MEMORY and so on */
   uint32_t peers;              /* maximum number of peers: 64 */
-  uint32_t regions;            /* maximum number of regions: 64; long messages from buffers use some */
+  uint32_t regions;            /* maximum number of regions: 64; long messages use some */
   uint32_t imports;            /* maximum number of imported regions: 256 */
   uint32_t operations;         /* maximum number of operations in flight: 1024 */
   uint32_t patience_ms;        /* how long an operation waits for room: 10,000 */
@@ -161,7 +161,8 @@ enum { FP_EQ = 1, FP_NE, FP_GE, FP_GT, FP_LE, FP_LT };
 int fp_put (fp_node *node, fp_mem memory, uint64_t offset, size_t len, fp_remote remote,
             uint64_t remote_offset, fp_token *token);
 /* Puts bytes of the program. The bytes may be reused on return. */
-int fp_put_bytes (fp_node *node, const void *from, size_t len, fp_remote remote, uint64_t remote_offset);
+int fp_put_bytes (fp_node *node, const void *from, size_t len, fp_remote remote,
+                  uint64_t remote_offset);
 /* Writes, then signals. The 64-bit signal word changes after the data and everything sent to the
  * peer earlier have landed. If `len` is 0, there is no data, and `memory` and `remote` are
  * ignored. */
@@ -171,8 +172,8 @@ int fp_put_signal (fp_node *node, fp_mem memory, uint64_t offset, size_t len, fp
 int fp_get (fp_node *node, fp_mem memory, uint64_t offset, size_t len, fp_remote remote,
             uint64_t remote_offset, fp_token *token);
 /* `width` is 1, 2, 4 or 8 bytes. Only FP_AMO_COMPARE_SWAP uses `compare`. */
-int fp_atomic (fp_node *node, fp_remote remote, uint64_t offset, int op, uint32_t width, uint64_t operand,
-               uint64_t compare, fp_token *token);
+int fp_atomic (fp_node *node, fp_remote remote, uint64_t offset, int op, uint32_t width,
+               uint64_t operand, uint64_t compare, fp_token *token);
 int fp_atomic_fetch (fp_node *node, fp_remote remote, uint64_t offset, int op, uint32_t width,
                      uint64_t operand, uint64_t compare, uint64_t *before, int64_t timeout_ms);
 /* Makes later writes to the peer land after everything sent earlier. Does not wait. */
@@ -186,8 +187,8 @@ int fp_wait_signal (fp_node *node, fp_mem memory, uint64_t offset, int compare, 
                     fp_peer from, int64_t timeout_ms, uint64_t *seen);
 
 /* ---- Tagged messages --------------------------------------------------------------------------
- * A receive matches a message if it names the sender or FP_ANY, and if the tags are equal in all bits
- * that are 0 in `ignore`. Messages of one sender match in the order sent. */
+ * A receive matches a message if it names the sender or FP_ANY, and if the tags are equal in all
+ * bits that are 0 in `ignore`. Messages of one sender match in the order sent. */
 
 typedef struct fp_tag {
   uint64_t low;
@@ -217,12 +218,13 @@ int fp_post_recv (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, fp_m
 int fp_cancel (fp_node *node, fp_request request);
 /* Returns 1 if a matching message has arrived, else 0. With `claim`, the message is reserved for
  * fp_recv_claimed, and no other receive matches it. */
-int fp_probe (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, int claim, fp_message *message);
+int fp_probe (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, int claim,
+              fp_message *message);
 /* Posts a receive for a claimed message. The completion is reported as for fp_post_recv. */
 int fp_recv_claimed (fp_node *node, uint64_t claim, fp_mem memory, uint64_t offset, size_t len,
                      uint64_t word, fp_request *request);
 
-/* ---- Completions ------------------------------------------------------------------------------ */
+/* ---- Completions ----------------------------------------------------------------------------- */
 
 #define FP_OPERATION 1u
 #define FP_RECEIVE 2u
@@ -246,7 +248,8 @@ int fp_test (fp_node *node, fp_token token, fp_completion *completion);
 /* Counters since the node was opened. Set struct_size before the call. */
 typedef struct fp_stats_t {
   size_t struct_size;
-  uint64_t posted, arrived, out_of_order, duplicates, stale, applied, acks_alone, refused, failed, passes;
+  uint64_t posted, arrived, out_of_order, duplicates, stale, applied, acks_alone, refused, failed;
+  uint64_t passes;
 } fp_stats_t;
 
 int fp_stats (fp_node *node, fp_stats_t *stats);

@@ -87,7 +87,8 @@ static void tested (fp_token token)
     return;
   while (check (fp_test (node, token, &completion), "test") == 0)
     check (fp_progress (node), "progress");
-  expect (completion.kind == FP_OPERATION && completion.id == token && completion.status == 0, "tested");
+  expect (completion.kind == FP_OPERATION && completion.id == token && completion.status == 0,
+          "tested");
   expect (fp_test (node, token, &completion) < 0, "a completion is taken once");
 }
 
@@ -147,7 +148,8 @@ int main (int count, char **arguments)
     uint64_t number = (uint64_t) step;
     check (fp_put_bytes (node, &number, sizeof number, box, 0), "put_bytes of the number");
     /* The number arrives after the data. A put is no signal, so the wait polls. */
-    check (fp_wait_signal (node, inbox, 0, FP_EQ, number, FP_ANY, SOON, NULL), "wait for the number");
+    check (fp_wait_signal (node, inbox, 0, FP_EQ, number, FP_ANY, SOON, NULL),
+           "wait for the number");
     unsigned char *seen = malloc (LONG);
     check (fp_mem_read (node, inbox, 8, seen, length), "read");
     expect (holds (seen, other, step, length), "data before the fenced number");
@@ -169,12 +171,14 @@ int main (int count, char **arguments)
     check (fp_atomic (node, remote, SIZE, FP_AMO_ADD, 8, 3, 0, NULL), "atomic");
     check (fp_atomic (node, remote, SIZE + 12, FP_AMO_INC, 4, 0, 0, NULL), "atomic of 4 bytes");
   }
-  check (fp_atomic (node, remote, SIZE + 16, FP_AMO_COMPARE_SWAP, 8, 77, 0, &token), "compare and swap");
+  check (fp_atomic (node, remote, SIZE + 16, FP_AMO_COMPARE_SWAP, 8, 77, 0, &token),
+         "compare and swap");
   tested (token);
   check (fp_quiet (node, peer, SOON), "quiet");
   swap (link, "x", 1, theirs, 1);
   expect (word (memory, SIZE) == 3000, "3,000 after 1,000 additions of 3");
-  expect (word (memory, SIZE + 8) == (uint64_t) 1000 << 32, "only the 4 bytes of the other word changed");
+  expect (word (memory, SIZE + 8) == (uint64_t) 1000 << 32,
+          "only the 4 bytes of the other word changed");
   expect (word (memory, SIZE + 16) == 77, "the word was swapped");
 
   /* fp_send_mem into fp_post_recv: tags 1 to 50, posted in the other order, short and long. */
@@ -182,7 +186,9 @@ int main (int count, char **arguments)
   fp_request requests[MORE + 1];
   for (int n = MORE; n >= 1; n--) {
     fp_tag tag = { (uint64_t) n, 9 };
-    check (fp_post_recv (node, peer, tag, exact, inbox, (uint64_t) n * 16384, 16384, (uint64_t) n * 11, &requests[n]), "post_recv");
+    check (fp_post_recv (node, peer, tag, exact, inbox, (uint64_t) n * 16384, 16384,
+                         (uint64_t) n * 11, &requests[n]),
+           "post_recv");
   }
   fill (bytes, 200, SIZE / 2);
   for (int n = 1; n <= MORE; n++) {
@@ -197,8 +203,10 @@ int main (int count, char **arguments)
     size_t n = (size_t) done.message.tag.low;
     expect (done.kind == FP_RECEIVE && done.status == 0 && n >= 1 && n <= MORE, "a receive");
     size_t length = n % 2 ? n : 16000;
-    expect (done.id == requests[n] && done.word == n * 11 && done.value == length, "its word and length");
-    expect (done.message.len == length && done.message.source == peer && done.message.tag.high == 9, "its message");
+    expect (done.id == requests[n] && done.word == n * 11 && done.value == length,
+            "its word and length");
+    expect (done.message.len == length && done.message.source == peer && done.message.tag.high == 9,
+            "its message");
     check (fp_mem_read (node, inbox, n * 16384, scratch, length), "read");
     expect (holds (scratch, other, 200, length), "data of a message");
     received++;
@@ -227,6 +235,7 @@ int main (int count, char **arguments)
   free (scratch);
   free (bytes);
   int status = 0;
-  expect (rank == 1 || (waitpid (child, &status, 0) == child && status == 0), "the other rank ended well");
+  expect (rank == 1 || (waitpid (child, &status, 0) == child && status == 0),
+          "the other rank ended well");
   return 0;
 }

@@ -8,10 +8,13 @@
 #define HOLDS(condition) _Static_assert (condition, #condition)
 #endif
 
-HOLDS (sizeof (fp_options) == 56 && offsetof (fp_options, flags) == 8 && offsetof (fp_options, providers) == 40);
+HOLDS (sizeof (fp_options) == 56 && offsetof (fp_options, flags) == 8
+       && offsetof (fp_options, providers) == 40);
 HOLDS (sizeof (fp_tag) == 16 && offsetof (fp_tag, high) == 8);
-HOLDS (sizeof (fp_message) == 40 && offsetof (fp_message, len) == 16 && offsetof (fp_message, source) == 32);
-HOLDS (sizeof (fp_completion) == 80 && offsetof (fp_completion, id) == 8 && offsetof (fp_completion, value) == 24);
+HOLDS (sizeof (fp_message) == 40 && offsetof (fp_message, len) == 16
+       && offsetof (fp_message, source) == 32);
+HOLDS (sizeof (fp_completion) == 80 && offsetof (fp_completion, id) == 8
+       && offsetof (fp_completion, value) == 24);
 HOLDS (offsetof (fp_completion, message) == 32 && offsetof (fp_completion, may_land) == 72);
 HOLDS (sizeof (fp_stats_t) == 88 && offsetof (fp_stats_t, passes) == 80);
 

@@ -27,7 +27,8 @@ static void expect (int got, int want, const char *what, int line)
   cases++;
   if (got != want) {
     failed++;
-    fprintf (stderr, "line %d: %s: %d (%s), not %d\n", line, what, got, got < 0 ? fp_last_error () : "", want);
+    fprintf (stderr, "line %d: %s: %d (%s), not %d\n", line, what, got,
+             got < 0 ? fp_last_error () : "", want);
   }
 }
 #define EXPECT(call, want) expect (call, want, #call, __LINE__)
@@ -41,10 +42,13 @@ static uint64_t below (uint64_t n)
 }
 
 /* Values that random calls choose from. Entry 0 becomes valid during the test. */
-static uint64_t memories[8] = { 0, 1, UINT64_MAX, 1ull << 32, 5 }, remotes[8] = { 0, 1, UINT64_MAX, 7ull << 32 };
+static uint64_t memories[8] = { 0, 1, UINT64_MAX, 1ull << 32, 5 },
+                remotes[8] = { 0, 1, UINT64_MAX, 7ull << 32 };
 static uint32_t peers[8] = { 0, 1, FP_ANY, 77, 1u << 16 };
 static uint64_t tokens[8] = { 0, 1, UINT64_MAX }, requests[8] = { 0, 1, UINT64_MAX };
-static const uint64_t offsets[] = { 0, 8, 64, 3, 4095, 4096, UINT64_MAX, UINT64_MAX - 7, 1ull << 63 };
+static const uint64_t offsets[] = {
+  0, 8, 64, 3, 4095, 4096, UINT64_MAX, UINT64_MAX - 7, 1ull << 63
+};
 static const size_t lengths[] = { 0, 1, 8, 64, 4096, 4097, 20000 };
 static const uint64_t values[] = { 0, 1, UINT64_MAX };
 
@@ -62,7 +66,8 @@ static int call (int which, fp_node *node)
   uint64_t memory = PICK (memories), offset = PICK (offsets), remote = PICK (remotes);
   uint64_t remote_offset = PICK (offsets);
   fp_peer peer = PICK (peers);
-  fp_tag tag = { below (3), below (4) ? 0 : UINT32_MAX }, ignore = { below (2) ? 0 : UINT64_MAX, 0 };
+  fp_tag tag = { below (3), below (4) ? 0 : UINT32_MAX },
+         ignore = { below (2) ? 0 : UINT64_MAX, 0 };
   int op = (int) below (12) - 1;
   fp_message message;
   fp_completion ends[3];
@@ -85,13 +90,18 @@ static int call (int which, fp_node *node)
   case 14: return fp_mem_store (node, memory, offset, 1);
   case 15: return fp_put (node, memory, offset, len, remote, remote_offset, token);
   case 16: return fp_put_bytes (node, buffer, len, remote, remote_offset);
-  case 17: return fp_put_signal (node, memory, offset, len, remote, remote_offset, PICK (remotes), PICK (offsets), op, 1, token);
+  case 17:
+    return fp_put_signal (node, memory, offset, len, remote, remote_offset, PICK (remotes),
+                          PICK (offsets), op, 1, token);
   case 18: return fp_get (node, memory, offset, len, remote, remote_offset, token);
-  case 19: return fp_atomic (node, remote, offset, op, (uint32_t) below (10), PICK (values), 0, token);
+  case 19:
+    return fp_atomic (node, remote, offset, op, (uint32_t) below (10), PICK (values), 0, token);
   case 20: return fp_atomic_fetch (node, remote, offset, op, (uint32_t) below (10), 1, 0, &seen, 0);
   case 21: return fp_fence (node, peer);
   case 22: return fp_quiet (node, peer, 0);
-  case 23: return fp_wait_signal (node, memory, offset, op, PICK (values), peer, 0, below (2) ? &seen : NULL);
+  case 23:
+    return fp_wait_signal (node, memory, offset, op, PICK (values), peer, 0,
+                           below (2) ? &seen : NULL);
   case 24: return fp_send (node, peer, tag, buffer, len);
   case 25: return fp_send_mem (node, peer, tag, memory, offset, len, token);
   case 26: return fp_recv (node, peer, tag, ignore, buffer, len, 0, below (2) ? &message : NULL);
@@ -166,7 +176,8 @@ static void foreign (fp_node *node)
   EXPECT (fp_mem_free (node, memory), -EBADR);
   EXPECT (load (other, memories[0], 0, &value), -EBADR);
   EXPECT (fp_put (other, memory, 0, 8, remotes[0], 0, NULL), -EBADR);
-  EXPECT (fp_put_signal (other, memory, 0, 8, remotes[0], 0, remotes[0], 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
+  EXPECT (fp_put_signal (other, memory, 0, 8, remotes[0], 0, remotes[0], 8, FP_SIGNAL_SET, 1, NULL),
+          -EBADR);
   EXPECT (fp_send (other, peers[0], (fp_tag) { 1, 0 }, "x", 1), -ENXIO);
   EXPECT (load (node, 0, 0, &value), -EBADR);
   EXPECT (fp_peer_state (node, 0), -ENXIO);
@@ -217,9 +228,11 @@ static void reopened (void)
   fp_mem own;
   EXPECT (fp_mem_alloc (second, 4096, &own), 0);
   EXPECT (fp_progress (first), -EBADF);
-  EXPECT (fp_put_signal (first, memory, 0, 8, remote, 0, remote, 8, FP_SIGNAL_SET, 1, NULL), -EBADF);
+  EXPECT (fp_put_signal (first, memory, 0, 8, remote, 0, remote, 8, FP_SIGNAL_SET, 1, NULL),
+          -EBADF);
   EXPECT (fp_put_signal (second, own, 0, 8, remote, 0, remote, 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
-  EXPECT (fp_put_signal (second, memory, 0, 8, remote, 0, remote, 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
+  EXPECT (fp_put_signal (second, memory, 0, 8, remote, 0, remote, 8, FP_SIGNAL_SET, 1, NULL),
+          -EBADR);
   EXPECT (load (second, memory, 0, &value), -EBADR);
   EXPECT (fp_mem_free (second, memory), -EBADR);
   EXPECT (fp_peer_state (second, peer), -ENXIO);
@@ -229,7 +242,10 @@ static void reopened (void)
 
 static fp_node *open_node (void)
 {
-  fp_options options = { .struct_size = sizeof options, .flags = FP_NO_FABRIC | FP_WAIT_FD, .patience_ms = 1, .connect_timeout_ms = 1 };
+  fp_options options = { .struct_size = sizeof options,
+                         .flags = FP_NO_FABRIC | FP_WAIT_FD,
+                         .patience_ms = 1,
+                         .connect_timeout_ms = 1 };
   fp_node *node = NULL;
   EXPECT (fp_node_open (&options, &node), 0);
   return node;
@@ -256,7 +272,11 @@ static void wrong_options (void)
   longer.known.struct_size = sizeof longer;
   fp_node *node;
   EXPECT (fp_node_open (&good, NULL), -EINVAL);
-#define BAD(field, value) bad = good; bad.field = value; EXPECT (fp_node_open (&bad, &node), -EINVAL); EXPECT (node != NULL, 0)
+#define BAD(field, value)                                                                          \
+  bad = good;                                                                                      \
+  bad.field = value;                                                                               \
+  EXPECT (fp_node_open (&bad, &node), -EINVAL);                                                    \
+  EXPECT (node != NULL, 0)
   BAD (struct_size, 0);
   BAD (struct_size, 7);
   BAD (struct_size, 1u << 20);
@@ -360,7 +380,9 @@ static void wrong_arguments (fp_node *node, fp_peer me)
   fp_completion end;
   while (fp_poll (node, &end, 1) == 0 || end.kind != FP_RECEIVE) {
   }
-  EXPECT (end.status == 0 && end.word == 4 && end.value == 8 && end.id == request && end.message.source == me, 1);
+  EXPECT (end.status == 0 && end.word == 4 && end.value == 8 && end.id == request
+              && end.message.source == me,
+          1);
 }
 
 int main (int count, char **arguments)
@@ -369,7 +391,12 @@ int main (int count, char **arguments)
   random_state = seed * 2654435761u + 1;
   fp_node *node = open_node (), *closed = open_node ();
   EXPECT (fp_node_close (closed, 0), 0);
-  fp_node *none[] = { NULL, closed, (fp_node *) 1, (fp_node *) UINTPTR_MAX, (fp_node *) &node, (fp_node *) ((char *) node + 64) };
+  fp_node *none[] = { NULL,
+                      closed,
+                      (fp_node *) 1,
+                      (fp_node *) UINTPTR_MAX,
+                      (fp_node *) &node,
+                      (fp_node *) ((char *) node + 64) };
   for (size_t at = 0; at < sizeof none / sizeof none[0]; at++) {
     for (int which = 0; which < FUNCTIONS; which++)
       EXPECT (call (which, none[at]), -EBADF);
@@ -399,6 +426,7 @@ int main (int count, char **arguments)
     call ((int) below (FUNCTIONS), node);
   EXPECT (fp_node_close (node, 0) <= 0, 1);
   EXPECT (fp_progress (node), -EBADF);
-  printf ("%d cases and 20000 random calls, seed %llu: %d wrong\n", cases, (unsigned long long) seed, failed);
+  printf ("%d cases and 20000 random calls, seed %llu: %d wrong\n", cases,
+          (unsigned long long) seed, failed);
   return failed != 0;
 }

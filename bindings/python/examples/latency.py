@@ -51,7 +51,9 @@ def main() -> None:
 
         figures = {
             "put-signal of memory, one way": median(lambda: put_signals(ours), 2 * ROUNDS),
-            "put-signal from a bytes object, one way": median(lambda: put_signals(data), 2 * ROUNDS),
+            "put-signal from a bytes object, one way": median(
+                lambda: put_signals(data), 2 * ROUNDS
+            ),
             "message, one way": median(messages, 2 * ROUNDS),
         }
         job.barrier(node)

@@ -1,5 +1,5 @@
-"""Fixtures: nodes, and jobs of several processes. Tests over libfabric's tcp provider are skipped if
-the provider is missing."""
+"""Fixtures: nodes, and jobs of several processes. Tests over libfabric's tcp provider are skipped
+if the provider is missing."""
 
 import functools
 import multiprocessing
@@ -60,7 +60,9 @@ def _process(address, size, target, way, arguments, results):
             for rank, theirs in enumerate(job.allgather(node.address)):
                 if rank != job.rank:
                     peers[rank] = node.connect(theirs)
-            result = target(SimpleNamespace(job=job, node=node, peers=peers, rank=job.rank), *arguments)
+            result = target(
+                SimpleNamespace(job=job, node=node, peers=peers, rank=job.rank), *arguments
+            )
             job.barrier(node)
         results.put((job.rank, result, None))
     except BaseException:

@@ -57,7 +57,9 @@ class Here:
         self.into = torch.zeros(MOST, dtype=torch.uint8, device="cuda")
         sync()
         # Registered once; each call then takes a range.
-        self.lent_source, self.lent_into = self.node.register(self.source), self.node.register(self.into)
+        self.lent_source, self.lent_into = self.node.register(self.source), self.node.register(
+            self.into
+        )
         self.theirs = self.peer.import_memory(self.job.exchange(self.lent_into.handle()))
         self.turn = 0
 
@@ -92,7 +94,11 @@ def tensors(here):
             sync()
             request = node.isend(peer, count, mine)
             message = node.recv(got, peer, count)
-            assert message.len == mine.nbytes and torch.equal(got, expected), (dtype, count, "tagged")
+            assert message.len == mine.nbytes and torch.equal(got, expected), (
+                dtype,
+                count,
+                "tagged",
+            )
             request.wait()
             here.barrier()
 
@@ -160,7 +166,13 @@ def kernel(here):
                 node.signal(here.their_words, base + turn)
                 break
             with stream:
-                arguments = (at, cupy.uint64(turn), here.into.data_ptr(), cupy.int64(size // 8), count)
+                arguments = (
+                    at,
+                    cupy.uint64(turn),
+                    here.into.data_ptr(),
+                    cupy.int64(size // 8),
+                    count,
+                )
                 poll((1,), (32,), arguments)
                 done = stream.record()
             node.signal(here.their_words, base + turn)
@@ -255,7 +267,9 @@ def figures(here):
         theirs = rebuild(*arguments)
     except Exception as error:
         why = f"SKIPPED CUDA IPC of torch: {error}"
-    usable = here.job.exchange(b"\1" if theirs is not None else b"\0") == b"\1" and theirs is not None
+    usable = (
+        here.job.exchange(b"\1" if theirs is not None else b"\0") == b"\1" and theirs is not None
+    )
     lines = ["", "| bytes | put-signal, us | IPC, us | one process, us |", "|---|---|---|---|"]
     for size in LATENCIES:
         rounds = 300 if size <= 64 << 10 else 100 if size <= 1 << 20 else 20
@@ -327,12 +341,17 @@ def main():
         address = "127.0.0.1:%d" % server.getsockname()[1]
     spawn = multiprocessing.get_context("spawn")
     ends, results = spawn.Pipe(), spawn.Queue()
-    both = [spawn.Process(target=process, args=(address, end, results), daemon=True) for end in ends]
+    both = [
+        spawn.Process(target=process, args=(address, end, results), daemon=True) for end in ends
+    ]
     for one in both:
         one.start()
     status, names = 0, ["tensors", "kernel", "memory", "figures"]
     properties = torch.cuda.get_device_properties(0)
-    print(f"{properties.name}, torch {torch.__version__}, fishplate {fishplate.__version__}", flush=True)
+    print(
+        f"{properties.name}, torch {torch.__version__}, fishplate {fishplate.__version__}",
+        flush=True,
+    )
     end = time.monotonic() + SECONDS
     for _ in range(2 * len(names)):
         try:
@@ -341,7 +360,9 @@ def main():
             print("FAILED a process is gone, or does not end")
             status = 1
             break
-        print(f"{'FAILED' if failed else 'ok'} {name}, rank {rank}, {took:.1f} s {told}", flush=True)
+        print(
+            f"{'FAILED' if failed else 'ok'} {name}, rank {rank}, {took:.1f} s {told}", flush=True
+        )
         if failed:
             print(failed)
             status = 1

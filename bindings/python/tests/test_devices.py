@@ -131,7 +131,11 @@ class Tensor:
         plain.shape, plain.deleter = ctypes.pointer(length), Plain._fields_[-1][1](self.back)
         self.kept.append((plain, length))
         capsule = ctypes.pythonapi.PyCapsule_New
-        capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        capsule.restype, capsule.argtypes = ctypes.py_object, [
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+            ctypes.c_void_p,
+        ]
         self.lent += 1
         return capsule(ctypes.addressof(plain), b"dltensor", None)
 
@@ -258,7 +262,9 @@ def test_memory_of_the_device_is_a_tensor(gpu):
         assert Cuda().read(part["data"][0], 3) == b"abc"
         lent = memory.__dlpack__(stream=None, max_version=(1, 0))
     else:
-        assert memory.__dlpack_device__() == (1, 0) and not hasattr(memory, "__cuda_array_interface__")
+        assert memory.__dlpack_device__() == (1, 0) and not hasattr(
+            memory, "__cuda_array_interface__"
+        )
         lent = numpy.from_dlpack(memory.at(16, 3))
         assert bytes(lent) == b"abc"
     with pytest.raises(fishplate.InUse):
@@ -360,7 +366,11 @@ def test_tensors_of_other_devices_are_refused(here, cuda):
     for tensor.device, name in (((2, 1), "cuda:1"), ((10, 0), "hip:0")):
         with pytest.raises(fishplate.Misuse) as refused:
             here.register(tensor)
-        assert refused.value.kind == "device_memory" and name in str(refused.value) and tensor.lent == 0
+        assert (
+            refused.value.kind == "device_memory"
+            and name in str(refused.value)
+            and tensor.lent == 0
+        )
     array = Array(cuda, numpy.zeros(64, numpy.uint8), device=1)
     with pytest.raises(fishplate.Misuse) as refused:
         here.register(array)

@@ -15,17 +15,28 @@ from fishplate._native import Memory, Message, Node, Peer, Place, Remote, Reques
 SOON = 0.005
 OPTIONS = {"timeout": SOON, "patience": SOON, "connect_timeout": 0.05, "fabric": "off"}
 KINDS = [Node, Peer, Memory, Slice, Remote, Place, Request, Message, _Waker]
-SPECIAL = {"__len__", "__getitem__", "__buffer__", "__dlpack__", "__enter__", "__exit__", "__eq__"} | {
+SPECIAL = {
+    "__len__", "__getitem__", "__buffer__", "__dlpack__", "__enter__", "__exit__", "__eq__",
     "__hash__", "__add__", "__await__", "__dlpack_device__", "__cuda_array_interface__", "__repr__",
 }  # fmt: skip
 # A wrong call raises one of these: the package's errors, or those of Python for wrong types, values
 # and buffers.
-MAY = (fishplate.Error, TypeError, ValueError, OverflowError, BufferError, AttributeError, MemoryError)
+MAY = (
+    fishplate.Error,
+    TypeError,
+    ValueError,
+    OverflowError,
+    BufferError,
+    AttributeError,
+    MemoryError,
+)
 
 
 def calls():
     """Returns the kind and the name of every method and attribute."""
-    return [(kind, name) for kind in KINDS for name in vars(kind) if name[0] != "_" or name in SPECIAL]
+    return [
+        (kind, name) for kind in KINDS for name in vars(kind) if name[0] != "_" or name in SPECIAL
+    ]
 
 
 class Fuzz:
@@ -38,7 +49,11 @@ class Fuzz:
         # Another node, which drives itself. Its objects are foreign to the others.
         self.other = Node(worker=True, timeout=SOON, patience=SOON, fabric="off")
         theirs = self.other.alloc(4096)
-        self.handles, self.addresses = [theirs.handle(), b"", b"x" * 40], [self.other.address, b"", b"x"]
+        self.handles, self.addresses = [theirs.handle(), b"", b"x" * 40], [
+            self.other.address,
+            b"",
+            b"x",
+        ]
         self.pool[Memory].append(theirs)
         self.open()
 
@@ -61,24 +76,34 @@ class Fuzz:
         if type(found) in self.pool:
             kept = self.pool[type(found)]
             # Objects that fall out of the pool are dropped, in any state.
-            kept.append(found) if len(kept) < 12 else kept.__setitem__(self.random.randrange(12), found)
+            (
+                kept.append(found)
+                if len(kept) < 12
+                else kept.__setitem__(self.random.randrange(12), found)
+            )
 
     def any(self, *kinds):
         kept = self.pool[self.random.choice(kinds)]
         return self.random.choice(kept) if kept else None
 
     def number(self):
-        return self.random.choice([0, 1, 2, 3, 8, 8, 16, 64, 100, 4088, 4096, 2**63, 2**64 - 1, 2**64, -1])
+        return self.random.choice(
+            [0, 1, 2, 3, 8, 8, 16, 64, 100, 4088, 4096, 2**63, 2**64 - 1, 2**64, -1]
+        )
 
     def buffer(self):
         size = self.random.choice([0, 1, 8, 8, 64, 4096, 100_000])
-        return self.random.choice([bytes(size), bytearray(size), memoryview(bytearray(size))[::-1], "text"])
+        return self.random.choice(
+            [bytes(size), bytearray(size), memoryview(bytearray(size))[::-1], "text"]
+        )
 
     def argument(self, name):
         """Returns a value for a parameter: usually of the right kind, sometimes of any."""
         pick = self.random.random()
         if pick < 0.05:
-            return self.random.choice([None, self.number(), self.buffer(), self.any(*KINDS), 1.5, {}, object()])
+            return self.random.choice(
+                [None, self.number(), self.buffer(), self.any(*KINDS), 1.5, {}, object()]
+            )
         match name:
             case "peer" | "source":
                 return self.any(Peer)
@@ -91,7 +116,9 @@ class Fuzz:
             case "timeout":
                 return self.random.choice([0, SOON, None, -1.0, float("nan")])
             case "op":
-                return self.random.choice(["set", "add", "and", "or", "xor", "swap", "compare_swap", "fetch", "no"])
+                return self.random.choice(
+                    ["set", "add", "and", "or", "xor", "swap", "compare_swap", "fetch", "no"]
+                )
             case "compare":
                 return self.random.choice(["==", "!=", ">=", ">", "<=", "<", 0, 1, "no"])
             case "width":
@@ -128,7 +155,11 @@ class Fuzz:
             if parameter.kind is parameter.VAR_KEYWORD or (optional and self.random.random() < 0.5):
                 continue
             value = self.argument(parameter.name)
-            if parameter.kind is parameter.KEYWORD_ONLY or (optional and named) or (optional and name != "at"):
+            if (
+                parameter.kind is parameter.KEYWORD_ONLY
+                or (optional and named)
+                or (optional and name != "at")
+            ):
                 named[parameter.name] = value
             else:
                 given.append(value)
@@ -137,7 +168,9 @@ class Fuzz:
     def step(self):
         kind, name = self.random.choice(self.calls)
         on = self.any(kind)
-        if on is None or (kind is Node and name in ("close", "__exit__") and self.random.random() < 0.9):
+        if on is None or (
+            kind is Node and name in ("close", "__exit__") and self.random.random() < 0.9
+        ):
             return
         self.made.add((kind, name))
         try:
@@ -153,7 +186,10 @@ class Fuzz:
         except MAY as error:
             self.raised.add(type(error))
             if isinstance(error, fishplate.Error):
-                assert str(error) and error.kind not in ("broken", "busy"), f"{kind.__name__}.{name}: {error!r}"
+                assert str(error) and error.kind not in (
+                    "broken",
+                    "busy",
+                ), f"{kind.__name__}.{name}: {error!r}"
             return
         self.keep(found)
         if type(found) is bytes and name == "handle":
@@ -192,7 +228,10 @@ def fuzz(count, seed):
     it = Fuzz(seed)
     it.run(count)
     works()
-    print(f"{count} calls, {len(it.made)} of {len(it.calls)} methods, {time.monotonic() - begun:.1f} s")
+    print(
+        f"{count} calls, {len(it.made)} of {len(it.calls)} methods, "
+        f"{time.monotonic() - begun:.1f} s"
+    )
     return it
 
 

@@ -203,7 +203,9 @@ def test_threads_take_turns_while_one_waits(own):
     """The signal that a thread waits for comes from another thread of the same node."""
     seen = []
     waits = [
-        threading.Thread(target=lambda turn=turn: seen.append(own.node.wait(own.memory, ">=", turn)))
+        threading.Thread(
+            target=lambda turn=turn: seen.append(own.node.wait(own.memory, ">=", turn))
+        )
         for turn in range(1, 5)
     ]
     for wait in waits:
@@ -286,8 +288,8 @@ def test_a_forked_child_is_refused_and_harms_nobody():
         receive = node.irecv(bytearray(1 << 20), peer, 1)
         child = os.fork()
         if child == 0:
-            calls = [node.poll, memory.load, memory.free, theirs.release, peer.connected, receive.done,
-                     lambda: node.put(b"x", theirs), node.close]
+            calls = [node.poll, memory.load, memory.free, theirs.release, peer.connected,
+                     receive.done, lambda: node.put(b"x", theirs), node.close]
             kinds = []
             for call in calls:
                 try:

@@ -23,7 +23,9 @@ def talk(here):
             node.send(peer, 1, data)
             node.send(peer, 2, data.tobytes())
             requests = [node.isend(peer, 3, data), node.isend(peer, 4, data.tobytes())]
-            requests.append(node.isend(peer, 5, numpy.concatenate([[0], data]).astype(numpy.uint8)[1:]))
+            requests.append(
+                node.isend(peer, 5, numpy.concatenate([[0], data]).astype(numpy.uint8)[1:])
+            )
             own.write(data)
             requests.append(node.isend(peer, 6, own.at(0, size)))
             for request in requests:

@@ -90,20 +90,31 @@ CALLS = {
     "patience of nan": (lambda own: fishplate.Node(patience=math.nan), Misuse),
     "timeout below none": (lambda own: fishplate.Node(timeout=-1), Misuse),
     "connect_timeout of no number": (lambda own: fishplate.Node(connect_timeout="1"), TypeError),
-    "worker on no processor": (lambda own: fishplate.Node(fabric="off", worker=10**6), fishplate.Error),
+    "worker on no processor": (
+        lambda own: fishplate.Node(fabric="off", worker=10**6),
+        fishplate.Error,
+    ),
     "worker of no kind": (lambda own: fishplate.Node(worker="yes"), TypeError),
     "settings by position": (lambda own: fishplate.Node("off"), TypeError),
     "a setting of no name": (lambda own: fishplate.Node(rails=1), TypeError),
     "a job of none": (lambda own: fishplate.Job("127.0.0.1:0", 0), Misuse),
     "a place without a size": (
-        lambda own: in_environment("FISHPLATE_RENDEZVOUS", "tcp://127.0.0.1:1", fishplate.Job.from_env), Misuse),
+        lambda own: in_environment(
+            "FISHPLATE_RENDEZVOUS", "tcp://127.0.0.1:1", fishplate.Job.from_env
+        ),
+        Misuse,
+    ),
     "a job of many": (lambda own: fishplate.Job("127.0.0.1:0", 10**6), Misuse),
     "a job nowhere": (lambda own: fishplate.Job("nowhere", 2, 0.1), fishplate.Error),
     "a job alone": (lambda own: fishplate.Job("127.0.0.1:0", 2, 0.05), TimeoutError),
     "an exchange in a job of one": (
-        lambda own: fishplate.Job("127.0.0.1:0", 1).exchange(b""), Misuse),
+        lambda own: fishplate.Job("127.0.0.1:0", 1).exchange(b""),
+        Misuse,
+    ),
     "a contribution too long": (
-        lambda own: fishplate.Job("127.0.0.1:0", 1).allgather(bytes(10**6)), Misuse),
+        lambda own: fishplate.Job("127.0.0.1:0", 1).allgather(bytes(10**6)),
+        Misuse,
+    ),
     # Objects that programs cannot create, copy or change.
     "a peer of one's own": (lambda own: fishplate.Peer(), TypeError),
     "memory of one's own": (lambda own: fishplate.Memory(), TypeError),
@@ -125,14 +136,19 @@ CALLS = {
     "a disconnected peer": (lambda own: gone(own).connected(), Misuse),
     "disconnected twice": (lambda own: gone(own).disconnect(), Misuse),
     "a message to one disconnected": (lambda own: own.node.send(gone(own), 1, b"x"), Misuse),
-    "a receive from one disconnected": (lambda own: own.node.irecv(bytearray(8), gone(own)), Misuse),
+    "a receive from one disconnected": (
+        lambda own: own.node.irecv(bytearray(8), gone(own)),
+        Misuse,
+    ),
     "quiet of one disconnected": (lambda own: own.node.quiet(gone(own)), Misuse),
     "fence of one disconnected": (lambda own: own.node.fence(gone(own)), Misuse),
     "memory of one disconnected": (lambda own: (gone(own), own.node.put(b"x", own.theirs)), Misuse),
     "a peer of another node": (lambda own: own.node.send(other(own).peer, 1, b"x"), Misuse),
     "quiet of another's peer": (lambda own: own.node.quiet(other(own).peer), Misuse),
     "a wait for another's peer": (
-        lambda own: own.node.wait(own.memory, "==", 1, other(own).peer), Misuse),
+        lambda own: own.node.wait(own.memory, "==", 1, other(own).peer),
+        Misuse,
+    ),
     "a peer that is a number": (lambda own: own.node.send(0, 1, b"x"), TypeError),
     "a handle of noise": (lambda own: own.peer.import_memory(b"x" * 64), Misuse),
     "an empty handle": (lambda own: own.peer.import_memory(b""), Misuse),
@@ -173,11 +189,19 @@ CALLS = {
     "registration of bytes": (lambda own: own.node.register(b"12345678"), BufferError),
     "registration of no buffer": (lambda own: own.node.register(7), TypeError),
     "registration of none": (lambda own: own.node.register(None), TypeError),
-    "registration of strides": (lambda own: own.node.register(strided()), (ValueError, BufferError)),
-    "registration of a frozen array": (lambda own: own.node.register(frozen()), (ValueError, BufferError)),
+    "registration of strides": (
+        lambda own: own.node.register(strided()),
+        (ValueError, BufferError),
+    ),
+    "registration of a frozen array": (
+        lambda own: own.node.register(frozen()),
+        (ValueError, BufferError),
+    ),
     "registration of no bytes": (lambda own: own.node.register(bytearray()), Misuse),
     "registration amid a word": (
-        lambda own: own.node.register(memoryview(bytearray(64))[1:]), Misuse),
+        lambda own: own.node.register(memoryview(bytearray(64))[1:]),
+        Misuse,
+    ),
     "a release twice": (lambda own: released(own).release(), Misuse),
     "a place below the start there": (lambda own: own.theirs.at(-1), OverflowError),
     "a place beyond all there": (lambda own: own.theirs.at(FAR) + 1, Misuse),
@@ -192,30 +216,55 @@ CALLS = {
     "a put of text": (lambda own: own.node.put("text", own.theirs), TypeError),
     "a put of nothing": (lambda own: own.node.put(None, own.theirs), TypeError),
     "a put of a list": (lambda own: own.node.put([1, 2], own.theirs), TypeError),
-    "a put of strides": (lambda own: own.node.put(strided(), own.theirs), (ValueError, BufferError)),
+    "a put of strides": (
+        lambda own: own.node.put(strided(), own.theirs),
+        (ValueError, BufferError),
+    ),
     "a put to nowhere": (lambda own: own.node.put(b"x", None), TypeError),
     "a put without a place": (lambda own: own.node.put(b"x"), TypeError),
-    "an iput beyond the end": (lambda own: own.node.iput(bytearray(8), own.theirs.at(4090)), Misuse),
+    "an iput beyond the end": (
+        lambda own: own.node.iput(bytearray(8), own.theirs.at(4090)),
+        Misuse,
+    ),
     "a signal amid a word": (lambda own: own.node.signal(own.theirs.at(4)), Misuse),
     "a signal beyond the end": (lambda own: own.node.signal(own.theirs.at(4096)), Misuse),
     "a signal of no kind": (lambda own: own.node.signal(own.theirs, 1, "or"), Misuse),
     "a signal of too much": (lambda own: own.node.signal(own.theirs, 2**64), OverflowError),
     "a signal below none": (lambda own: own.node.signal(own.theirs, -1), OverflowError),
     "a signal after no put": (
-        lambda own: own.node.put_signal(b"x" * 8, own.theirs.at(4090), own.theirs), Misuse),
+        lambda own: own.node.put_signal(b"x" * 8, own.theirs.at(4090), own.theirs),
+        Misuse,
+    ),
     "a signal to two peers": (
-        lambda own: own.node.put_signal(b"x", own.theirs, other(own).theirs), Misuse),
+        lambda own: own.node.put_signal(b"x", own.theirs, other(own).theirs),
+        Misuse,
+    ),
     "a get beyond the end": (lambda own: own.node.get(bytearray(8), own.theirs.at(4090)), Misuse),
     "a get into bytes": (lambda own: own.node.get(b"12345678", own.theirs), BufferError),
-    "a get into a frozen array": (lambda own: own.node.get(frozen(), own.theirs), (ValueError, BufferError)),
-    "a get from memory of one's own": (lambda own: own.node.get(bytearray(8), own.memory), TypeError),
+    "a get into a frozen array": (
+        lambda own: own.node.get(frozen(), own.theirs),
+        (ValueError, BufferError),
+    ),
+    "a get from memory of one's own": (
+        lambda own: own.node.get(bytearray(8), own.memory),
+        TypeError,
+    ),
     "an atomic of no name": (lambda own: own.node.fetch(own.theirs, "nand"), Misuse),
     "an atomic of 3 bytes": (lambda own: own.node.fetch(own.theirs, "add", 1, width=3), Misuse),
-    "an atomic of 256 bytes": (lambda own: own.node.fetch(own.theirs, "add", 1, width=256), OverflowError),
-    "an atomic amid a word": (lambda own: own.node.fetch(own.theirs.at(2), "add", 1, width=4), Misuse),
+    "an atomic of 256 bytes": (
+        lambda own: own.node.fetch(own.theirs, "add", 1, width=256),
+        OverflowError,
+    ),
+    "an atomic amid a word": (
+        lambda own: own.node.fetch(own.theirs.at(2), "add", 1, width=4),
+        Misuse,
+    ),
     "an atomic beyond the end": (lambda own: own.node.fetch_add(own.theirs.at(4096)), Misuse),
     "an atomic of a float": (lambda own: own.node.fetch_add(own.theirs, 1.5), TypeError),
-    "a silent atomic amid a word": (lambda own: own.node.atomic(own.theirs.at(1), "add", 1), Misuse),
+    "a silent atomic amid a word": (
+        lambda own: own.node.atomic(own.theirs.at(1), "add", 1),
+        Misuse,
+    ),
     "a wait amid a word": (lambda own: own.node.wait(own.memory.at(4), "==", 1), Misuse),
     "a wait beyond the end": (lambda own: own.node.wait(own.memory.at(4092), "==", 1), Misuse),
     "a wait at another node's": (lambda own: own.node.wait(other(own).memory, "==", 1), Misuse),
@@ -236,16 +285,22 @@ CALLS = {
     "a receive of all memory": (lambda own: own.node.recv_bytes(max=2**63), MemoryError),
     "a receive of more": (lambda own: own.node.recv_bytes(max=2**62 - 1), MemoryError),
     "a receive below none": (lambda own: own.node.recv_bytes(max=-1), OverflowError),
-    "a send of another's memory": (lambda own: own.node.send(own.peer, 1, other(own).memory), Misuse),
+    "a send of another's memory": (
+        lambda own: own.node.send(own.peer, 1, other(own).memory),
+        Misuse,
+    ),
     "a send beyond the end": (lambda own: own.node.isend(own.peer, 1, freed(own)), Misuse),
     "a probe of another's peer": (lambda own: own.node.probe(other(own).peer), Misuse),
     # Arguments whose conversion runs code.
     "memory that is freed meanwhile": (
-        lambda own: own.memory.store(1, Evil(lambda: (own.theirs.release(), own.memory.free()))), Misuse),
+        lambda own: own.memory.store(1, Evil(lambda: (own.theirs.release(), own.memory.free()))),
+        Misuse,
+    ),
     "memory that is released meanwhile": (
-        lambda own: own.node.signal(own.theirs, Evil(own.theirs.release)), Misuse),
-    "an argument that raises": (
-        lambda own: own.node.alloc(Evil(lambda: 1 / 0)), ZeroDivisionError),
+        lambda own: own.node.signal(own.theirs, Evil(own.theirs.release)),
+        Misuse,
+    ),
+    "an argument that raises": (lambda own: own.node.alloc(Evil(lambda: 1 / 0)), ZeroDivisionError),
 }
 
 

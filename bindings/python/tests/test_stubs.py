@@ -19,7 +19,9 @@ def test_the_stubs_are_those_of_the_module(tmp_path):
     # Before Python 3.12 the buffer protocol has no method. Python also adds the reflected method of
     # each operator.
     allowed = tmp_path / "allowed"
-    allowed.write_text("fishplate._native.(Memory|Slice).__buffer__\nfishplate._native.Place.__radd__\n")
+    allowed.write_text(
+        "fishplate._native.(Memory|Slice).__buffer__\nfishplate._native.Place.__radd__\n"
+    )
     options = ["--allowlist", str(allowed), "--ignore-unused-allowlist", "--ignore-disjoint-bases"]
     check("mypy.stubtest", "fishplate", *options)
 
@@ -28,6 +30,8 @@ def test_the_examples_are_well_typed(tmp_path):
     examples = sorted(str(path) for path in (FOLDER / "examples").glob("*.py"))
     assert examples
     # Type-checking numpy itself takes minutes.
-    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\n[mypy-numpy.*]\nfollow_imports = skip\n")
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = True\n[mypy-numpy.*]\nfollow_imports = skip\n"
+    )
     options = ["--config-file", str(tmp_path / "mypy.ini"), "--cache-dir", str(tmp_path)]
     check("mypy", *options, "--scripts-are-modules", *examples)

@@ -45,7 +45,9 @@ def test_tensors_are_buffers_of_all_calls(own):
 def test_a_tensor_in_flight_is_held_and_given_back(own):
     array = numpy.zeros(1 << 12, numpy.uint64)
     references = []
-    array = array.view(type("Watched", (numpy.ndarray,), {"__del__": lambda self: references.append(1)}))
+    array = array.view(
+        type("Watched", (numpy.ndarray,), {"__del__": lambda self: references.append(1)})
+    )
     request = own.node.irecv(Tensor(array), own.peer, 1)
     del array
     gc.collect()
@@ -58,7 +60,9 @@ def test_a_tensor_in_flight_is_held_and_given_back(own):
     assert held == 0 and references
 
 
-@pytest.mark.parametrize("array", [numpy.zeros((4, 4))[:, :2], numpy.zeros(8)[::2], numpy.zeros((2, 3)).T])
+@pytest.mark.parametrize(
+    "array", [numpy.zeros((4, 4))[:, :2], numpy.zeros(8)[::2], numpy.zeros((2, 3)).T]
+)
 def test_tensors_that_are_not_contiguous_are_refused(own, array):
     with pytest.raises(BufferError, match="not contiguous"):
         own.node.put(Tensor(array), own.theirs)

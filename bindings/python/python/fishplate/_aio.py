@@ -105,7 +105,9 @@ async def _wait(waker: _Waker, look: Callable[[], Any], timeout: float | None) -
     except TimeoutError:
         if not limit.expired():
             raise
-        raise Timeout(f"the wait timed out after {timeout} seconds; wait again", "deadline") from None
+        raise Timeout(
+            f"the wait timed out after {timeout} seconds; wait again", "deadline"
+        ) from None
     finally:
         del pump.waiting[future]
 

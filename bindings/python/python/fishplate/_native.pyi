@@ -96,8 +96,8 @@ class Node:
         """Allocates memory of the node's device that peers can access, with any contents."""
 
     def register(self, buffer: _Buffer) -> Memory:
-        """Registers a writable buffer whose address is a multiple of 8, and holds the buffer
-        until the memory is freed. If `handle` was called, holds it until the node is closed, because
+        """Registers a writable buffer whose address is a multiple of 8, and holds the buffer until
+        the memory is freed. If `handle` was called, holds it until the node is closed, because
         peers on this host access it without the node. If a peer does not learn of the close, holds
         it forever."""
 
@@ -174,8 +174,8 @@ class Node:
         peer: Peer | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Waits until the requested comparison of the 64-bit word with `value` holds, and returns the
-        word. If `peer` is given, the wait fails when that peer fails."""
+        """Waits until the requested comparison of the 64-bit word with `value` holds, and returns
+        the word. If `peer` is given, the wait fails when that peer fails."""
 
     def test(
         self, at: Memory | Slice, compare: _Compare, value: int, peer: Peer | None = None
@@ -203,7 +203,8 @@ class Node:
 
     def send(self, peer: Peer, tag: int, data: Memory | Slice | _Buffer) -> None:
         """Sends a message. A buffer of the host may be reused on return. Memory of the node and of
-        a device must not change until `quiet`. The first message to a peer waits until the peer is connected."""
+        a device must not change until `quiet`. The first message to a peer waits until the peer is
+        connected."""
 
     def isend(self, peer: Peer, tag: int, data: Memory | Slice | _Buffer) -> Request:
         """Starts to send. Holds a long writable buffer until the request completes."""

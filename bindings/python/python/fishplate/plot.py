@@ -32,7 +32,9 @@ def read(lines: Iterable[str], name: str = "results") -> dict[str, tuple[Points,
             p50 = row["lat_ns"].get("p50") if row.get("lat_ns") else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{name} line {number}: not a row of a sweep: {error!r}") from None
-        latencies, rates = curves.setdefault(f"{row.get('test', '')} {row.get('transport', '')}", ([], []))
+        latencies, rates = curves.setdefault(
+            f"{row.get('test', '')} {row.get('transport', '')}", ([], [])
+        )
         if size > 0 and rate > 0:
             rates.append((size, rate / 1e9))
         if size > 0 and p50:
@@ -72,7 +74,10 @@ def _chart(left: float, title: str, curves: dict[str, Points]) -> list[str]:
     step = max(1, round((high_x - low_x) / 7))
     for power in range(math.ceil(low_x), math.floor(high_x) + 1, step):
         x, _ = place(2.0**power, 10.0**low_y)
-        out.append(f'<text x="{x:.1f}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">{_bytes(2.0**power)}</text>')
+        out.append(
+            f'<text x="{x:.1f}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">'
+            f"{_bytes(2.0**power)}</text>"
+        )
     for number, (name, curve) in enumerate(curves.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in sorted(curve)))
@@ -84,19 +89,33 @@ def _chart(left: float, title: str, curves: dict[str, Points]) -> list[str]:
 
 def draw(curves: dict[str, tuple[Points, Points]]) -> str:
     """Returns the picture."""
-    parts = _chart(_LEFT, "p50 latency (us) by size (bytes)", {name: both[0] for name, both in curves.items()})
+    parts = _chart(
+        _LEFT, "p50 latency (us) by size (bytes)", {name: both[0] for name, both in curves.items()}
+    )
     right = _LEFT + _WIDTH + _GAP
-    parts += _chart(right, "bandwidth, GB/s, by bytes", {name: both[1] for name, both in curves.items()})
+    parts += _chart(
+        right, "bandwidth, GB/s, by bytes", {name: both[1] for name, both in curves.items()}
+    )
     width, height = right + _WIDTH + 30, _TOP + _HEIGHT + 50 + 16 * len(curves)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="12">'
+    )
     return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>\n"])
 
 
 def main(words: list[str] | None = None) -> None:
     """Draws files."""
-    parser = argparse.ArgumentParser("python -m fishplate.plot", description=(__doc__ or "").split(":")[0])
+    parser = argparse.ArgumentParser(
+        "python -m fishplate.plot", description=(__doc__ or "").split(":")[0]
+    )
     parser.add_argument("results", nargs="+", type=Path, help="files of JSON lines")
-    parser.add_argument("-o", "--output", type=Path, help="the SVG file to write; default: the first file's name with .svg")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        help="the SVG file to write; default: the first file's name with .svg",
+    )
     args = parser.parse_args(words)
     curves: dict[str, tuple[Points, Points]] = {}
     for path in args.results:

@@ -1,7 +1,8 @@
 """Measures latency and bandwidth by size, for writes into a tensor of the peer (direct) and for
 messages that are copied (relay). Run it twice:
 
-    python -m fishplate.sweep [HOST:PORT] [--sizes 1K,1M] [--path direct,relay] [--check] >results.jsonl
+    python -m fishplate.sweep [HOST:PORT] [--sizes 1K,1M] [--path direct,relay] [--check] \\
+        >results.jsonl
 
 Rank 0 writes a JSON line for each path and size, which `python -m fishplate.plot` draws."""
 
@@ -39,7 +40,12 @@ class Bar:
         if self._shown:
             full = 40 * self._done // self._steps
             bar = "=" * full + " " * (40 - full)
-            print(f"\r{what:>16} [{bar}] {self._done}/{self._steps}", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{what:>16} [{bar}] {self._done}/{self._steps}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
         self._done += 1
 
     def close(self) -> None:
@@ -53,7 +59,13 @@ def _pattern(size: int, turn: int) -> bytes:
 
 
 def _run(
-    node: fishplate.Node, peer: fishplate.Peer, rank: int, path: str, size: int, count: int, check: bool
+    node: fishplate.Node,
+    peer: fishplate.Peer,
+    rank: int,
+    path: str,
+    size: int,
+    count: int,
+    check: bool,
 ) -> list[float]:
     """Rank 0 sends, and rank 1 answers with 1 byte. Returns the seconds of each round at rank 0."""
     took, wrong = [], 0
@@ -101,12 +113,20 @@ def _run(
 
 def main(words: list[str] | None = None) -> None:
     """Runs the sweep of this process."""
-    parser = argparse.ArgumentParser("python -m fishplate.sweep", description=__doc__.split("\n\n")[0])
-    parser.add_argument("place", nargs="?", default="127.0.0.1:7121", help="HOST:PORT for both processes")
+    parser = argparse.ArgumentParser(
+        "python -m fishplate.sweep", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument(
+        "place", nargs="?", default="127.0.0.1:7121", help="HOST:PORT for both processes"
+    )
     parser.add_argument("--sizes", type=_sizes, default=_sizes("8,64,512,4K,32K,256K,2M,16M"))
     parser.add_argument("--path", default="direct,relay", help="direct, relay or both")
-    parser.add_argument("-n", type=_number, default=0, help="rounds per size; the default depends on the size")
-    parser.add_argument("--check", action="store_true", help="verify the first bytes of each payload")
+    parser.add_argument(
+        "-n", type=_number, default=0, help="rounds per size; the default depends on the size"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="verify the first bytes of each payload"
+    )
     args = parser.parse_args(words)
     paths = args.path.split(",")
     if unknown := [path for path in paths if path not in ("direct", "relay")]:
@@ -123,7 +143,10 @@ def main(words: list[str] | None = None) -> None:
                 job.barrier(node)
                 if job.rank == 0:
                     took = sorted(took[count // 10 :])
-                    at = [round(1e9 * took[int(part * (len(took) - 1))], 1) for part in (0, 0.5, 0.9, 0.99, 1)]
+                    at = [
+                        round(1e9 * took[int(part * (len(took) - 1))], 1)
+                        for part in (0, 0.5, 0.9, 0.99, 1)
+                    ]
                     row = {
                         "schema_version": 1,
                         "test": path,
