@@ -154,10 +154,11 @@ fails() {
     { [ "$status" = 1 ] || [ "$status" = 2 ]; } && grep -qF -e "$2" "$place/seen" &&
         ! grep -q panicked "$place/seen"
 }
-say "a device that is lost" fails fail=Alloc:0:700 "the device is lost (driver code 700)"
+say "a device that is lost" fails fail=Alloc:0:700 \
+    "the device is lost (driver code 700); restart the process"
 say "a device without memory" fails fail=Alloc:0:2 "choose a smaller --region"
 say "a code that is newer than the program" fails fail=Alloc:0:7777 \
-    "the driver refused the call (code 7777)"
+    "the driver call failed with code 7777"
 # cut: if the third segment of a peer's memory cannot be opened, the first two are closed
 cut() {
     rm -f "$place/report"

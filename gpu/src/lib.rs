@@ -264,11 +264,11 @@ pub enum DeviceError {
 impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DeviceError::NoDriver => f.write_str("no GPU driver on this machine"),
+            DeviceError::NoDriver => f.write_str("no usable GPU driver on this machine"),
             DeviceError::NoDevice(there) => {
                 write!(f, "no such device: the number of devices in this process is {there}")
             }
-            DeviceError::NotDeviceMemory => f.write_str("not an address of device memory"),
+            DeviceError::NotDeviceMemory => f.write_str("the address is not in device memory"),
             DeviceError::NotExportable(why) => write!(
                 f,
                 "the memory cannot be exported: {}",
@@ -291,13 +291,15 @@ impl fmt::Display for DeviceError {
                 f.write_str("the handle belongs to this process; use the address of its memory")
             }
             DeviceError::NoPeerAccess => {
-                f.write_str("the exporter's device cannot be reached from this device")
+                f.write_str("this device cannot access memory of the exporter's device")
             }
             DeviceError::Exhausted => {
                 f.write_str("the device is out of memory, address space or completion marks")
             }
-            DeviceError::Lost(code) => write!(f, "the device is lost (driver code {code})"),
-            DeviceError::Driver(code) => write!(f, "the driver refused the call (code {code})"),
+            DeviceError::Lost(code) => {
+                write!(f, "the device is lost (driver code {code}); restart the process")
+            }
+            DeviceError::Driver(code) => write!(f, "the driver call failed with code {code}"),
         }
     }
 }

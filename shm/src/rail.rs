@@ -181,7 +181,9 @@ impl<H: Host> ShmRail<H> {
         start: u64,
     ) -> Result<(), AttachError> {
         if !Arc::ptr_eq(&link.config, &self.config) {
-            return Err(AttachError::Config("a link made with another rail's profile"));
+            return Err(AttachError::Config(
+                "the link was made with another rail's profile; use this rail's profile",
+            ));
         }
         let sizes = self.sizes();
         let place = self.free_place(peer)?;

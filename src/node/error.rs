@@ -237,7 +237,10 @@ mod tests {
                 "limit reached: `Limits::locals` is 8; raise it in `Builder::limits`"
             );
         }
-        assert_eq!(of("gpu: exports; free one"), "table full: gpu: exports; free one");
+        assert_eq!(
+            of("gpu: exports; revoke an allocation"),
+            "table full: gpu: exports; revoke an allocation"
+        );
         let of_imports =
             "table full: GpuConfig::imports; free an entry, or raise this setting at setup";
         assert_eq!(of("GpuConfig::imports"), of_imports);

@@ -326,7 +326,10 @@ mod tests {
                 AttachError::Full("ShmConfig::max_regions"),
                 "table full: ShmConfig::max_regions; free an entry, or raise this setting at setup",
             ),
-            (AttachError::Full("gpu: exports; free one"), "table full: gpu: exports; free one"),
+            (
+                AttachError::Full("gpu: exports; revoke an allocation"),
+                "table full: gpu: exports; revoke an allocation",
+            ),
             (
                 AttachError::Memory { what: "memory.streams, peers x contexts", len: 1, least: 2 },
                 "memory too short: memory.streams, peers x contexts: 1 given; lend at least 2",

@@ -418,7 +418,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.why = Some(Refused::Export(error));
         match error {
             ExportError::BadRange { .. } => AttachError::BadRange,
-            ExportError::Full(_) => AttachError::Full("gpu: exports; free one"),
+            ExportError::Full(_) => AttachError::Full("gpu: exports; revoke an allocation"),
             ExportError::Segments { .. } => {
                 AttachError::Full("gpu: segments of one region; register it in parts")
             }

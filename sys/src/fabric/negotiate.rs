@@ -186,7 +186,7 @@ impl fmt::Display for Why {
             Why::MaxMessage(size) => {
                 write!(f, "messages of at most {size} bytes; at least {SHORTEST} are needed")
             }
-            Why::Notify => write!(f, "no way to learn the sender of a write"),
+            Why::Notify => write!(f, "does not report the sender of a write"),
         }
     }
 }

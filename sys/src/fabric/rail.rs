@@ -275,7 +275,7 @@ impl FabricRail {
     pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         let theirs = Address::decode(address)?;
         if theirs.provider == self.endpoint.form().own() {
-            return Err(AttachError::Config("the address is this rail's own"));
+            return Err(AttachError::Config("the address is this rail's own; call attach_self"));
         }
         self.attach_to(peer, theirs)
     }
@@ -301,13 +301,19 @@ impl FabricRail {
             }
         }
         if theirs.notify != self.notify {
-            return Err(AttachError::Config("the two rails notify in different ways"));
+            return Err(AttachError::Config(
+                "the two rails report writes in different ways; use the same provider at both ends",
+            ));
         }
         if theirs.format != self.endpoint.form().format() {
-            return Err(AttachError::Config("the two rails have addresses of different formats"));
+            return Err(AttachError::Config(
+                "the two rails have different address formats; use the same provider at both ends",
+            ));
         }
         if self.peers.knows(theirs.number) {
-            return Err(AttachError::Config("two peers have the same number"));
+            return Err(AttachError::Config(
+                "two peers have the same signature; open one of their rails again with another seed",
+            ));
         }
         if !self.endpoint.form().allows(theirs.provider) {
             return Err(AttachError::BadHandle);

@@ -69,14 +69,14 @@ impl FabricConfig {
     /// [`SetupError::Config`] names the setting that is out of range.
     pub fn check(&self) -> Result<(), SetupError> {
         let rules = [
-            (self.max_peers >= 1, "max_peers: at least 1"),
-            ((256..=1 << 20).contains(&self.max_message), "max_message: 256 to 1 MiB"),
-            ((4..=1 << 16).contains(&self.depth), "depth: 4 to 65536"),
-            ((4..=1 << 16).contains(&self.receives), "receives: 4 to 65536"),
-            ((1..=1 << 16).contains(&self.bounces), "bounces: 1 to 65536"),
-            (self.max_regions >= 1, "max_regions: at least 1"),
-            ((1..=1 << 24).contains(&self.max_imports), "max_imports: 1 to 16777216"),
-            (self.completions <= 1 << 24, "completions: at most 16777216"),
+            (self.max_peers >= 1, "max_peers; use at least 1"),
+            ((256..=1 << 20).contains(&self.max_message), "max_message; use 256 to 1 MiB"),
+            ((4..=1 << 16).contains(&self.depth), "depth; use 4 to 65536"),
+            ((4..=1 << 16).contains(&self.receives), "receives; use 4 to 65536"),
+            ((1..=1 << 16).contains(&self.bounces), "bounces; use 1 to 65536"),
+            (self.max_regions >= 1, "max_regions; use at least 1"),
+            ((1..=1 << 24).contains(&self.max_imports), "max_imports; use 1 to 16777216"),
+            (self.completions <= 1 << 24, "completions; use at most 16777216"),
         ];
         match rules.iter().find(|rule| !rule.0) {
             Some(rule) => Err(SetupError::Config(rule.1)),
@@ -97,7 +97,7 @@ pub enum SetupError {
 impl fmt::Display for SetupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SetupError::Config(rule) => write!(f, "invalid setting {rule}"),
+            SetupError::Config(rule) => write!(f, "invalid setting: FabricConfig::{rule}"),
             SetupError::Call(error, words) => write!(f, "{error}: {words}"),
         }
     }
