@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Instruction budgets: runs every path under Valgrind's Callgrind and fails when one exceeds its
-# limit in src/lib.rs. Installs valgrind (package) and the benchmark runner (cargo install, into
-# target/tools) when they are missing.
+# Checks instruction budgets: runs every path under Valgrind's Callgrind, and fails if a path
+# exceeds its limit in src/lib.rs. Installs valgrind (package) and the benchmark runner (cargo
+# install, into target/tools) when they are missing.
 set -euo pipefail
 cd "$(dirname "$0")"
 source ../tests/need.sh
@@ -22,7 +22,8 @@ fi
 
 rows=$(mktemp)
 trap 'rm -f "$rows"' EXIT
-# The benchmarks fail if a limit is exceeded. The table says which one, so print it in any case.
+# `cargo bench` fails if a path exceeds its limit. Print the table even then, because it names the
+# path.
 status=0
 cargo bench --quiet --locked --no-fail-fast --benches -- --output-format=json >"$rows" \
     2>"$rows.err" || status=$?

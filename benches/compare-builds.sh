@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares two builds of the tool in turns, to show the effect of a change on the users' paths.
+# Compares two builds of the tool, run in alternation, to show the effect of a change.
 #
 # usage: benches/compare-builds.sh OLD NEW [rounds]; OLD and NEW are paths of `fishplate` programs
 #

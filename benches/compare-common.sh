@@ -1,6 +1,6 @@
-# Functions of the compare-*.sh scripts. They interleave our runs and runs of another library, over
-# shared memory on the same two processors. They keep the results as series, and print medians and
-# ratios. Sourced from the project's root, with `rounds` set.
+# Functions of the compare-*.sh scripts. The scripts interleave our runs and runs of another
+# library, over shared memory on the same two processors. They collect the results of each test in a
+# series, and print medians and ratios. Sourced from the project's root, with `rounds` set.
 #
 #   CPUS=2,3  processors (default 0,1)
 #
@@ -20,8 +20,8 @@ trap 'rm -rf "$results"; [ -z "$(jobs -p)" ] || kill $(jobs -p) 2>/dev/null' EXI
 export UCX_WARN_UNUSED_ENV_VARS=n
 
 # Two processors of a virtual machine may share a cache in one minute and not in the next, which
-# affects every figure. So each result is stored with its placement, near or far, which the floor
-# reveals. A run during which the placement changed is repeated, and only results of the same
+# affects every figure. So each result is stored with its placement, near or far, as seen from the
+# floor. If the placement changes during a run, the run is repeated. Only results with the same
 # placement are compared.
 near_ns=100
 
@@ -63,7 +63,7 @@ ours() {
     shift 2
     in_place "$fishplate" perf "$@" --transport shm --pin "$cpus" --format json
     floor=$(jq -r '.floor_ns // empty' <<<"$row")
-    # The floor measured during the run must agree with the placement.
+    # Drop the result if the floor of the run shows another placement.
     [ "$(placement "$floor")" = "$place" ] || place=moved
     keep "$name" "$(jq -r "$field" <<<"$row")"
     keep floor "$floor"
@@ -92,8 +92,8 @@ ucx() {
     echo "$row"
 }
 
-# fabric SIZE COUNT NAME BANDWIDTH_NAME: runs fi_pingpong over libfabric's shm if it is installed,
-# and keeps ns, and MB/s if a name is given
+# fabric SIZE COUNT NAME BANDWIDTH_NAME: runs fi_pingpong over libfabric's shm if it is installed;
+# keeps the latency in ns as NAME, and the rate in MB/s as BANDWIDTH_NAME if given
 fabric() {
     command -v fi_pingpong >/dev/null || return 0
     in_place pingpong "$1" "$2"
@@ -113,8 +113,8 @@ pingpong() {
     wait "$server" 2>/dev/null || true
 }
 
-# mpi COMPILER SOURCE RUNNER...: builds a program for two ranks once, and runs it; does nothing
-# without the compiler
+# mpi COMPILER SOURCE RUNNER...: builds a program for two ranks once, and runs it; does nothing if
+# the compiler is missing
 mpi() {
     local compiler=$1 source=$2 program
     shift 2
@@ -123,7 +123,7 @@ mpi() {
     taskset -c "$cpus" timeout 120 "${@//PROGRAM/$program}" 2>/dev/null || true
 }
 
-# The launchers, with the shared-memory transport of each library.
+# The launchers and their options for shared memory.
 openmpi=(mpirun.openmpi --allow-run-as-root --oversubscribe --mca pml ob1 --mca btl self,vader -n 2)
 mpich=(mpirun.mpich -n 2)
 
@@ -154,7 +154,6 @@ line() {
     done
 }
 
-# Prints the heading of a table.
 heading() {
     local place
     printf '\n%s; processors %s; %s rounds, medians\n' "$(ucx_info -v | head -n 1)" "$cpus" \

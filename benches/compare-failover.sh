@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Compares what a cut cable and a slow rail do to a stream of messages under Fishplate, UCX and
 # libfabric's tcp. Two processes run in two network namespaces, joined by two veth pairs of the same
-# speed. During the run, rail 1 is cut or slowed down, and later restored. The bytes that the
-# interfaces send are counted every 200 ms, so that all programs are measured alike.
+# speed. During the run, rail 1 is cut or slowed down, and later restored. Every 200 ms the script
+# counts the bytes sent by the interfaces, so that all programs are measured alike.
 #
 #   benches/compare-failover.sh [cut] [slow]    both by default; about 5 minutes
 #
@@ -15,8 +15,8 @@
 #   FISHPLATE=...     the binary; by default it is built, optimised
 #
 # Fishplate runs perf tag-bw, UCX ucx_perftest -t tag_bw with UCX_TLS=tcp and both interfaces.
-# libfabric's tcp uses one interface per endpoint: fi_pingpong uses rail 1 only, and sends half of
-# the time. `stall` is the longest time in which the rate was below 2 % of the rate before. Rates
+# libfabric's tcp uses one interface per endpoint: fi_pingpong uses rail 1 only, and is idle half of
+# the time. `stall` is the longest time with a rate below 2 % of the rate before the change. Rates
 # include protocol headers and retransmissions. Needs root, iproute2 and jq. Leaves UCX or libfabric
 # out if ucx-utils or libfabric-bin is missing. Prints SKIPPED and exits with 77 if namespaces are
 # not permitted. Always removes the namespaces at the end.
@@ -130,7 +130,7 @@ flows() {
     return 1
 }
 
-# watch SECONDS PHASE: takes samples for this time
+# watch SECONDS PHASE: samples for SECONDS, into the file of this phase
 watch() {
     local until=$((${EPOCHREALTIME/./} + $1 * 1000000))
     while ((${EPOCHREALTIME/./} < until)); do
@@ -139,7 +139,7 @@ watch() {
     done
 }
 
-# figures: reads the samples of a run as [[before], [during], [after]]; prints its rates and stall
+# figures: reads a run's samples as [[before], [during], [after]]; prints the run's rates and stall
 figures() {
     jq -c --arg transport "$1" --arg trouble "$2" --arg ended "$3" '
         def total: .[1] + .[2];

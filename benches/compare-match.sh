@@ -8,7 +8,8 @@
 #
 # Installs ucx-utils, libopenmpi-dev and libmpich-dev (packages) where they are missing. UCX runs
 # inside the tool. Each MPI library runs in its own process (match-mpi.c), because a process can
-# load only one. They run only the workloads that MPI can express. Needs an idle machine.
+# load only one. The MPI libraries run only the workloads that MPI can express. Needs an idle
+# machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh

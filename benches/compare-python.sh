@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Compares the Python package with Rust: the sweep's direct path, a put into a tensor of the peer
-# and a signal, and the same calls in Rust (comparisons/push.rs). Both are release builds of this
-# working copy. Prints the median over the rounds of the time of one push, and the ratio of the
-# bandwidths.
+# Compares the sweep's direct path in Python with the same calls in Rust (comparisons/push.rs). The
+# path puts data into a tensor of the peer, then signals. Both programs are release builds of this
+# working copy. Prints the median time of one push, and the ratio of the bandwidths.
 #
 # usage: benches/compare-python.sh [BYTES [ROUNDS]]; by default 1 GiB and 7 rounds
 #

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Compares ours with UCX (and libfabric's shm provider, if fi_pingpong is installed) over shared
-# memory, interleaved on the same two processors. Prints medians and their ratio.
+# Compares our puts and put-signals with UCX (and libfabric's shm provider, if fi_pingpong is
+# installed) over shared memory, interleaved on the same two processors. Prints medians and their
+# ratio.
 #
 #   benches/compare-ucx.sh [ROUNDS]        5 rounds by default, about two minutes
 #   CPUS=2,3  processors (default 0,1)     SIZES="8 4096"  payloads of the bandwidth part

@@ -43,8 +43,8 @@ static void arrive(int tag, int context, uint64_t cookie) {
     }
 }
 
-// Runs one round, and returns its number of units. Stores the longest time of a unit unless
-// `longest` is null.
+// Runs one round, and returns its number of units. Stores the longest time of one unit in
+// `longest`, unless that is null.
 static long run_round(const char *work, int depth, double *longest) {
     int any = !strcmp(work, "P5");
     double last = longest ? now_ns() : 0;

@@ -81,7 +81,7 @@ def main():
     there, ours = os.pipe()
     here, theirs = os.pipe()
     if os.fork() == 0:
-        # Ends with its parent.
+        # PR_SET_PDEATHSIG: the kernel kills this process when its parent exits.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         target(os.fdopen(theirs, "w"), os.fdopen(there), cpus[1])
     told, heard = os.fdopen(ours, "w"), os.fdopen(here)

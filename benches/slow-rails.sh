@@ -11,12 +11,13 @@
 #   VERBS="put-signal put tag-bw"  SIZES="64K 1M"  PATIENCE=60
 #   FISHPLATE=...     the binary; by default it is built, optimised
 #
-# The slower rail is measured alone down to an eighth of the faster rail's speed. Below that, the
-# faster rail's figure is scaled instead. tbf allows bursts of 256 KiB. Put-signals count in both
-# directions. 0 MB/s means that the run failed, for example because PATIENCE (60) seconds were too
-# short. If both rails together fail, the tool's last message is printed. Other load makes the
-# latencies of put-signal meaningless. Needs root, iproute2, jq and libfabric. Prints SKIPPED and
-# exits with 77 if namespaces are not permitted. Always removes the namespaces at the end.
+# The slower rail is measured alone if its speed is at least an eighth of the faster rail's.
+# Otherwise its figure is the faster rail's figure, scaled. tbf allows bursts of 256 KiB. The rate
+# of put-signals is the sum of both directions. 0 MB/s means that the run failed, for example
+# because PATIENCE (60) seconds were too short. If both rails together fail, the tool's last message
+# is printed. Other load makes the latencies of put-signal meaningless. Needs root, iproute2, jq and
+# libfabric. Prints SKIPPED and exits with 77 if namespaces are not permitted. Always removes the
+# namespaces at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh

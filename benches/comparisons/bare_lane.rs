@@ -1,7 +1,8 @@
 //! The lower bound for a message between two processors. Measures two ping-pongs: one through two
-//! rings of cells, one ring per direction, and one through a single cache line. Neither keeps
-//! state, checks or matches anything. Payloads are copied as a lane copies them. The target lines
-//! are still in the other side's cache, or the sender has claimed them after the previous message.
+//! rings of cells, one ring per direction, and one through a single cache line. The ping-pongs keep
+//! no state, and check and match nothing. Payloads are copied as a lane copies them. The target
+//! lines are still in the other side's cache, or the sender has claimed them after the previous
+//! message.
 //!
 //! cargo run --release --example bare-lane [PROCESSOR PROCESSOR]
 //!
@@ -24,16 +25,17 @@ const LINES: usize = 1024;
 const ROUNDS: u64 = 2_000;
 const BATCHES: u64 = 25;
 
-/// A variant: where a message's word is stored, and how many bytes follow it.
+/// A variant of the ping-pong: the cells of the messages, and the length of their payload.
 #[derive(Clone, Copy)]
 struct Way {
     name: &'static str,
     /// Distance between the first words of the two directions, in words.
     apart: usize,
-    /// True if each message follows the previous one, false if all use the same cells.
+    /// True if each message uses the cells after the previous message, false if all messages use
+    /// the same cells.
     goes_on: bool,
     payload: usize,
-    /// Whether to store to the lines of the next message after each message. That removes the lines
+    /// True to store to the next message's lines after each message. The store removes the lines
     /// from the other side's cache.
     claims: bool,
 }
@@ -72,7 +74,8 @@ struct Side<'m> {
 }
 
 impl Side<'_> {
-    /// Returns the words of message `number` in a direction. The receiver polls the first word.
+    /// Returns the range of the words of message `number` in a direction. The receiver polls the
+    /// first word.
     fn place(&self, direction: usize, number: u64) -> Range<usize> {
         let words = (1 + self.way.payload / 8).next_multiple_of(LINE);
         let turn = if self.way.goes_on { number as usize % (LINES * LINE / words) } else { 0 };
@@ -88,8 +91,8 @@ impl Side<'_> {
         // Release: publishes the payload. Pairs with the acquire load in `receive`.
         cells[0].store(number, Ordering::Release);
         if self.way.claims {
-            // The other side finished with these lines a lap ago. Relaxed: the release store of the
-            // next number follows.
+            // The other side finished with these lines one lap of the ring ago. Relaxed: the
+            // release store of the next number follows.
             let next = &self.memory[self.place(direction, number + 1)];
             next.iter().step_by(LINE).for_each(|word| word.store(0, Ordering::Relaxed));
         }

@@ -36,7 +36,7 @@ fn main() {
     };
     match role.as_str() {
         "" => {
-            // The first process to listen is rank 0.
+            // The first process to listen is rank 0: here the leader, in a thread.
             let leader = std::thread::spawn({
                 let at = at.clone();
                 move || Job::join(at, 3, SOON).expect("the others")

@@ -1,6 +1,6 @@
 //! Measures the overhead of the libfabric rail over the bare provider. One thread drives two
-//! endpoints in this process, once as rails and once by the same `fi_*` calls. Rounds alternate
-//! between the two, and the medians are compared.
+//! endpoints in this process: first through rails, then through bare `fi_*` calls. Rounds alternate
+//! between the two. Prints and compares the medians.
 //!
 //! Usage: fabric-overhead PROVIDER [ROUNDS]
 //!
@@ -30,11 +30,10 @@ use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, Offer, negot
 const LEN: usize = 1 << 20;
 const PEER: Peer = Peer(0);
 
-/// The operations of a pair of endpoints, with or without rails.
+/// The operations of two endpoints, with or without rails.
 trait Ends {
     /// Posts a write from endpoint `from`. Returns `false` if there is no room.
     fn write(&mut self, from: usize, len: usize) -> bool;
-    /// Polls one endpoint.
     fn poll(&mut self, end: usize);
     /// Returns the number of arrivals and of completed writes of an endpoint.
     fn counts(&self, end: usize) -> (u64, u64);
@@ -103,7 +102,7 @@ impl Ends for Rails {
     fn write(&mut self, from: usize, len: usize) -> bool {
         let local = Local { len, ..self.local[from] };
         // SAFETY: the source is leaked. The other rail is attached, and the target lies inside its
-        // imported region. An engine would make just these checks.
+        // imported region. An engine makes the same checks.
         match unsafe { self.rails[from].post_write_checked(PEER, local, self.remote[from], 7, 0) } {
             Ok(Posted::Done) => self.counts[from].1 += 1,
             Ok(Posted::Pending) => {}

@@ -1,5 +1,5 @@
-//! Pushes a tensor of one process into one of another, as `python -m fishplate.sweep --path direct`
-//! does: rank 0 puts the bytes and signals, and rank 1 answers with a message of one byte.
+//! Pushes a tensor of one process into a tensor of another, like `python -m fishplate.sweep --path
+//! direct`: rank 0 puts the bytes and signals, and rank 1 answers with a message of one byte.
 //!
 //! Usage: push HOST:PORT BYTES ROUNDS, twice. Rank 0 prints the median of a round in nanoseconds,
 //! without the first tenth of the rounds.

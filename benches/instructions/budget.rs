@@ -3,7 +3,7 @@
 use fishplate_benches::limit;
 use iai_callgrind::{Callgrind, EventKind, LibraryBenchmarkConfig};
 
-/// Returns the configuration that makes the benchmark of this path fail if it exceeds its budget.
+/// Returns a configuration that makes a benchmark fail if `path` exceeds its instruction limit.
 pub fn budget(path: &str) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::default();
     callgrind.hard_limits([(EventKind::Ir, limit(path))]);

@@ -1,8 +1,8 @@
 //! Instruction counts of a put-signal through the C library and through [`Node::put_signal`]. Both
-//! get all arguments at run time, through a function that is not inlined. A separate program,
-//! because other code in the same program changes what the compiler inlines into a path.
+//! calls get all arguments at run time, through a function that is not inlined. This is a separate
+//! program, because other code in the same program changes what the compiler inlines into a path.
 
-// The attribute macros refer to the crate by its current name.
+// The attribute macros refer to this crate as `gungraun`.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -40,7 +40,7 @@ fn in_rust() -> &'static mut Side<Node> {
 fn in_c() -> &'static mut Side<*mut FpNode> {
     let mut bytes = [0u8; 1024];
     let (mut node, mut me, mut ours, mut theirs) = (ptr::null_mut(), 0, 0, 0);
-    // SAFETY: the options may be null, all places are valid, and each length is that of `bytes`.
+    // SAFETY: the options may be null, all places are valid, and each `len` is the size of `bytes`.
     unsafe {
         assert_eq!(fp_node_open(ptr::null(), &mut node), 0);
         let mut len = bytes.len();

@@ -5,7 +5,7 @@
 //! reordered. Counts of arrivals and completions include their share of a bounded pass
 //! ([`Engine::progress`]) and of the acknowledgements in that pass.
 
-// The attribute macros refer to the crate by its current name.
+// The attribute macros refer to this crate as `gungraun`.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -30,7 +30,7 @@ use budget::budget;
 /// Size of the window, larger than the number of posts of any benchmark.
 const WINDOW: usize = 2048;
 const CONTEXT: ContextId = ContextId(0);
-/// Offset of the signal in the region; the payload is at 0.
+/// Offset of the signal word in the region. The payload is at offset 0.
 const SIGNAL: u64 = 64;
 
 /// An engine with one peer, a region, and the peer's imported region.
@@ -41,7 +41,7 @@ struct Side<R: Rail + 'static> {
     theirs: RemoteId,
 }
 
-/// Creates an engine on `rail`, connected to one with the same set-up, or to itself.
+/// Creates an engine on `rail` with one peer: another engine of this kind, or the engine itself.
 fn side<R: Rail>(rail: R) -> &'static mut Side<R> {
     let config = Config { window: WINDOW as u32, ..Config::DEFAULT };
     let mut engine = Engine::new(config, [rail], memory(&config, WINDOW)).unwrap();
@@ -87,7 +87,6 @@ fn put(side: &mut Side<Tape>) {
     side.engine.put(CONTEXT, side.mine.at(0), 8, side.theirs.at(0), Notice::Silent).unwrap();
 }
 
-/// Delivers everything on the tape.
 fn play(side: &mut Side<Tape>) {
     while side.engine.progress() != 0 {}
     assert_eq!(side.engine.stats().arrived, REPEATS);
@@ -146,7 +145,7 @@ fn put_signal_post(side: &'static mut Side<Tape>) {
 }
 
 /// Creates a sender. Its rail reports the completion of each post, and after every [`PACE`] posts
-/// an acknowledgement of the receiver.
+/// an acknowledgement from the receiver.
 fn sender(send: impl Fn(&mut Side<Tape>)) -> &'static mut Side<Tape> {
     let recorder = side(Tape::recording());
     for _ in 0..REPEATS {
@@ -277,7 +276,7 @@ fn quiet_idle_4(side: &'static mut Side<Network>) {
     let (host, never) = (SpinHost::new(1), Asleep::new());
     let mut waiter = Waiter::awake(&host, &never);
     for _ in 0..REPEATS {
-        // Four per iteration, so that the loop's own instructions weigh little.
+        // Makes four calls per iteration, so that the loop's own instructions weigh little.
         for _ in 0..4 {
             let side = black_box(&mut *side);
             side.engine.quiet(CONTEXT, side.peer, &mut waiter, u64::MAX).unwrap();

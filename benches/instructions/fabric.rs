@@ -3,7 +3,7 @@
 //! calls without a rail. The difference is the rail's share. The `put_` paths run an engine over
 //! the rail: puts in passes of 16, until all are acknowledged.
 
-// The attribute macros refer to the crate by its current name.
+// The attribute macros refer to this crate as `gungraun`.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -35,7 +35,6 @@ use budget::budget;
 
 const PEER: Peer = Peer(0);
 
-/// Counts events.
 #[derive(Default)]
 struct Count(u64);
 
@@ -74,7 +73,7 @@ fn own(inject: bool) -> &'static mut Own {
     let region = unsafe { Region::new(ptr, 64, RegionKind::Private) };
     let (key, desc) = rail.register(&region).unwrap();
     rail.import(PEER, key, 64).unwrap();
-    // The first messages to a peer have a completion, which costs more.
+    // The rail asks for a completion of the first messages to a peer. Sends them here, uncounted.
     for n in 0..8 {
         rail.post_message(PEER, &[7; 24], Untrusted::from_slice(&[]), n).unwrap();
         rail.poll(32, &mut Count(0));
@@ -84,7 +83,7 @@ fn own(inject: bool) -> &'static mut Own {
     Box::leak(Box::new(Own { rail, local, remote: Remote { key, offset: 8 } }))
 }
 
-/// Creates a rail to which writes of its peer are about to arrive.
+/// Creates a rail. The rail's next polls report writes from its peer.
 fn expecting() -> &'static mut Own {
     let own = own(true);
     let address = own.rail.inner().address().unwrap();
@@ -93,7 +92,6 @@ fn expecting() -> &'static mut Own {
     own
 }
 
-/// Creates an endpoint without a rail.
 fn bare() -> &'static mut Endpoint {
     let offer = negotiate(noop::library(), &ask()).unwrap();
     let fabric = Arc::new(Fabric::open(&offer.info).unwrap());
@@ -210,8 +208,8 @@ const PACE: u64 = 16;
 /// end.
 const PUTS: u64 = REPEATS / ACKNOWLEDGED * ACKNOWLEDGED;
 
-/// Makes the provider answer with acknowledgements from the rail with signature `number`, for
-/// context 0 and `epoch`.
+/// Makes the provider deliver acknowledgements for context 0 and `epoch`. They carry `number`, the
+/// id of the sending rail.
 fn acknowledge(number: u32, epoch: u32) {
     const USER: u64 = 0x6d_7367;
     const ACK: u64 = 5;
@@ -272,7 +270,8 @@ fn put_over_fabric_inject(whole: &'static mut Whole) {
     puts(whole);
 }
 
-/// Makes the provider calls of [`puts`]: writes, queue reads, and a receive per acknowledgement.
+/// Makes the same provider calls as [`puts`]: writes, queue reads, and a receive per
+/// acknowledgement.
 fn bare_puts(endpoint: &'static mut Endpoint, inject: bool) {
     let (bytes, buffer) = (leak(0u8, 8), leak(0u8, 64));
     let (mut entries, mut ended, mut acknowledged) = ([EMPTY; 32], 0, 0);

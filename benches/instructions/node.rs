@@ -1,8 +1,8 @@
 //! Instruction counts of the calls of a [`Node`] over its mixed rails. The node is its own peer,
-//! and the memory is mapped. `engine.rs` has a `..._mapped` path for the engine alone, if there is
-//! one.
+//! and the memory is mapped. For some paths, `engine.rs` measures the engine alone, in a path named
+//! `..._mapped`.
 
-// The attribute macros refer to the crate by its current name.
+// The attribute macros refer to this crate as `gungraun`.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -92,7 +92,7 @@ fn shm_progress_idle(side: &'static mut Bare) {
     }
 }
 
-/// Creates the same engine with 127 more peers, which are silent.
+/// Creates an engine like that of [`Bare`], with 127 more peers that stay silent.
 fn crowd() -> Engine<'static, ShmRail<LinuxHost>, 1> {
     const PEERS: u16 = 128;
     let limits = Limits { peers: PEERS, ..Limits::DEFAULT };

@@ -4,7 +4,7 @@
 //! One thread runs both sides. The owner collects slots that other threads returned only when its
 //! own list is empty. Each count includes a share of this collection.
 
-// The attribute macros refer to the crate by its current name.
+// The attribute macros refer to this crate as `gungraun`.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -52,7 +52,7 @@ fn pool_of(capacity: usize) -> Pool<'static, Body> {
     pool
 }
 
-/// Creates a pool and takes values from it.
+/// Creates a pool, and takes [`REPEATS`] values from it.
 fn out() -> (Pool<'static, Body>, Vec<Lease<'static, Body>>) {
     let mut pool = pool_of(1024);
     let leases = (0..REPEATS).map(|_| pool.create(Body::new()).unwrap()).collect();
@@ -195,7 +195,7 @@ fn one_stream_of_commands(pool: &mut Pool<'static, Body>) {
     }
 }
 
-/// Counts only the work of the streams, on all threads.
+/// Limits the instructions of `one_stream_of_commands`, summed over all threads.
 fn counting_threads(path: &str) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::default();
     callgrind
@@ -208,7 +208,6 @@ fn streams(count: usize) -> Vec<Pool<'static, Body>> {
     (0..count).map(|_| pool()).collect()
 }
 
-/// Runs one thread per stream.
 fn run_streams(pools: Vec<Pool<'static, Body>>) {
     std::thread::scope(|scope| {
         for mut pool in pools {

@@ -4,7 +4,7 @@
 //! reads the producer's counter at every pop, and the producer reads the consumer's once per lap.
 //! Creating and dropping queues is not counted.
 
-// The attribute macros refer to the crate by its current name.
+// The attribute macros refer to this crate as `gungraun`.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;

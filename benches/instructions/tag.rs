@@ -2,7 +2,7 @@
 //! match` at depths 64 and 65,536. The count at 65,536 may be at most 5 % higher than at 64. The
 //! linear lists of the comparison run the same workloads.
 
-// The attribute macros refer to the crate by its current name.
+// The attribute macros refer to this crate as `gungraun`.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;

@@ -4,7 +4,7 @@
 //! Arrivals are the recorded messages of another engine, replayed from a [`Tape`]. A receive is
 //! counted from its post to its status.
 
-// The attribute macros refer to the crate by its current name.
+// The attribute macros refer to this crate as `gungraun`.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -47,9 +47,9 @@ struct Side<R: Rail + 'static> {
     region: LocalId,
 }
 
-/// Creates an engine on `rail`, connected to one with the same set-up, or to itself.
+/// Creates an engine on `rail` with one peer: another engine of this kind, or the engine itself.
 fn side<R: Rail>(rail: R) -> &'static mut Side<R> {
-    // One arrival per pass.
+    // One arrival per pass, so that each receive includes one whole pass.
     let config = Config { window: WINDOW as u32, batch: 1, ..Config::DEFAULT };
     let mut engine = Engine::new(config, [rail], memory(&config, 8)).unwrap();
     let (blocks, unexpected) = (MATCHING.credits as usize, MATCHING.unexpected(1));

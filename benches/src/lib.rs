@@ -13,8 +13,8 @@ pub mod tape;
 /// How often a benchmark repeats its path, unless its budget says otherwise.
 pub const REPEATS: u64 = 1000;
 
-/// Units per tag-matching workload: rounds of 64, or one round at the greatest depth. Workloads in
-/// which every unit scans run a 16th of this.
+/// Units per tag-matching workload: rounds of 64, or one round at the greatest depth. Workloads
+/// that scan in every unit run a 16th as many.
 pub const UNITS: u64 = 65_536;
 
 /// The instruction limit of one path.
@@ -166,7 +166,7 @@ pub const BUDGETS: &[Budget] = &[
     ours("tagged_round",                 601.1,    572.5),
 ];
 
-/// Pairs of paths. The first must not take more instructions than the second.
+/// Pairs of paths. The first path must not take more instructions than the second path.
 pub const NO_MORE_THAN: &[(&str, &str)] = &[
     ("ring_push_pop", "rtrb_push_pop"),
     ("window_1000_holes", "window_one_hole"),
@@ -206,7 +206,7 @@ pub fn limit(name: &str) -> u64 {
     (per_repeat * repeats as f64) as u64
 }
 
-// Each limit is the measured value and a small slack.
+// Checks that each limit is the measured value plus a small slack.
 const _: () = {
     let mut i = 0;
     while i < BUDGETS.len() {

@@ -1,6 +1,6 @@
 //! A provider that does nothing, behind the real wrappers. It accepts posts while its queue has
-//! room, and reports them complete at the next queue read. So instruction counts show only our own
-//! share.
+//! room, and reports them complete at the next queue read. So instruction counts cover only our own
+//! code.
 //!
 //! [`arrive`] makes the queue report peer writes as well. [`answer`] adds messages that acknowledge
 //! accepted writes. [`echo`] returns short messages to their sender, so that an engine can be its
@@ -57,7 +57,6 @@ fn leak<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
 
-/// Allocates a zeroed structure.
 unsafe fn zeroed<T>() -> *mut T {
     // SAFETY: the callers create structures of integers and nullable pointers, for which zero is
     // valid.

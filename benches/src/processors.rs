@@ -5,8 +5,8 @@ use fishplate_sys::affinity;
 /// Returns the two processors on the command line, or 0 and 1.
 ///
 /// # Panics
-/// If an argument is not a number, or this process may not run on one of the processors. Otherwise
-/// one thread would later wait forever for the other.
+/// If an argument is not a number, or this process may not run on one of the processors. Without
+/// this check one thread would wait forever for the other.
 pub fn chosen() -> (usize, usize) {
     let mut processors =
         std::env::args().skip(1).map(|word| word.parse().expect("a processor's number"));

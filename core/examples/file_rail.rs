@@ -1,7 +1,7 @@
 //! A custom rail over files: each end appends to a file that the other end reads.
 //! `docs/writing-a-rail.md` explains it, and `core/tests/rails` runs the conformance suite on it.
 //!
-//! It is short, not fast: a post is a system call, and `poll` copies what it reads.
+//! The code is short, not fast: a post is a system call, and `poll` copies the bytes that it reads.
 //!
 //! Run it: `cargo run -p fishplate-core --example file_rail`.
 
@@ -26,7 +26,7 @@ const DEPTH: usize = 64;
 /// Maximum number of registered regions.
 const REGIONS: usize = 64;
 
-/// The kinds of frames. A `DONE` answers each of the other kinds.
+/// The kinds of frames. A `DONE` frame answers each frame of another kind.
 const WRITE: u64 = 1;
 const WRITE_WITH_WORD: u64 = 2;
 const READ: u64 = 3;
@@ -36,11 +36,11 @@ const DONE: u64 = 5;
 /// The header of a frame: six numbers, followed by `len` bytes of payload.
 struct Frame {
     kind: u64,
-    /// Number of the post at its origin.
+    /// Number of the post, chosen by the rail that posted it.
     post: u64,
     key: u64,
     offset: u64,
-    /// A completion word, the length of a read, or the result of a post (0: success).
+    /// A write's completion word, the length of a read, or the result of a post (0: success).
     arg: u64,
     len: u64,
 }
@@ -62,7 +62,7 @@ impl Frame {
         let field = |n: usize| u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
         let (kind, post, key) = (field(0), field(1), field(2));
         let frame = Frame { kind, post, key, offset: field(3), arg: field(4), len: field(5) };
-        // Check the length first, because it limits how much is buffered.
+        // Check the length first, because it limits the number of buffered bytes.
         if frame.len > RMA as u64 || kind == MESSAGE_FRAME && frame.len > MESSAGE as u64 {
             return Err(Violation::Length);
         }
@@ -76,7 +76,6 @@ impl Frame {
     }
 }
 
-/// The two files of a peer: one to write, one to read.
 struct Link {
     to: File,
     from: File,
@@ -88,8 +87,8 @@ struct Link {
 }
 
 impl Link {
-    /// Appends a frame. After an error nothing more is written: the peer may see half a frame but
-    /// never the rest, so nothing of it lands.
+    /// Appends a frame. After an error nothing more is written. So a half-written frame stays
+    /// incomplete, and the peer never applies it.
     fn send(&mut self, frame: Frame, payload: &[u8]) -> Result<(), PostError> {
         if self.broken.is_some() {
             return Err(PostError::PeerDown);
@@ -102,20 +101,20 @@ impl Link {
     }
 }
 
-/// A post without an answer yet.
+/// A post that the peer has not answered yet.
 struct Pending {
     post: u64,
     peer: Peer,
     cx: u64,
-    /// The destination of a read.
+    /// The destination, if the post is a read.
     into: Option<Local>,
 }
 
-/// The rail.
+/// A rail over files.
 pub struct FileRail {
-    /// The links, indexed by peer.
     links: Vec<Option<Link>>,
-    /// The registered regions. Each slot counts its uses, so that an old key stays invalid.
+    /// The registered regions and the use count of each slot. The count is part of a key, so the
+    /// key of a deregistered region is invalid.
     regions: [(Option<Region>, u64); REGIONS],
     pending: Vec<Pending>,
     /// Completions of posts to detached peers, for the next poll to report.
@@ -131,14 +130,14 @@ impl Default for FileRail {
 }
 
 impl FileRail {
-    /// The key of a slot: its index, the region's length, and the number of uses of the slot.
+    /// Returns the key of a slot: its index, the region's length, and the slot's use count.
     fn key(&self, place: usize) -> u64 {
         let (region, uses) = &self.regions[place];
         let len = region.as_ref().map_or(0, Region::len) as u64;
         uses << 40 | len << 8 | place as u64
     }
 
-    /// Returns the memory that a peer names, if all of it is registered.
+    /// Returns the address that a peer's frame names, if the whole range is registered.
     fn resolve(&self, key: u64, offset: u64, len: u64) -> Option<NonNull<u8>> {
         let place = key as usize & 0xff;
         let region = self.regions.get(place)?.0.as_ref()?;
@@ -201,7 +200,7 @@ impl FileRail {
             MESSAGE_FRAME => sink.message(peer, Untrusted::from_slice(payload)),
             DONE => {
                 let is = |pending: &Pending| (pending.post, pending.peer) == (frame.post, peer);
-                // The post may belong to an earlier attachment.
+                // The answered post may belong to an earlier attachment.
                 let Some(at) = self.pending.iter().position(is) else { return Ok(()) };
                 let Pending { cx, into, .. } = self.pending[at];
                 if frame.arg == 0 && into.map_or(0, |local| local.len) != payload.len() {
@@ -225,7 +224,7 @@ impl FileRail {
         let len = answer.len() as u64;
         let done = Frame { kind: DONE, key: 0, offset: 0, arg: failed.into(), len, ..frame };
         if let Some(link) = &mut self.links[usize::from(peer.0)] {
-            // If this fails, the next poll reports the link as broken.
+            // If the write fails, the next poll reports the link as broken.
             _ = link.send(done, &answer);
         }
         Ok(())
@@ -265,7 +264,7 @@ impl FileRail {
         true
     }
 
-    /// Ends all pending posts to a peer as failed. The next poll reports them.
+    /// Ends all pending posts to a peer. The next poll reports them as failed.
     fn end_all(&mut self, peer: Peer) {
         let ended = &mut self.ended;
         self.pending.retain(|pending| {
@@ -277,12 +276,12 @@ impl FileRail {
     }
 }
 
-/// The setup calls of this rail while an engine drives it.
+/// Setup calls for a [`FileRail`] that an engine owns.
 pub struct FileSetup<'a>(&'a mut FileRail);
 
 impl FileSetup<'_> {
-    /// Attaches a peer through two files: one that we append to, and one that the peer appends to.
-    /// Use new files for each attachment. Blocks as `open` does, and allocates.
+    /// Attaches a peer through two files: we append to `to`, and the peer appends to `from`. Use
+    /// new files for each attachment. Blocks as `open` does, and allocates.
     pub fn attach(&mut self, peer: Peer, to: &Path, from: &Path) -> io::Result<()> {
         let links = &mut self.0.links;
         let place = usize::from(peer.0);
@@ -293,7 +292,7 @@ impl FileSetup<'_> {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let append = |path| OpenOptions::new().create(true).append(true).open(path);
-        append(from)?; // The peer may not have created it yet.
+        append(from)?; // Creates the file if the peer has not created it yet.
         let (to, from) = (append(to)?, File::open(from)?);
         links[place] = Some(Link { to, from, read: vec![], broken: None, reported: false });
         Ok(())
@@ -302,7 +301,7 @@ impl FileSetup<'_> {
 
 // SAFETY: nothing is mapped. Writes and messages are copied when they are posted. Only a pending
 // read accesses local memory later; it is removed when it completes or its peer is detached.
-// `FileSetup` only fills free slots.
+// `FileSetup` fills only free slots.
 unsafe impl Rail for FileRail {
     type Setup<'a> = FileSetup<'a>;
 
@@ -316,11 +315,10 @@ unsafe impl Rail for FileRail {
         Caps {
             max_message: MESSAGE,
             max_rma: RMA,
-            // The post of a write appends its source to the file. The write completes later, with
-            // its answer.
+            // A post copies the source of a write to the file, so the source may change at once.
             inject: RMA,
             data_bytes: 4,
-            // Frames are handled in the order in which they were appended.
+            // The peer handles frames in the order posted.
             order: Order::All,
             native_atomics: AmoSet::NONE,
             depth: DEPTH as u32,
@@ -476,7 +474,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let len = b.export(into, &mut handle)?;
     let theirs = a.import(to_b, &handle[..len])?;
 
-    // Three words, followed by a signal in the fourth.
+    // Puts three words, then signals in the fourth.
     let signal = Signal::set(theirs.at(24), 1);
     a.put_signal(ContextId(0), from.at(0), 24, theirs.at(0), signal, Notice::Silent)
         .map_err(|e| format!("{e:?}"))?;
