@@ -1,5 +1,6 @@
 /* Fishplate: put, get, put-signal, atomics and tagged messages between processes, over shared
- * memory and libfabric rails, in one order. See docs/c.md for a first program.
+ * memory and libfabric rails. Signals, atomics and messages to a peer take effect in the order
+ * issued, whatever rails carry them. See docs/c.md for a first program.
  *
  * A function that returns int returns 0 or more on success, and a negative errno value on failure.
  * After a failure fp_last_error () returns a message. A function that fails has no effect, unless
@@ -12,8 +13,8 @@
  * -EBUSY. After fork, all handles are closed in the child. If a signal handler that has interrupted
  * a call forks, its child must call exec or _exit before the handler returns. No function invokes
  * callbacks or installs a signal handler. The library itself reads no environment variable. It
- * starts up to four short-lived threads, which close descriptors. libfabric reads its own variables
- * and may start threads.
+ * starts up to four short-lived threads that close descriptors. libfabric reads its own
+ * variables and may start threads.
  *
  * Timeouts are in milliseconds: 0 checks once, and a negative timeout never expires. */
 #ifndef FISHPLATE_H
@@ -39,7 +40,7 @@ typedef uint64_t fp_remote;
 typedef uint64_t fp_token;
 typedef uint64_t fp_request;
 
-/* Names all peers, or any peer. */
+/* As the peer of a call: all peers, or any peer. */
 #define FP_ANY UINT32_MAX
 /* The token of an operation that completed before the call returned. Its completion is not
    reported. */
@@ -53,7 +54,7 @@ typedef uint64_t fp_request;
 
 /* Returns the FP_VERSION of the library. */
 uint32_t fp_version (void);
-/* Returns a short static description of a status. */
+/* Returns a short static description of a return value. */
 const char *fp_strerror (int status);
 /* Returns the message of this thread's last failed call. Valid until the next failure. */
 const char *fp_last_error (void);
@@ -71,8 +72,8 @@ const char *fp_last_error (void);
 /* Creates a page of counters for the node, which `fishplate stat` shows while the program runs. */
 #define FP_COUNTERS 16u
 
-/* Settings. Zero the structure, then set struct_size. 0 or null in a field selects the default,
- * which its comment names. */
+/* Settings of a node. Zero the structure, then set struct_size. A field that is 0 or null
+ * selects the default, which the comment of the field names. */
 typedef struct fp_options {
   size_t struct_size;          /* sizeof (fp_options) */
   uint32_t flags;              /* FP_NO_SHARED_MEMORY and so on */
@@ -84,29 +85,29 @@ typedef struct fp_options {
   uint32_t connect_timeout_ms; /* how long the first use of a peer waits for it: 10,000 */
   uint32_t max_rails;          /* maximum number of libfabric rails: 16 */
   const char *providers;       /* separated by commas; default: the fastest usable provider */
-  const char *interfaces;      /* one rail for each name; default: the nearest */
+  const char *interfaces;      /* separated by commas, one rail each; default: the nearest */
 } fp_options;
 
 /* Opens a node. `options` may be null. A process may have at most 64 nodes open. Slow: loads
  * libfabric. */
 int fp_node_open (const fp_options *options, fp_node **node);
 /* Closes a node. Waits until everything sent is applied and every peer knows that this node leaves.
- * Returns -ETIMEDOUT if some work was incomplete. The handle is invalid afterwards, even after an
- * error other than -EPERM or -EBUSY. */
+ * Returns -ETIMEDOUT if some work was incomplete. The handle is invalid afterwards, unless the
+ * call returns -EPERM or -EBUSY. */
 int fp_node_close (fp_node *node, int64_t timeout_ms);
-/* Releases the node. The next thread that calls into the node owns it. */
+/* Ends this thread's ownership of the node. The next thread that calls into the node owns it. */
 int fp_node_unbind (fp_node *node);
-/* Copies out the address that peers connect to. `*len` is the size of the buffer, and on return the
- * required size. Returns -EMSGSIZE if the buffer is too small. */
+/* Copies out the address that peers connect to. On entry `*len` is the size of the buffer, on
+ * return the required size. Returns -EMSGSIZE if the buffer is too small. */
 int fp_node_address (fp_node *node, void *address, size_t *len);
 /* Makes progress without waiting. Returns the number of events. */
 int fp_progress (fp_node *node);
 
 /* For event loops: prepares a wait, makes progress, and returns a descriptor. Wait until the
- * descriptor is readable, but never read from it. `*timeout_ms` is the maximum time to wait; 0
- * means that there is work. Call this before each wait, then check again whether the program's
- * condition holds. Returns -ENOTSUP if the node was opened without FP_WAIT_FD, or if a provider has
- * no descriptor. */
+ * descriptor is readable, but never read from it. `*timeout_ms` receives the maximum time to
+ * wait, or 0 if there is work already. Call this before each wait, then check again whether the
+ * program's condition holds. Returns -ENOTSUP if the node was opened without FP_WAIT_FD, or if a
+ * provider has no descriptor. */
 int fp_node_fd (fp_node *node, int *timeout_ms);
 
 /* ---- Peers ----------------------------------------------------------------------------------- */
@@ -145,9 +146,9 @@ int fp_mem_read (fp_node *node, fp_mem memory, uint64_t offset, void *into, size
 int fp_mem_store (fp_node *node, fp_mem memory, uint64_t offset, uint64_t value);
 
 /* ---- One-sided operations ---------------------------------------------------------------------
- * If there is no room, a call makes progress for up to patience_ms, and then fails with -EAGAIN. If
- * `token` is not null, fp_poll or fp_test reports the completion; otherwise only fp_quiet does. Do
- * not change the memory before that. */
+ * If there is no room for an operation, the call makes progress for up to patience_ms, and then
+ * fails with -EAGAIN. If `token` is not null, fp_poll or fp_test reports the completion;
+ * otherwise only fp_quiet does. Do not change the operation's memory before its completion. */
 
 #define FP_SIGNAL_SET 1
 #define FP_SIGNAL_ADD 2
@@ -213,8 +214,8 @@ int fp_recv (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, void *int
 /* Posts a receive. fp_poll reports the completion, with `word`. */
 int fp_post_recv (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, fp_mem memory,
                   uint64_t offset, size_t len, uint64_t word, fp_request *request);
-/* Cancels a receive. Returns 1 if cancelled, 0 if it had already matched. It completes in either
- * case. */
+/* Cancels a receive. Returns 1 if cancelled, 0 if it had already matched. The receive completes
+ * in either case. */
 int fp_cancel (fp_node *node, fp_request request);
 /* Returns 1 if a matching message has arrived, else 0. With `claim`, the message is reserved for
  * fp_recv_claimed, and no other receive matches it. */
@@ -231,10 +232,10 @@ int fp_recv_claimed (fp_node *node, uint64_t claim, fp_mem memory, uint64_t offs
 
 typedef struct fp_completion {
   uint32_t kind;  /* FP_OPERATION or FP_RECEIVE */
-  int32_t status; /* 0, or a negative number: -EMSGSIZE of a receive whose buffer was too short */
+  int32_t status; /* 0, or a negative errno value: -EMSGSIZE if a receive's buffer was too short */
   uint64_t id;    /* the token, or the request */
-  uint64_t word;  /* the word of fp_post_recv */
-  uint64_t value; /* of a send: bytes that the receiver took; of a receive: bytes in the buffer */
+  uint64_t word;  /* the `word` given to fp_post_recv */
+  uint64_t value; /* send: bytes that the receiver took; receive: bytes written to the buffer */
   fp_message message; /* of a matched receive */
   uint32_t may_land;  /* 1: failed, but may still land: free the memory before you reuse it */
 } fp_completion;

@@ -1,4 +1,4 @@
-//! The handles of nodes in C programs, and which thread may call into a node.
+//! Checks node handles from C programs, and which thread may call into a node.
 //!
 //! A handle is a number that has a pointer type and is never dereferenced. Its lower bits select a
 //! slot of a fixed table, and its upper 16 bits count the uses of that slot. A null, closed or
@@ -7,12 +7,13 @@
 //! into it. Calls by other threads are refused, and so are calls by a signal handler that has
 //! interrupted a call.
 //!
-//! One comparison checks all of this: a slot's `key` is its handle xor the owner's thread number
-//! while that thread may enter, and 0 otherwise. A thread's number is an address below 2^48, so
-//! every pair of a thread and a returned handle has a different key in a slot.
+//! One comparison checks the handle, the thread and the signal handler: a slot's `key` is its
+//! handle xor the owner's thread number while that thread may enter, and 0 otherwise. A thread's
+//! number is an address below 2^48, so every pair of a thread and a returned handle has a different
+//! key in a slot.
 //!
-//! Numbers of peers, operations and receives are mixed with a number that identifies the node, so
-//! that zero and numbers of other nodes are invalid. Region numbers already identify their node.
+//! Peer, operation and receive numbers given to C are XORed with a value that identifies the node.
+//! So zero and the numbers of other nodes are invalid. Region numbers already identify their node.
 //!
 //! # Edges
 //!
@@ -42,7 +43,7 @@ pub struct FpNode {
 
 /// Maximum number of open nodes in a process.
 const SLOTS: usize = 64;
-/// Maximum number of times that one slot is used in the life of the process.
+/// Maximum number of nodes that one slot holds over the life of the process.
 const USES: usize = 0xffff;
 /// The lowest bit of the use count in a handle.
 const USE: u32 = 48;
@@ -57,7 +58,7 @@ pub(crate) struct Inner {
     /// Claimed messages that are not received yet, by number.
     pub claims: HashMap<u64, Claimed>,
     pub next_claim: u64,
-    /// The value mixed into the numbers of this node: 1 to 0x7fff.
+    /// Identifies this node in the numbers given to C: 1 to 0x7fff.
     mixed: u64,
 }
 
@@ -70,9 +71,8 @@ struct Slot {
     key: AtomicUsize,
     /// Null while the node is closed, or after a panic in it.
     inner: UnsafeCell<*mut Inner>,
-    /// The valid handle. Without a node, the handle of the last node with the lowest bit set.
+    /// The valid handle of the slot. Without an open node, the last handle with [`CLOSED`] set.
     name: AtomicUsize,
-    /// The owning thread.
     owner: Owner,
 }
 
@@ -99,10 +99,10 @@ const CLOSED: usize = 1;
 /// Nodes whose calls panicked. Their state may be inconsistent, so they are never dropped.
 static LEFT: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
 
-/// Number of nodes opened so far. Selects the value that is mixed into a node's numbers.
+/// Number of nodes opened so far. Selects the `mixed` value of the next node.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns a number that identifies this thread among live threads, and is not 0.
+/// Returns a nonzero number that no other live thread has.
 #[inline(always)]
 fn me() -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -176,7 +176,7 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     Err(fail(
         libc::ENOSPC,
         format_args!(
-            "too many nodes: {SLOTS} are open in this process, or it has opened four million in all; \
+            "cannot open a node: {SLOTS} are open in this process, or it has opened four million in all; \
              close nodes, or reuse open ones"
         ),
     ))
@@ -211,7 +211,8 @@ fn idle(node: *mut FpNode) -> Result<&'static Slot, Status> {
 #[cold]
 fn adopt(node: *mut FpNode) -> Result<&'static Slot, Status> {
     let slot = slot(node);
-    let stranger = || fail(libc::EBADF, "invalid node handle: null, closed or never returned");
+    let stranger =
+        || fail(libc::EBADF, "invalid node handle: null, closed, or made up; pass an open node");
     if slot.name.load(Ordering::Relaxed) != node.addr() {
         return Err(stranger());
     }
@@ -227,7 +228,7 @@ fn adopt(node: *mut FpNode) -> Result<&'static Slot, Status> {
     if !slot.owner.take(me() as u64) {
         return Err(fail(
             libc::EPERM,
-            "the node belongs to another thread; call fp_node_unbind there first",
+            "the node belongs to another thread; call fp_node_unbind in that thread first",
         ));
     }
     // Another thread may have closed the node before the exchange.
@@ -282,13 +283,13 @@ pub(crate) fn enter(
 fn interrupted() -> Status {
     fail(
         libc::EBUSY,
-        "the signal handler has interrupted a call of this node; make the call outside the handler",
+        "the signal handler has interrupted a call on this node; call the node outside the handler",
     )
 }
 
 impl Inner {
-    /// Converts the number of an operation or a receive. The upper half of the number distinguishes
-    /// it from earlier numbers of the same slot.
+    /// Converts the number of an operation or a receive between the node and C. The upper half of
+    /// the number distinguishes it from earlier numbers of the same slot.
     #[inline(always)]
     pub fn token(&self, raw: u64) -> u64 {
         raw ^ self.mixed << 48
@@ -339,7 +340,7 @@ fn panicked(slot: &Slot) -> c_int {
 fn broken() -> Status {
     fail(
         libc::ENOTRECOVERABLE,
-        "internal error in the library (this is a bug; please report it); the node cannot be used any more",
+        "internal error in the library: the node is unusable; please report this bug",
     )
 }
 
@@ -393,7 +394,7 @@ mod tests {
         let mut seen = vec![];
         for _ in 0..3 {
             let nodes: Vec<_> = std::iter::from_fn(|| open().ok()).collect();
-            // A concurrent test has two nodes open.
+            // A concurrent test may have up to two nodes open.
             assert!((SLOTS - 2..=SLOTS).contains(&nodes.len()));
             for node in nodes {
                 assert!(!seen.contains(&node));

@@ -1,4 +1,4 @@
-//! Memory of the node and of its peers.
+//! Functions for memory of the node and of its peers.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -30,8 +30,9 @@ pub unsafe extern "C" fn fp_mem_register(
 ) -> c_int {
     enter(node, |inner| {
         let place = place(memory, "memory")?;
-        let start =
-            NonNull::new(start.cast()).ok_or_else(|| fail(libc::EINVAL, "invalid memory: null"))?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| {
+            fail(libc::EINVAL, "invalid memory: start is null; pass memory of the program")
+        })?;
         // SAFETY: the header requires the memory to stay valid until it is freed and peers have
         // released it.
         let memory = unsafe { inner.node.register(start, len) }?;
@@ -48,8 +49,7 @@ pub unsafe extern "C" fn fp_mem_free(node: *mut FpNode, memory: u64) -> c_int {
     enter(node, |inner| {
         let named = *inner.memories.get(&memory).ok_or_else(unknown_region)?;
         let freed = inner.node.free(named);
-        // The handle is unknown once the memory is freed. It stays known while the memory is in
-        // use.
+        // The handle is unknown once the memory is freed, and known while the memory is in use.
         if inner.node.handle(named).is_err() {
             inner.memories.remove(&memory);
         }

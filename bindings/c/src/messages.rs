@@ -1,4 +1,4 @@
-//! Tagged messages.
+//! Functions for tagged messages.
 
 use std::ffi::{c_int, c_void};
 
@@ -23,7 +23,7 @@ pub struct FpTag {
     pub high: u32,
 }
 
-/// Describes a message.
+/// A message that was received or probed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FpMessage {
@@ -31,7 +31,7 @@ pub struct FpMessage {
     pub tag: FpTag,
     /// Length at the sender, in bytes.
     pub len: u64,
-    /// Number of the claim, for `fp_recv_claimed`.
+    /// The claim to pass to `fp_recv_claimed`, or 0. Set by `fp_probe`.
     pub claim: u64,
     /// The sending peer.
     pub source: u32,
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn fp_cancel(node: *mut FpNode, request: u64) -> c_int {
     })
 }
 
-/// Finds a message, and optionally claims it.
+/// Checks for a matching message, and optionally claims it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_probe(
     node: *mut FpNode,

@@ -51,7 +51,7 @@ pub const FP_REQUIRE_FABRIC: u32 = 4;
 /// Provides a descriptor to wait on, even without libfabric rails.
 pub const FP_WAIT_FD: u32 = 8;
 
-/// Gives the node a page of counters.
+/// Creates a page of counters for the node.
 pub const FP_COUNTERS: u32 = 16;
 
 const DEFAULTS: u32 = 0;
@@ -67,7 +67,10 @@ pub(crate) fn millis(timeout: i64) -> Duration {
 #[inline(always)]
 pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
     match pointer.is_null() || !pointer.is_aligned() {
-        true => Err(fail(libc::EINVAL, format_args!("{name} is null or not aligned"))),
+        true => Err(fail(
+            libc::EINVAL,
+            format_args!("invalid pointer: {name} is null or misaligned; pass an aligned one"),
+        )),
         false => Ok(()),
     }
 }
@@ -87,7 +90,10 @@ pub(crate) fn bytes<'a>(pointer: *const c_void, len: usize) -> Result<&'a [u8], 
         return Ok(&[]);
     }
     if pointer.is_null() || len > isize::MAX as usize {
-        return Err(fail(libc::EINVAL, "invalid bytes: null, or too long"));
+        return Err(fail(
+            libc::EINVAL,
+            format_args!("invalid source: null, or {len} bytes are too many"),
+        ));
     }
     // SAFETY: `pointer` was checked above. The header requires the bytes to be readable, and not
     // written during the call.
@@ -100,7 +106,10 @@ pub(crate) fn buffer<'a>(pointer: *mut c_void, len: usize) -> Result<&'a mut [u8
         return Ok(&mut []);
     }
     if pointer.is_null() || len > isize::MAX as usize {
-        return Err(fail(libc::EINVAL, "invalid buffer: null, or too long"));
+        return Err(fail(
+            libc::EINVAL,
+            format_args!("invalid buffer: null, or {len} bytes are too many"),
+        ));
     }
     // SAFETY: `pointer` was checked above. The header requires the bytes to be initialised and
     // writable, and that nothing else uses them during the call.
@@ -110,13 +119,13 @@ pub(crate) fn buffer<'a>(pointer: *mut c_void, len: usize) -> Result<&'a mut [u8
 /// Copies bytes into the caller's buffer, and writes the required size to `len`.
 pub(crate) fn hand_out(from: &[u8], into: *mut c_void, len: *mut usize) -> Result<c_int, Status> {
     let len = place(len, "len")?;
-    // SAFETY: the header requires that `len` holds the size of the buffer.
+    // SAFETY: the header requires that `len` holds the size of the buffer, so it is initialised.
     let room = unsafe { len.assume_init_read() };
     len.write(from.len());
     if room < from.len() {
         return Err(fail(
             libc::EMSGSIZE,
-            format_args!("buffer too small: {room} bytes; {} are needed", from.len()),
+            format_args!("buffer too small: {room} bytes given; pass {} bytes", from.len()),
         ));
     }
     buffer(into, from.len())?.copy_from_slice(from);
@@ -130,8 +139,12 @@ fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
     }
     // SAFETY: `list` is not null, and the header requires a string that ends with a zero byte.
     let list = unsafe { CStr::from_ptr(list) };
-    let list =
-        list.to_str().map_err(|_| fail(libc::EINVAL, format_args!("{what} is not UTF-8")))?;
+    let list = list.to_str().map_err(|_| {
+        fail(
+            libc::EINVAL,
+            format_args!("invalid {what}: not UTF-8; pass names separated by commas"),
+        )
+    })?;
     Ok(list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
@@ -146,7 +159,8 @@ fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
     // SAFETY: the header requires that the options begin with their size.
     let size = unsafe { (*given).struct_size };
     if !(size_of::<usize>()..=4096).contains(&size) {
-        return Err(fail(libc::EINVAL, "struct_size: set it to sizeof (fp_options)"));
+        let text = format_args!("invalid struct_size: {size}; set it to sizeof (fp_options)");
+        return Err(fail(libc::EINVAL, text));
     }
     let known = size_of::<FpOptions>();
     // SAFETY: the header requires `size` readable bytes.
@@ -154,7 +168,7 @@ fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
     if all.iter().skip(known).any(|&byte| byte != 0) {
         return Err(fail(
             libc::EINVAL,
-            "unknown option set: this library is older than the header; set only options that it knows",
+            "unknown option set: the library is older than the header; set only options that the library knows",
         ));
     }
     // SAFETY: both structures have at least this length, and any bytes are valid field values.
@@ -171,8 +185,9 @@ fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
 fn limit<T: TryFrom<u32>>(given: u32, default: T, what: &str) -> Result<T, Status> {
     match given {
         DEFAULTS => Ok(default),
-        given => T::try_from(given)
-            .map_err(|_| fail(libc::EINVAL, format_args!("{what} is too large: {given}"))),
+        given => T::try_from(given).map_err(|_| {
+            fail(libc::EINVAL, format_args!("invalid {what}: {given}; use at most 65535"))
+        }),
     }
 }
 
@@ -257,7 +272,7 @@ pub unsafe extern "C" fn fp_node_fd(node: *mut FpNode, timeout_ms: *mut c_int) -
         let Some(fd) = inner.node.wait_fd() else {
             return Err(fail(
                 libc::ENOTSUP,
-                "no descriptor to wait on: use FP_WAIT_FD, and providers that have one",
+                "the node has no descriptor; open it with FP_WAIT_FD, and use providers that have descriptors",
             ));
         };
         // Rounds up, because 0 means that there is work.

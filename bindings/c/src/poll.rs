@@ -10,7 +10,7 @@ use crate::messages::{FpMessage, FpTag};
 use crate::node::{check, place};
 use crate::status::{fail, of_outcome};
 
-/// Completion of an operation or a receive.
+/// The completion of an operation or a receive.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FpCompletion {
@@ -20,11 +20,11 @@ pub struct FpCompletion {
     pub status: i32,
     /// The token of the operation, or the request of the receive.
     pub id: u64,
-    /// The context word of the receive.
+    /// The `word` given to `fp_post_recv`.
     pub word: u64,
-    /// The fetched value of an atomic, or a number of bytes.
+    /// For an atomic: the fetched value. For a send or a receive: a number of bytes.
     pub value: u64,
-    /// The received message.
+    /// The message, if a receive matched.
     pub message: FpMessage,
     /// 1 if the operation failed but may still land.
     pub may_land: u32,
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn fp_poll(
     })
 }
 
-/// Takes the completion of an operation, if it is complete.
+/// Takes the completion of an operation if the operation is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_test(node: *mut FpNode, token: u64, into: *mut FpCompletion) -> c_int {
     enter(node, |inner| {
@@ -154,7 +154,8 @@ pub unsafe extern "C" fn fp_stats(node: *mut FpNode, into: *mut FpStats) -> c_in
         // SAFETY: the header requires that `struct_size` is set.
         let size = unsafe { (*into).struct_size };
         if !(size_of::<usize>()..=4096).contains(&size) {
-            return Err(fail(libc::EINVAL, "struct_size: set it to sizeof (fp_stats_t)"));
+            let text = format_args!("invalid struct_size: {size}; set it to sizeof (fp_stats_t)");
+            return Err(fail(libc::EINVAL, text));
         }
         let stats = inner.node.stats();
         let all = FpStats {
@@ -171,8 +172,8 @@ pub unsafe extern "C" fn fp_stats(node: *mut FpNode, into: *mut FpStats) -> c_in
             passes: stats.passes,
         };
         let known = size.min(size_of::<FpStats>());
-        // SAFETY: the caller's structure has `size` bytes. `known` exceeds neither `size` nor our
-        // size.
+        // SAFETY: the caller's structure has `size` bytes. `known` is at most `size` and at most
+        // the size of `all`.
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), into.cast(), known);
         }

@@ -32,12 +32,12 @@ pub extern "C" fn fp_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Returns a short static description of a status.
+/// Returns a short static description of a return value.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_strerror(status: c_int) -> *const c_char {
     let text: &CStr = match status.wrapping_neg() {
-        ..=0 => c"done",
-        libc::EAGAIN => c"no room: make progress, then retry",
+        ..=0 => c"success",
+        libc::EAGAIN => c"no room; make progress, then retry",
         libc::ETIMEDOUT => c"the deadline has expired",
         libc::ENOTCONN => c"the peer is not connected",
         libc::ECONNRESET => c"the peer has failed",
@@ -50,14 +50,14 @@ pub extern "C" fn fp_strerror(status: c_int) -> *const c_char {
         libc::ERANGE => c"the range is outside its region",
         libc::EMSGSIZE => c"too long for the message limit or the buffer",
         libc::EBUSY => c"in use",
-        libc::EADDRINUSE => c"freed, but a provider holds the memory: never reuse it",
+        libc::EADDRINUSE => c"freed, but a provider holds the memory; never reuse it",
         libc::EPERM => c"the node belongs to another thread",
-        libc::ENOSPC => c"limit reached: fp_last_error() names it",
+        libc::ENOSPC => c"limit reached; see fp_last_error()",
         libc::ENOTSUP => c"not supported",
         libc::EINVAL => c"invalid argument",
         libc::ECANCELED => c"cancelled",
         libc::EIO => c"failed",
-        libc::ENOTRECOVERABLE => c"internal error in the library (a bug; please report it)",
+        libc::ENOTRECOVERABLE => c"internal error in the library; please report this bug",
         _ => c"system error; see fp_last_error()",
     };
     text.as_ptr()
@@ -133,7 +133,26 @@ impl From<Error> for Status {
             Error::Failed(outcome) => -of_outcome(outcome).0,
             _ => libc::EIO,
         };
-        fail(code, error)
+        match error {
+            Error::BadAddress => {
+                fail(code, "not a node's address; pass all bytes that fp_node_address returned")
+            }
+            Error::NotConnected(_) => {
+                fail(code, "the peer did not connect in time; check that it calls fp_peer_connect")
+            }
+            Error::Full { limit, value } => {
+                let option = match limit {
+                    "locals" => "regions",
+                    "remotes" => "imports",
+                    limit => limit,
+                };
+                fail(
+                    code,
+                    format_args!("limit reached: {option} is {value}; raise it in fp_options"),
+                )
+            }
+            error => fail(code, error),
+        }
     }
 }
 

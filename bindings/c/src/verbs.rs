@@ -45,16 +45,21 @@ fn signal(
     let op = match op {
         1 => SignalOp::Set,
         2 => SignalOp::Add,
-        _ => return Err(fail(libc::EINVAL, "invalid op: use FP_SIGNAL_SET or FP_SIGNAL_ADD")),
+        _ => {
+            let text = format_args!("invalid op: {op}; use FP_SIGNAL_SET or FP_SIGNAL_ADD");
+            return Err(fail(libc::EINVAL, text));
+        }
     };
     Ok(Signal { at: inner.there(remote, offset), op, value })
 }
 
 fn amo(op: c_int, width: u32, operand: u64, compare: u64) -> Result<Amo, Status> {
-    let op = u8::try_from(op).ok().and_then(AmoOp::from_wire);
-    let op = op.ok_or_else(|| fail(libc::EINVAL, "invalid op: use one of FP_AMO_*"))?;
-    let width =
-        u8::try_from(width).map_err(|_| fail(libc::EINVAL, "invalid width: use 1, 2, 4 or 8"))?;
+    let known = u8::try_from(op).ok().and_then(AmoOp::from_wire);
+    let text = format_args!("invalid op: {op}; use one of FP_AMO_*");
+    let op = known.ok_or_else(|| fail(libc::EINVAL, text))?;
+    let width = u8::try_from(width).map_err(|_| {
+        fail(libc::EINVAL, format_args!("invalid width: {width} bytes; use 1, 2, 4 or 8"))
+    })?;
     Ok(Amo { op, width, operand, compare })
 }
 
@@ -135,7 +140,8 @@ pub unsafe extern "C" fn fp_put_signal(
     )
 }
 
-/// Has the same parameters as [`fp_put_signal`], so that the call compiles to a jump.
+/// The slow path of [`fp_put_signal`]. Has the same parameters, so that the call compiles to a
+/// jump.
 #[cold]
 #[inline(never)]
 #[allow(clippy::too_many_arguments, reason = "those of the function in C")]
@@ -225,7 +231,7 @@ pub unsafe extern "C" fn fp_atomic_fetch(
     })
 }
 
-/// Orders later writes after earlier ones.
+/// Makes later writes to the peer land after earlier operations.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_fence(node: *mut FpNode, named: u32) -> c_int {
     enter(node, |inner| {
@@ -235,7 +241,7 @@ pub unsafe extern "C" fn fp_fence(node: *mut FpNode, named: u32) -> c_int {
     })
 }
 
-/// Waits until everything sent is applied.
+/// Waits until everything sent to a peer, or to all peers, is applied there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_quiet(node: *mut FpNode, named: u32, timeout_ms: i64) -> c_int {
     enter(node, |inner| {
@@ -247,7 +253,7 @@ pub unsafe extern "C" fn fp_quiet(node: *mut FpNode, named: u32, timeout_ms: i64
     })
 }
 
-/// Waits for a signal.
+/// Waits until a comparison with a signal word holds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_wait_signal(
     node: *mut FpNode,
@@ -267,7 +273,10 @@ pub unsafe extern "C" fn fp_wait_signal(
             4 => Cmp::Gt,
             5 => Cmp::Le,
             6 => Cmp::Lt,
-            _ => return Err(fail(libc::EINVAL, "invalid compare: use one of FP_EQ to FP_LT")),
+            _ => {
+                let text = format_args!("invalid compare: {compare}; use one of FP_EQ to FP_LT");
+                return Err(fail(libc::EINVAL, text));
+            }
         };
         let seen = if seen.is_null() { None } else { Some(place(seen, "seen")?) };
         let (at, from) = (inner.here(memory, offset), inner.anyone(from));

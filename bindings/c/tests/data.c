@@ -1,4 +1,4 @@
-/* Two processes check the data of calls that the examples do not use: fp_mem_register,
+/* Two processes check the data that these calls move: fp_mem_register,
  * fp_put_bytes, fp_get, fp_atomic, fp_fence, fp_send_mem, fp_post_recv, fp_cancel and fp_test. They
  * exchange addresses and handles over a socket. usage: data [PROVIDER]. Uses shared memory, or only
  * rails of this libfabric provider. */
@@ -35,7 +35,7 @@ static void expect (int holds, const char *what)
   }
 }
 
-/* Sends our bytes to the other process, and receives its bytes, of equal length or shorter. */
+/* Sends our bytes to the other process, and receives at most `room` bytes of it. */
 static size_t swap (int link, const void *ours, size_t len, void *theirs, size_t room)
 {
   expect (send (link, ours, len, 0) == (ssize_t) len, "sent");
@@ -120,7 +120,7 @@ int main (int count, char **arguments)
   len = swap (link, ours, len, theirs, sizeof theirs);
   check (fp_peer_connect (node, theirs, len, &peer), "connect");
 
-  /* Registered memory of the program, and the peer's. The last 4 KiB are words. */
+  /* Memory of the program, registered. The last 4 KiB hold 8-byte words for atomics and signals. */
   unsigned char *bytes = aligned_alloc (4096, SIZE + 4096);
   memset (bytes, 0, SIZE + 4096);
   fp_mem memory, inbox;
@@ -136,7 +136,8 @@ int main (int count, char **arguments)
   len = swap (link, ours, len, theirs, sizeof theirs);
   check (fp_mem_import (node, peer, theirs, len, &box), "import");
 
-  /* fp_put_bytes: short and long, reused at once. fp_fence keeps a later put behind the data. */
+  /* fp_put_bytes: short and long buffers, reused at once. fp_fence makes a later put land after
+   * the data. */
   unsigned char *scratch = malloc (LONG);
   fp_token token;
   for (int step = 1; step <= MORE; step++) {
@@ -158,7 +159,7 @@ int main (int count, char **arguments)
     swap (link, "x", 1, &turn, 1);
   }
 
-  /* fp_get from the peer's registered memory into ours, tested. */
+  /* fp_get reads the peer's registered memory, and fp_test reports the completion. */
   fill (bytes, 100, SIZE / 2);
   swap (link, "x", 1, theirs, 1);
   check (fp_get (node, memory, SIZE / 2, SIZE / 2, remote, 0, &token), "get");
@@ -166,7 +167,7 @@ int main (int count, char **arguments)
   expect (holds (bytes + SIZE / 2, other, 100, SIZE / 2), "data of a get");
   swap (link, "x", 1, theirs, 1);
 
-  /* fp_atomic: each rank adds 1,000 times to a word of 8 bytes of the other, and in a word of 4. */
+  /* fp_atomic: each rank adds 1,000 times to an 8-byte word and a 4-byte word of the other rank. */
   for (int n = 0; n < 1000; n++) {
     check (fp_atomic (node, remote, SIZE, FP_AMO_ADD, 8, 3, 0, NULL), "atomic");
     check (fp_atomic (node, remote, SIZE + 12, FP_AMO_INC, 4, 0, 0, NULL), "atomic of 4 bytes");
@@ -181,7 +182,8 @@ int main (int count, char **arguments)
           "only the 4 bytes of the other word changed");
   expect (word (memory, SIZE + 16) == 77, "the word was swapped");
 
-  /* fp_send_mem into fp_post_recv: tags 1 to 50, posted in the other order, short and long. */
+  /* fp_send_mem and fp_post_recv: short and long messages with tags 1 to 50. The receives are
+   * posted in reverse order. */
   fp_tag exact = { 0, 0 };
   fp_request requests[MORE + 1];
   for (int n = MORE; n >= 1; n--) {
@@ -213,7 +215,7 @@ int main (int count, char **arguments)
   }
   check (fp_quiet (node, peer, SOON), "quiet");
 
-  /* fp_cancel: a receive that nothing matches is cancelled, and leaves its buffer alone. */
+  /* fp_cancel: a receive that nothing matches is cancelled, and does not write its buffer. */
   fp_tag never = { 999, 0 };
   fp_request request;
   check (fp_mem_write (node, inbox, 0, "before", 6), "write");

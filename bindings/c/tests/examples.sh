@@ -1,7 +1,7 @@
-# shellcheck shell=bash Sourced. Functions that run the built C examples of the folder `place`,
-# whose names begin with `kind`.
+# shellcheck shell=bash Sourced. Functions that run the C examples built in folder `place`. The
+# programs' names begin with `kind`.
 
-# put_signal COMMAND...: runs two processes; the second one dies
+# put_signal COMMAND...: runs two processes; the second exits without closing its node
 put_signal() {
     local folder status=0
     folder=$(mktemp -d -p "$place")
@@ -10,7 +10,7 @@ put_signal() {
     wait $! && [ $status = 0 ] && grep -qx "hello world" "$folder/out"
 }
 
-# events COMMAND...: runs two processes in epoll loops; the second one dies
+# events COMMAND...: runs two processes in epoll loops; the second exits without closing its node
 events() {
     local folder status=0
     folder=$(mktemp -d -p "$place")

@@ -1,5 +1,5 @@
-/* Misuse must return an error and must not crash. Tests every function of a node with invalid
- * nodes, a table of wrong arguments, and random calls. usage: misuse [SEED] */
+/* Misuse must return an error and must not crash. Calls every function that takes a node with
+ * invalid nodes, with a table of wrong arguments, and at random. usage: misuse [SEED] */
 #include <fishplate.h>
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Loads a word with a wait that is satisfied at once. */
+/* Loads a word: waits for any value, with a timeout of 0. */
 static int load (fp_node *node, fp_mem memory, uint64_t offset, uint64_t *value)
 {
   return fp_wait_signal (node, memory, offset, FP_GE, 0, FP_ANY, 0, value);
@@ -57,7 +57,7 @@ static const uint64_t values[] = { 0, 1, UINT64_MAX };
 enum { FUNCTIONS = 34 };
 static char buffer[20000];
 
-/* Calls function number `which` with random arguments. */
+/* Calls the function with index `which` with random arguments. */
 static int call (int which, fp_node *node)
 {
   int waits;
@@ -141,7 +141,7 @@ static void run (void *(*body) (void *), void *node)
 static fp_node *interrupted;
 static int from_handler[4];
 
-/* Calls into the node whose call the signal has interrupted. */
+/* Calls into the node that the interrupted call uses. */
 static void handler (int number)
 {
   (void) number;
@@ -164,7 +164,7 @@ static void signals (fp_node *node)
   EXPECT (fp_progress (node) >= 0, 1);
 }
 
-/* Numbers of one node are invalid at another node. */
+/* Tests that numbers of one node are invalid at another node. */
 static void foreign (fp_node *node)
 {
   fp_node *other = open_node ();
@@ -186,7 +186,7 @@ static void foreign (fp_node *node)
   EXPECT (fp_node_close (other, 0), 0);
 }
 
-/* A forked child cannot use its parent's nodes, but can open its own. */
+/* Tests that a forked child cannot use its parent's nodes, but can open its own. */
 static void forked (fp_node *node)
 {
   int status = -1, now;
@@ -207,7 +207,7 @@ static void forked (fp_node *node)
   EXPECT (now >= 0, 1);
 }
 
-/* Numbers of a closed node are invalid at the next node, which uses the same slot. */
+/* Tests that numbers of a closed node are invalid at the next node, which uses the same slot. */
 static void reopened (void)
 {
   fp_node *first = open_node (), *second;
@@ -251,7 +251,7 @@ static fp_node *open_node (void)
   return node;
 }
 
-/* Returns how many pages of counters this process has. */
+/* Counts the open files of this process that are pages of counters. */
 static int pages (void)
 {
   char path[64], target[64];
@@ -293,7 +293,7 @@ static void wrong_options (void)
   EXPECT (fp_node_open (&longer.known, &node), -EINVAL);
   bad = good;
   bad.struct_size = sizeof (size_t);
-  bad.flags = 99; /* beyond the size that the caller knows */
+  bad.flags = 99; /* beyond struct_size, so ignored */
   EXPECT (fp_node_open (&bad, &node), 0);
   EXPECT (fp_node_close (node, 0), 0);
   bad = good;

@@ -39,7 +39,7 @@ pub(crate) enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Issues a silent operation on the data.
+    /// Issues an operation that reads the data and reports no completion.
     #[inline(always)]
     pub fn issue(
         &self,
@@ -74,7 +74,7 @@ impl Data<'_> {
         }
     }
 
-    /// Converts to memory that an operation can hold.
+    /// Converts to memory that an operation in flight can keep alive.
     pub fn held(self) -> PyResult<Held> {
         Ok(match self {
             Data::Region(range, len) => Held::Region(range, len),
@@ -85,7 +85,7 @@ impl Data<'_> {
     }
 }
 
-/// Rejects objects of another node.
+/// Checks that `other` is `node`. Otherwise raises an exception that names the object, `what`.
 pub(crate) fn same(
     py: Python<'_>,
     node: &Arc<Shared>,
@@ -97,7 +97,7 @@ pub(crate) fn same(
         false => Err(misuse(
             py,
             "other_node",
-            format!("the {what} belongs to another node; use it with that one"),
+            format!("the {what} belongs to another node; use it with that node"),
         )),
     }
 }
@@ -189,7 +189,11 @@ pub(crate) fn timeout(
         Some(seconds) if seconds >= 0.0 => {
             Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
         }
-        Some(seconds) => Err(misuse(py, "argument", format!("invalid timeout: {seconds} seconds"))),
+        Some(seconds) => Err(misuse(
+            py,
+            "argument",
+            format!("invalid timeout: {seconds} seconds; use 0 or more"),
+        )),
     }
 }
 
@@ -202,7 +206,7 @@ pub(crate) fn tag(object: Option<&Bound<'_, PyAny>>) -> PyResult<Tag> {
     let all: u128 = object.extract()?;
     match u32::try_from(all >> 64) {
         Ok(high) => Ok(Tag::new(all as u64, high)),
-        Err(_) => Err(misuse(object.py(), "argument", "a tag or a mask has at most 96 bits")),
+        Err(_) => Err(misuse(object.py(), "argument", "tag or mask too long; use at most 96 bits")),
     }
 }
 
@@ -218,7 +222,13 @@ pub(crate) fn compare(py: Python<'_>, name: &str) -> PyResult<Cmp> {
         ">" => Cmp::Gt,
         "<=" => Cmp::Le,
         "<" => Cmp::Lt,
-        _ => return Err(misuse(py, "argument", format!("{name:?} is none of == != >= > <= <"))),
+        _ => {
+            return Err(misuse(
+                py,
+                "argument",
+                format!("invalid comparison: {name:?}; use ==, !=, >=, >, <= or <"),
+            ));
+        }
     })
 }
 
@@ -226,7 +236,9 @@ pub(crate) fn signal(py: Python<'_>, name: &str) -> PyResult<SignalOp> {
     match name {
         "set" => Ok(SignalOp::Set),
         "add" => Ok(SignalOp::Add),
-        _ => Err(misuse(py, "argument", format!("{name:?} is neither \"set\" nor \"add\""))),
+        _ => {
+            Err(misuse(py, "argument", format!("invalid signal: {name:?}; use \"set\" or \"add\"")))
+        }
     }
 }
 
@@ -247,8 +259,8 @@ pub(crate) fn atomic(
         "compare_swap" => AmoOp::CompareSwap,
         "fetch" => AmoOp::Fetch,
         _ => {
-            let all = "set add and or xor swap compare_swap fetch";
-            return Err(misuse(py, "argument", format!("{name:?} is none of {all}")));
+            let all = "set, add, and, or, xor, swap, compare_swap or fetch";
+            return Err(misuse(py, "argument", format!("invalid atomic: {name:?}; use {all}")));
         }
     };
     Ok(Amo { op, width, operand, compare })

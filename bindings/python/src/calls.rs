@@ -1,5 +1,5 @@
 //! Counts the calls of a node, and wakes an event loop that sleeps on the node, because a call may
-//! take a completion that a coroutine awaits. The class in [`waker`](crate::waker) uses this.
+//! take a completion that a coroutine awaits. The class in [`waker`](crate::waker) uses [`Calls`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -37,7 +37,6 @@ impl Calls {
         Ok(Calls { count: AtomicU64::new(0), armed: AtomicBool::new(false), set, bell })
     }
 
-    /// Returns the descriptor to sleep on.
     pub fn fd(&self) -> i32 {
         self.set.as_raw_fd()
     }
@@ -57,7 +56,6 @@ impl Calls {
         }
     }
 
-    /// Returns the number of calls so far.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::SeqCst)
     }

@@ -13,7 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// The names of a new capsule, and of a capsule whose tensor a consumer has taken.
+/// The names of a new capsule, and of a capsule whose tensor has a new owner.
 const FRESH: &CStr = c"dltensor";
 const TAKEN: &CStr = c"used_dltensor";
 
@@ -36,7 +36,8 @@ pub(crate) enum On {
 }
 
 impl On {
-    /// Returns the device that holds a node's device memory. For the stand-in, that is the host.
+    /// Returns the device that holds a node's device memory: the host, if host memory stands in for
+    /// it.
     pub fn of(gpu: Gpu) -> On {
         match gpu {
             Gpu::Cuda(ordinal) => On::Cuda(ordinal),
@@ -62,7 +63,7 @@ impl On {
         }
     }
 
-    /// Returns the type and the number of the device.
+    /// Returns the device as DLPack's pair of type and number.
     pub fn device(self) -> (i32, i32) {
         match self {
             On::Host => (CPU, 0),
@@ -105,7 +106,7 @@ struct Managed {
 
 const _: () = assert!(size_of::<Plain>() == 48 && size_of::<Managed>() == 64);
 
-/// A tensor of another library. Dropping this returns the tensor to that library.
+/// A tensor of another library. Its drop returns the tensor to that library.
 pub(crate) struct Tensor(NonNull<Managed>);
 
 impl Tensor {
@@ -118,7 +119,8 @@ impl Tensor {
         let device: (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let capsule = match On::from_device(device) {
             Some(On::Host) => take.call0()?,
-            // The caller has synchronised its streams, so the producer does nothing.
+            // -1: the caller has synchronised its streams, so the producer must not synchronise
+            // any.
             Some(_) => {
                 let options = PyDict::new(object.py());
                 options.set_item("stream", -1)?;
@@ -134,8 +136,8 @@ impl Tensor {
         // capsule of this name.
         let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), FRESH.as_ptr()) };
         let managed = NonNull::new(managed.cast()).ok_or_else(|| PyErr::fetch(object.py()))?;
-        // SAFETY: the call above has accepted the capsule. By the protocol, the tensor is ours from
-        // here on.
+        // SAFETY: the call above has accepted the capsule. In the DLPack protocol, the new name
+        // makes us the tensor's owner.
         if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), TAKEN.as_ptr()) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
@@ -164,7 +166,7 @@ impl Tensor {
         if plain.dimensions <= 0 || plain.shape.is_null() {
             return &[];
         }
-        // SAFETY: the producer keeps the shape, which has that many dimensions.
+        // SAFETY: the producer keeps the shape, an array of `dimensions` numbers.
         unsafe { std::slice::from_raw_parts(plain.shape, plain.dimensions as usize) }
     }
 
@@ -174,7 +176,8 @@ impl Tensor {
         }
         let mut expected = 1i64;
         for (at, &extent) in self.shape().iter().enumerate().rev() {
-            // SAFETY: the producer keeps the strides, which have as many dimensions as the shape.
+            // SAFETY: the producer keeps the strides, an array of `dimensions` numbers like the
+            // shape.
             let stride = unsafe { *self.plain().strides.add(at) };
             if extent != 1 && stride != expected && self.len() != Some(0) {
                 return false;
@@ -189,7 +192,7 @@ impl Tensor {
     pub fn len(&self) -> Option<usize> {
         let plain = self.plain();
         let bits = usize::from(plain.bits) * usize::from(plain.lanes);
-        // Elements of fewer bits are packed.
+        // DLPack packs elements that are not a multiple of 8 bits.
         let element = bits.is_multiple_of(8).then_some(bits / 8)?;
         let mut extents = self.shape().iter().map(|&extent| usize::try_from(extent).ok());
         let len = extents.try_fold(element, |len, extent| len.checked_mul(extent?))?;
@@ -206,7 +209,7 @@ impl Tensor {
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        // Without an interpreter nothing can use the bytes any more.
+        // Without an interpreter the tensor leaks: its owner may run Python code.
         let _ = Python::try_attach(|_| {
             // SAFETY: the protocol requires that the owner calls the deleter once, which happens
             // here.
@@ -219,7 +222,7 @@ impl Drop for Tensor {
     }
 }
 
-/// A tensor of ours, and the object that it keeps alive.
+/// A tensor that we lend, and the object that the tensor keeps alive.
 struct Lent {
     managed: Managed,
     len: i64,
@@ -227,8 +230,7 @@ struct Lent {
     _loan: Option<Arc<()>>,
 }
 
-/// Rejects options of a tensor's consumer that we do not support: a copy, or memory on another
-/// device.
+/// Rejects two options of `__dlpack__`: a copy, and a tensor on another device.
 pub(crate) fn check(options: Option<&Bound<'_, PyDict>>, on: On) -> PyResult<()> {
     let Some(options) = options else { return Ok(()) };
     if options.get_item("copy")?.is_some_and(|copy| copy.is_truthy().unwrap_or(true)) {
@@ -284,7 +286,7 @@ pub(crate) fn lend<'py>(
     }
 }
 
-/// Frees a tensor of [`lend`]. Its consumer calls this once, on any thread.
+/// Frees a tensor that [`lend`] made. The tensor's consumer calls this once, on any thread.
 unsafe extern "C" fn give_back(managed: *mut Managed) {
     // SAFETY: the context is the box from `lend`, which has one owner.
     let end = || drop(unsafe { Box::from_raw((*managed).context.cast::<Lent>()) });
@@ -294,8 +296,8 @@ unsafe extern "C" fn give_back(managed: *mut Managed) {
 
 /// Frees a capsule's tensor, if no consumer has taken it.
 unsafe extern "C" fn forget(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this with the capsule, under the GIL. If no consumer has taken its
-    // tensor, it still has the name and the pointer from `lend`.
+    // SAFETY: Python calls this with the capsule, under the GIL. If no consumer has taken the
+    // tensor, the capsule still has the name and the pointer from `lend`.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) == 1 {
             give_back(ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast());

@@ -14,13 +14,13 @@ pub(crate) enum Fault {
     Node(Error),
     /// The node could not be opened.
     Open(OpenError),
-    /// A job call failed.
+    /// A call of the job failed.
     System(std::io::Error),
-    /// An invalid argument.
+    /// An invalid argument: the `kind` of the exception, and its message.
     Misuse(&'static str, String),
     /// The receive was cancelled.
     Cancelled,
-    /// The message was longer than the buffer.
+    /// A message of `len` bytes was longer than the buffer of `max` bytes.
     Truncated { len: u64, max: u64 },
     /// The node was closed.
     Closed,
@@ -30,7 +30,7 @@ pub(crate) enum Fault {
     Broken,
     /// This thread is already inside a call of the node, and that call runs Python code.
     Busy,
-    /// Tensors over the device memory exist.
+    /// The device memory cannot be freed, because tensors over it exist.
     Lent,
 }
 
@@ -45,20 +45,41 @@ impl Fault {
         matches!(self, Fault::Node(Error::NotConnected(_)))
     }
 
-    /// True if a retry may succeed: when there is room again, or when the peer has connected.
+    /// True if a retry may succeed, once there is room or the peer has connected.
     pub fn may_pass(&self) -> bool {
         let Fault::Node(error) = self else { return false };
         let full = matches!(error, Error::Op(OpError::Again) | Error::Full { limit: "locals", .. });
         full || self.is_unmet()
     }
 
-    /// Creates the exception.
     #[cold]
     pub fn raise(self, py: Python<'_>) -> PyErr {
         let (class, kind) = self.names();
         let text = match self {
             Fault::Node(Error::NoGpu) => {
                 "the node was opened without a device; open it with `gpu=\"cuda:0\"`".into()
+            }
+            Fault::Node(Error::BadAddress) => {
+                "not a node's address; pass all bytes of `Node.address`".into()
+            }
+            Fault::Node(Error::NotConnected(peer)) => format!(
+                "peer {} did not connect in time; check that it calls `Node.connect` too",
+                peer.peer().0
+            ),
+            Fault::Node(Error::Full { limit, value }) => {
+                let argument = match limit {
+                    "locals" => "regions",
+                    "remotes" => "imports",
+                    limit => limit,
+                };
+                format!("limit reached: `{argument}` is {value}; raise this argument of `Node`")
+            }
+            Fault::Node(Error::NoGpuRail(peer)) => format!(
+                "no rail carries device memory between this node and peer {}; open its owner with `gpu`",
+                peer.peer().0
+            ),
+            Fault::Node(Error::Attach(AttachError::Unsupported)) => {
+                "no rail supports this kind of memory; use host memory".into()
             }
             Fault::Node(error) => error.to_string(),
             Fault::Open(error) => error.to_string(),
@@ -67,17 +88,23 @@ impl Fault {
             Fault::Cancelled => "the receive was cancelled".into(),
             Fault::Truncated { len, max } => {
                 format!(
-                    "a message of {len} bytes was truncated to a buffer of {max}; receive into a longer one"
+                    "message truncated: it has {len} bytes, the buffer {max}; receive into a longer buffer"
                 )
             }
-            Fault::Closed => "the node is closed".into(),
-            Fault::Forked => "the node belongs to the parent of this process; open one after the fork".into(),
+            Fault::Closed => "the node is closed; open a new one".into(),
+            Fault::Forked => {
+                "the node belongs to the parent process; open a node after the fork".into()
+            }
             Fault::Broken => {
-                "internal error in the library (this is a bug; please report it); no usable node is left"
+                "internal error in the library: the node is unusable; please report this bug".into()
+            }
+            Fault::Busy => {
+                "this thread is already inside a call on this node; call it after that call returns"
                     .into()
             }
-            Fault::Busy => "this thread is already inside a call of this node".into(),
-            Fault::Lent => "tensors over the memory exist; drop them before it is freed".into(),
+            Fault::Lent => {
+                "cannot free the memory: tensors over it exist; drop the tensors first".into()
+            }
         };
         let made = py
             .import("fishplate._errors")
@@ -86,7 +113,7 @@ impl Fault {
         made.map_or_else(|error| error, PyErr::from_value)
     }
 
-    /// Returns the class and the kind.
+    /// Returns the exception's class and its `kind`.
     fn names(&self) -> (&'static str, &'static str) {
         match self {
             Fault::Node(error) => of_node(error),
@@ -194,7 +221,7 @@ pub(crate) fn misuse(py: Python<'_>, kind: &'static str, text: impl Into<String>
     Fault::Misuse(kind, text.into()).raise(py)
 }
 
-/// Converts the outcome of an operation.
+/// Returns an error unless the operation succeeded.
 pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
     match outcome {
         Outcome::Done => Ok(()),
@@ -202,7 +229,7 @@ pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
     }
 }
 
-/// Converts the outcome of a receive, without its length.
+/// Returns an error if the receive failed or was cancelled. Truncation is no error here.
 pub(crate) fn of_received(outcome: Received) -> Result<(), Fault> {
     match outcome {
         Received::Ok | Received::Truncated => Ok(()),

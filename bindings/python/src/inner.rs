@@ -22,31 +22,32 @@ use crate::view::{Place, View};
 
 /// Returns the error for memory of a device that is not the node's device.
 fn elsewhere(theirs: On, ours: On) -> Fault {
-    let text = format!("the tensor is in memory of {theirs}, but the node's device is {ours}");
+    let text = format!(
+        "the tensor is on {theirs}, but the node's device is {ours}; use one device for both"
+    );
     Fault::Misuse("device_memory", text)
 }
 
-/// A node, its peers and its operations.
 pub(crate) struct Inner {
-    /// Waits for room only during [`Inner::patiently`].
+    /// The node. It waits for room only during [`Inner::patiently`].
     pub node: Node,
     pub flights: Flights,
     /// Maximum time that an operation waits for room, and for its peer to connect.
     pub patience: Duration,
     pub connect_timeout: Duration,
     pub registered: Registered,
-    /// The device of the node.
     pub gpu: Option<Gpu>,
-    /// Device memory of the node, with the loan that its tensors hold.
+    /// Device memory of the node. Each tensor over the memory holds a clone of the `Arc`.
     pub devices: Vec<(Memory, Arc<()>)>,
-    /// The connected peers, and whether any peer was ever disconnected. A disconnected peer may
-    /// still write memory that it imported.
+    /// The peers not yet disconnected, and whether any peer was ever disconnected. A disconnected
+    /// peer may still write memory that it imported.
     pub peers: Vec<PeerId>,
     pub disconnected: bool,
 }
 
 impl Inner {
-    /// Makes a pass and reaps completions, then makes a call that waits up to `patience` for room.
+    /// Makes progress and reaps completions, then makes a call that waits up to `patience` for
+    /// room.
     pub fn patiently<T>(
         &mut self,
         patience: Duration,
@@ -110,8 +111,8 @@ impl Inner {
         issued.map(drop)
     }
 
-    /// Copies device memory of the program, to send it. A receiver that read it directly would keep
-    /// the allocation open for some time afterwards, although the program may free it.
+    /// Copies device memory of the program, to send it. If a receiver read the memory directly, the
+    /// receiver could keep it open after the program frees it.
     #[cold]
     pub fn copy_of(&mut self, view: &Arc<View>) -> Result<Vec<u8>, Fault> {
         let mut bytes = vec![0; view.len()];
@@ -138,8 +139,9 @@ impl Inner {
         }
         let at = view.start().as_ptr().addr();
         let offset = at % 8;
-        // SAFETY: the same holds as above. The driver aligns allocations to more than 8, so the
-        // bytes before the view belong to the same allocation, and nothing accesses them.
+        // SAFETY: callers hold the view as above. The driver aligns allocations to more than 8
+        // bytes, so the bytes before the view belong to the same allocation. Nothing accesses those
+        // bytes.
         let registered = unsafe {
             self.node.register_device(DevicePtr((at - offset) as u64), offset + view.len())
         };
@@ -173,11 +175,11 @@ impl Inner {
         Ok((memory.slice(..len), Lease { memory, view, copies_out: writes }))
     }
 
-    /// Records an operation that was issued.
+    /// Records an operation that the node has accepted. If it is incomplete, keeps its lease.
     pub fn issued(&mut self, issued: Issued, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
         let value = match issued {
             Issued::Done { value } => value,
-            // A silent operation: the bytes were copied.
+            // A silent operation: the node has copied its bytes.
             Issued::Pending(Token::NONE) => 0,
             Issued::Pending(token) => {
                 return self.depart(Number::Operation(token.to_raw()), brings, lease);
@@ -196,7 +198,7 @@ impl Inner {
         flight
     }
 
-    /// Takes completions from the node.
+    /// Takes all completions from the node, and records them in their flights.
     pub fn reap(&mut self) {
         while let Some(end) = self.node.next_completion() {
             self.ended(Number::Operation(end.token.to_raw()), End::Operation(end));
@@ -207,7 +209,7 @@ impl Inner {
         self.leave_later();
     }
 
-    /// Releases the memory of leases that the node no longer uses.
+    /// Retries to free the memory of completed operations that the node still used.
     pub fn leave_later(&mut self) {
         for lease in std::mem::take(&mut self.flights.leaving) {
             self.leave(lease);
@@ -223,7 +225,7 @@ impl Inner {
         let _ = flight.end.set(end);
     }
 
-    /// Waits for an operation, and returns its outcome.
+    /// Waits until an operation completes, and returns its result.
     pub fn wait_for(&mut self, flight: &Flight, timeout: Duration) -> Result<End, Fault> {
         if let Some(end) = flight.end.get() {
             return Ok(*end);
@@ -255,7 +257,7 @@ impl Inner {
             let len = view.len().min(usize::try_from(arrived).unwrap_or(usize::MAX));
             // SAFETY: a lease that copies out has a writable view, which no other lease uses.
             let into = unsafe { &mut view.bytes_mut()[..len] };
-            // Cannot fail: the memory has at least this length and is still registered.
+            // Cannot fail: the memory is still registered, and at least as long as `into`.
             let _ = self.node.read(lease.memory.at(0), into);
         }
         self.leave(lease);
@@ -271,8 +273,8 @@ impl Inner {
         }
     }
 
-    /// Removes the record of freed memory. If `kept`, a provider still uses it, and its view stays
-    /// forever.
+    /// Removes the record of freed memory. If `kept`, a provider still uses the memory, so its view
+    /// is never dropped.
     pub fn forget(&mut self, memory: Memory, kept: bool) {
         self.devices.retain(|(known, _)| *known != memory);
         match self.registered.now.remove(&memory.at(0).region.to_raw()) {

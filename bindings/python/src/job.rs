@@ -1,4 +1,4 @@
-//! The class `Job`, with which processes find each other.
+//! The class `Job`: processes of one job exchange addresses and other bytes.
 
 use std::io;
 use std::sync::{Mutex, TryLockError};

@@ -11,16 +11,15 @@ use fishplate::node::{Memory, Slice};
 
 use crate::view::View;
 
-/// The result of an operation or a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    /// Completed at once, with the fetched value if any.
+    /// The operation completed when it was issued. Contains the fetched value, or 0.
     Done(u64),
     Operation(Completion),
     Receive(Status),
 }
 
-/// The number of an operation or a receive.
+/// The node's number of an operation or a receive in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Number {
     Operation(u64),
@@ -35,7 +34,7 @@ pub(crate) struct Flight {
     pub brings: Brings,
 }
 
-/// The kind of result of a successful operation.
+/// What a successful operation returns to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Brings {
     Nothing,
@@ -45,7 +44,7 @@ pub(crate) enum Brings {
     Message(u64),
 }
 
-/// Memory of the node and its length, or a buffer of the program.
+/// The memory of an operation: a range of the node's memory with its length, or a buffer.
 pub(crate) enum Held {
     Region(Slice, usize),
     View(Arc<View>),
@@ -69,8 +68,8 @@ impl Held {
 /// A buffer of the program that an operation uses.
 pub(crate) struct Lease {
     pub memory: Memory,
-    /// The registered view, or the view to which received bytes are copied. `None` if the operation
-    /// only reads a copy.
+    /// The registered view, or the view that receives a copy of the received bytes. `None` if the
+    /// operation reads a copy.
     pub view: Option<Arc<View>>,
     pub copies_out: bool,
 }
@@ -78,14 +77,13 @@ pub(crate) struct Lease {
 /// Registered buffers of the program, by region number.
 #[derive(Default)]
 pub(crate) struct Registered {
-    /// Buffers that are registered now. True if the handle was exported.
+    /// The registered buffers. The flag is true if the memory's handle was exported.
     pub now: HashMap<u64, (Arc<View>, bool)>,
     /// Deregistered buffers that peers may still write, because their handles were exported.
     pub lent: Vec<Arc<View>>,
 }
 
 impl Registered {
-    /// Records a registered buffer.
     pub fn insert(&mut self, memory: Memory, view: Arc<View>) {
         self.now.insert(memory.at(0).region.to_raw(), (view, false));
     }
@@ -97,8 +95,8 @@ impl Registered {
         }
     }
 
-    /// Returns the views after the node is closed: first the unused views, then the views that
-    /// peers may still write.
+    /// Returns the views of a closed node: first the unused views, then the views that peers may
+    /// still write.
     pub fn into_views(self) -> (Vec<Arc<View>>, Vec<Arc<View>>) {
         let (lent, own): (Vec<_>, Vec<_>) =
             self.now.into_values().partition(|(_, exported)| *exported);
@@ -111,14 +109,13 @@ impl Registered {
 #[derive(Default)]
 pub(crate) struct Flights {
     pub under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
-    /// Leases of completed operations whose memory the node still uses.
+    /// Leases of completed operations. The node still uses their memory.
     pub leaving: Vec<Lease>,
     /// Views to drop without the node's lock, because releasing a view may run Python code.
     pub released: Vec<Arc<View>>,
 }
 
 impl Flights {
-    /// Takes the unused views. Drop them without the node's lock.
     pub fn take_released(&mut self) -> Vec<Arc<View>> {
         std::mem::take(&mut self.released)
     }

@@ -1,6 +1,6 @@
 //! Fishplate for Python: the module `fishplate._native`, which `python/fishplate` re-exports and
-//! `_native.pyi` describes. The methods call those of [`fishplate::Node`]. This package adds
-//! conversion, lifetimes and locking.
+//! `_native.pyi` describes. The classes wrap [`fishplate::Node`]. This package adds conversion,
+//! lifetimes and locking.
 //!
 //! No input from Python can cause undefined behavior. Objects belong to one node, and other nodes
 //! reject them. Views hold buffers while the node may access them. A node rejects every call after
@@ -16,7 +16,7 @@
 //!
 //! # Files
 //!
-//! `shared` puts a node behind a lock, and lets calls take turns and wait. `inner` is the data
+//! `shared` holds a node under a lock; calls take the lock in turn and wait. `inner` is the data
 //! under the lock, `lease` the operations in flight, `view` a buffer of the program, and `dlpack` a
 //! DLPack tensor. `node`, `peer`, `memory`, `request` and `job` are the classes. `arguments` and
 //! `settings` convert arguments, `error` creates exceptions. An event loop sleeps on `waker`, and

@@ -20,19 +20,19 @@ use crate::inner::Inner;
 use crate::shared::{HELD_MAX, Shared, is_lent};
 use crate::view::View;
 
-/// Keeps the pages of memory mapped, possibly longer than the node exists.
+/// The bytes of a [`Memory`] object. Keeps host pages mapped, even after the node is closed.
 pub(crate) enum Pages {
     Own(Segment),
     Lent(Arc<View>),
-    /// Device memory at this address. It lives as long as the node does, or longer if tensors hold
-    /// the loan.
+    /// Device memory at this address. It is freed with the node, or later if tensors hold the
+    /// `Arc`.
     Device(NonNull<u8>, Arc<()>),
 }
 
 // SAFETY: the address points to device memory, which is not tied to a thread. The other variants
 // are `Send` and `Sync`.
 unsafe impl Send for Pages {}
-// SAFETY: the same as for `Send`.
+// SAFETY: any thread may use the address of device memory. The other variants are `Sync`.
 unsafe impl Sync for Pages {}
 
 /// Registered memory of a node, with the buffer protocol.
@@ -85,7 +85,7 @@ impl Memory {
         }
     }
 
-    /// Returns the device that holds the memory. For the stand-in, that is the host.
+    /// Returns the device that holds the memory: the host, if host memory stands in for a device.
     fn on(&self) -> On {
         match self.shared.gpu {
             Some(gpu) if self.is_on_device() => On::of(gpu),
@@ -108,7 +108,7 @@ impl Memory {
         dlpack::lend(object, (self.bytes(start)?, len), self.on(), loan)
     }
 
-    /// Describes a range for libraries that use GPUs.
+    /// Returns a range as the dictionary of `__cuda_array_interface__`.
     fn array<'py>(
         &self,
         py: Python<'py>,
@@ -174,7 +174,9 @@ impl Memory {
         let range = range.cast::<PySlice>()?;
         let found = range.indices(slf.get().memory.len() as isize)?;
         if found.step != 1 {
-            return Err(PyIndexError::new_err("invalid slice: memory supports only a step of 1"));
+            return Err(PyIndexError::new_err(
+                "invalid slice: memory has no strides; use a step of 1",
+            ));
         }
         Memory::part(slf, found.start as u64, (found.stop - found.start).max(0) as usize)
     }
@@ -197,8 +199,9 @@ impl Memory {
 
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let memory = self.memory;
-        // This stores, fences, then counts the tensors. `lend` counts, fences, then loads. So a
-        // tensor that another thread makes meanwhile is either counted here or refused there.
+        // Stores `freed`, fences, then counts the tensors. `lend` counts its tensor, fences, then
+        // loads `freed`. So a tensor that another thread makes meanwhile is counted here or refused
+        // there.
         let was = self.freed.swap(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let freed = self.shared.enter(py, |inner| {

@@ -72,8 +72,8 @@ impl Node {
         (tag, ignore): (Tag, Tag),
         timeout: Duration,
     ) -> PyResult<Message> {
-        // Does not first try with a timeout of zero, because a receive that matches in that attempt
-        // would get no `patience`.
+        // Does not first try with a timeout of zero: a receive that matches in that attempt would
+        // get no `patience`.
         let envelope = self.shared.wait(py, timeout, false, |inner, slice| {
             Ok(inner.node.recv(from, tag, ignore, into, slice)?)
         })?;
@@ -173,12 +173,13 @@ impl Node {
                 return Err(Error::from(AttachError::Misaligned).into());
             }
             // `registered` holds the view until the node has released the memory. If peers may have
-            // imported the memory, the view stays until they know that the node is closed, or
-            // forever.
+            // imported the memory, the view stays until they know that the node is closed. If they
+            // never learn it, the view stays forever.
             let (memory, _) = inner.register(&view)?;
             inner.registered.insert(memory, view.clone());
             if view.is_on_device() {
-                // A receiver of a message from this memory opens its allocation too.
+                // A peer that receives a message from this memory opens its allocation, as an
+                // import would.
                 inner.registered.exported(memory);
             }
             Ok(memory)
@@ -451,7 +452,8 @@ impl Node {
                     let sent = inner.node.send(to, tag, &copy[..], Notice::Silent)?;
                     Ok(inner.issued(sent, Brings::Nothing, None))
                 }
-                // The bytes are copied at once or by the node, so the buffer may change afterwards.
+                // The bytes cannot change, or the node copies them, so the view need not outlive
+                // the call.
                 Held::View(view)
                     if view.is_readonly() || view.len() <= inner.node.eager_max(to) =>
                 {
@@ -515,9 +517,12 @@ impl Node {
         let (from, timeout) = (anyone(&self.shared, source)?, self.timeout_of(py, timeout)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
         let mut bytes = vec![];
-        // Rejects lengths that no allocation can have. A smaller allocation may fail too.
+        // Rejects lengths that no allocation can have. A smaller allocation may fail in
+        // `try_reserve_exact`.
         if max > isize::MAX as usize / 2 || bytes.try_reserve_exact(max).is_err() {
-            return Err(PyMemoryError::new_err(format!("no memory for messages of {max} bytes")));
+            return Err(PyMemoryError::new_err(format!(
+                "no memory for messages of {max} bytes; use a smaller max"
+            )));
         }
         bytes.resize(max, 0);
         let message = self.receive(py, &mut bytes, from, (tag, ignore), timeout)?;
@@ -595,7 +600,7 @@ impl Node {
     #[pyo3(signature = (*error))]
     fn __exit__(&self, py: Python<'_>, error: &Bound<'_, PyTuple>) -> PyResult<()> {
         match error.get_item(0).is_ok_and(|class| !class.is_none()) {
-            // After a panic the peers may be affected too, so closing does not wait for them.
+            // After an exception the peers may have failed too, so closing does not wait for them.
             true => _ = self.shared.close(py, Duration::ZERO),
             false => self.shared.close(py, self.shared.timeout)?,
         }

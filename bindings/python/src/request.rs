@@ -39,8 +39,8 @@ impl Request {
         self.result(py, end)
     }
 
-    /// Waits for a receive, and returns its message. If the wait fails, nothing is received later,
-    /// unless a message has matched already.
+    /// Waits for a receive, and returns its message. If the wait fails, cancels the receive. A
+    /// message that has already matched still arrives.
     pub fn receive(&self, py: Python<'_>, timeout: Duration) -> PyResult<Py<PyAny>> {
         let message = self.finish(py, timeout);
         if message.is_err() {

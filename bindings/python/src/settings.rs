@@ -1,4 +1,4 @@
-//! Converts the settings of a node.
+//! Converts the arguments of `Node(...)` to a builder.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::error::misuse;
 
-/// Maximum table sizes. The tables are allocated when a node is opened.
+/// Upper limits of the arguments that size tables. Opening a node allocates its tables.
 const PEERS_MAX: u16 = 4096;
 const TABLE_MAX: u32 = 1 << 20;
 
@@ -21,7 +21,7 @@ pub(crate) enum Wanted {
     Name(String),
 }
 
-/// Whether a worker thread runs, and on which processor.
+/// The argument `worker`: whether to run a worker, or the worker's processor.
 #[derive(FromPyObject)]
 pub(crate) enum Worker {
     Wanted(bool),
@@ -36,7 +36,7 @@ pub(crate) struct Rails {
     pub max_rails: Option<usize>,
 }
 
-/// The sizes of the node's tables.
+/// The arguments of `Node(...)` that size its tables. `None` selects the default.
 pub(crate) struct Tables {
     pub peers: Option<u32>,
     pub regions: Option<u32>,
@@ -48,7 +48,7 @@ pub(crate) struct Tables {
 fn limit(py: Python<'_>, given: Option<u32>, default: u32, most: u32, name: &str) -> PyResult<u32> {
     match given.unwrap_or(default) {
         given if given <= most => Ok(given),
-        given => Err(misuse(py, "setting", format!("{name}={given}: at most {most}"))),
+        given => Err(misuse(py, "setting", format!("invalid {name}: {given}; use at most {most}"))),
     }
 }
 
@@ -64,17 +64,23 @@ fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
         "off" => Ok(Fabric::Off),
         "required" => Ok(Fabric::Required),
         _ => {
-            let text =
-                format!("fabric={name:?}: \"auto\", \"off\", \"required\", or how many rails");
+            let text = format!(
+                "invalid fabric: {name:?}; use \"auto\", \"off\", \"required\" or a number of rails"
+            );
             Err(misuse(py, "setting", text))
         }
     }
 }
 
-/// Converts the name of a device.
+/// Converts the argument `gpu`.
 pub(crate) fn gpu(py: Python<'_>, name: &str) -> PyResult<Gpu> {
-    let wrong =
-        |_| misuse(py, "setting", format!("gpu={name:?}: \"cuda:N\", \"hip:N\" or \"stand-in\""));
+    let wrong = |_| {
+        misuse(
+            py,
+            "setting",
+            format!("invalid gpu: {name:?}; use \"cuda:N\", \"hip:N\" or \"stand-in\""),
+        )
+    };
     name.parse().map_err(wrong)
 }
 
@@ -101,7 +107,7 @@ pub(crate) fn builder(
         .shared_memory(shared_memory)
         .settings(Settings { providers, interfaces, max_rails, ..Settings::DEFAULT })
         .limits(limits)
-        // The calls of this package wait in slices instead.
+        // The methods of the class `Node` wait instead, in slices.
         .patience(Duration::ZERO)
         .connect_timeout(Duration::ZERO)
         .receives(limit(py, tables.receives, 1024, TABLE_MAX, "receives")? as usize);

@@ -1,6 +1,6 @@
-//! A node that all its Python objects share.
+//! A node under a lock, shared by all its Python objects.
 //!
-//! Any thread may call; one thread at a time uses the node. A call that cannot wait keeps the GIL.
+//! Any thread may call. One thread at a time uses the node. A call that cannot wait keeps the GIL.
 //! A call that waits releases the GIL and waits in slices. Between slices other threads take their
 //! turn and Python handles signals, so Ctrl-C works. No thread waits for the node's lock while it
 //! holds the GIL, and no Python code runs under the lock.
@@ -25,7 +25,7 @@ use crate::inner::Inner;
 use crate::lease::{Flights, Registered};
 use crate::view::View;
 
-/// Maximum wait before signals are handled, and maximum wait while other threads want a turn.
+/// The longest slice of a wait, and the longest slice while other threads wait for the node.
 const SLICE: Duration = Duration::from_millis(100);
 const SHORT: Duration = Duration::from_millis(1);
 
@@ -38,7 +38,7 @@ const NAP: Duration = Duration::from_micros(50);
 /// Copies of more than this many bytes release the GIL.
 pub(crate) const HELD_MAX: usize = 64 << 10;
 
-/// Number of forks between the first process and this one.
+/// Number of forks between the first process and this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn in_child() {
@@ -53,14 +53,14 @@ pub(crate) fn watch_forks() {
     ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
 }
 
-/// Returns a number for this thread: unique among live threads, and never 0.
+/// Returns a nonzero number that no other live thread has.
 fn me() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
-/// True if a tensor over this device memory exists. The node and the memory's object hold the loan
-/// too.
+/// True if a tensor over this device memory exists. The node and the `Memory` object hold two of
+/// the references.
 pub(crate) fn is_lent(loan: &Arc<()>) -> bool {
     Arc::strong_count(loan) > 2
 }
@@ -75,14 +75,13 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// The thread that uses the node, or 0. Other threads only compare it with their own number.
     holder: AtomicUsize,
-    /// Number of threads that wait for their turn.
+    /// Number of threads that wait for the lock.
     wanted: AtomicUsize,
     /// The fork count when the node was opened.
     forks: u64,
     /// Default timeout of calls.
     pub timeout: Duration,
     pub address: Vec<u8>,
-    /// The device of the node.
     pub gpu: Option<Gpu>,
     /// The descriptor and counter for event loops. `None` if the node has no descriptor.
     pub calls: Option<Calls>,
@@ -145,8 +144,8 @@ impl Shared {
     }
 
     /// Makes a call that fails while there is no room or its peer is not connected. If `at_once`,
-    /// first tries with the GIL. Then repeats without the GIL until the call succeeds or the time
-    /// is up.
+    /// first tries with the GIL. Then repeats without the GIL until the call succeeds or its
+    /// [limit](Inner::limit) expires.
     pub fn issue<T: Send>(
         &self,
         py: Python<'_>,
@@ -179,8 +178,8 @@ impl Shared {
         }
     }
 
-    /// Repeats `call` in slices until it is done. If `look`, first tries once with the GIL and a
-    /// timeout of zero.
+    /// Repeats `call` in slices until it returns or `timeout` expires. If `look`, first tries once
+    /// with the GIL and a timeout of zero.
     pub fn wait<T: Send>(
         &self,
         py: Python<'_>,
@@ -230,7 +229,7 @@ impl Shared {
             self.made();
             let Inner { mut node, flights, registered, devices, peers, disconnected, .. } = inner;
             let (own, lent) = registered.into_views();
-            // Peers may write exported buffers until they know that this node is closing.
+            // Peers may write exported buffers until they know that the node is closed.
             let gone = |peer: PeerId| match node.peer_error(peer) {
                 Ok(Some(error)) => error.is_gone(),
                 Ok(None) => true,
@@ -273,7 +272,7 @@ impl Shared {
         }
     }
 
-    /// True if every further call fails.
+    /// True if the node is closed, so that every further call fails.
     pub fn is_closed(&self) -> bool {
         match self.state.try_lock() {
             Ok(state) => {
@@ -284,7 +283,7 @@ impl Shared {
         }
     }
 
-    /// Checks that this thread may wait for its turn.
+    /// Returns an error in a forked child, and if this thread is already inside a call.
     fn may_enter(&self) -> Result<(), Fault> {
         if self.forks != FORKS.load(Ordering::Relaxed) {
             return Err(Fault::Forked);
@@ -363,8 +362,8 @@ impl Shared {
         }
     }
 
-    /// Runs between two slices. Handles signals, and lets other threads take their turn. Returns
-    /// true if other threads waited.
+    /// Handles signals between two slices of a wait, and lets other threads use the node. Returns
+    /// true if other threads waited for it.
     fn between(&self, py: Python<'_>) -> PyResult<bool> {
         py.check_signals()?;
         if self.wanted.load(Ordering::Relaxed) == 0 {

@@ -1,5 +1,5 @@
 //! A buffer of the program, taken through Python's buffer protocol, DLPack or
-//! `__cuda_array_interface__`. While a view exists, its object must not move the bytes: for
+//! `__cuda_array_interface__`. While a view exists, its exporter keeps the bytes in place: for
 //! example, a `bytearray` refuses to grow.
 
 use std::mem;
@@ -25,7 +25,7 @@ pub(crate) struct View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Host,
-    /// In device memory, with the GPU if it is known.
+    /// In device memory. The GPU is `None` if it is not known.
     Device(Option<On>),
 }
 
@@ -40,7 +40,7 @@ enum Held {
 struct Buffer(Box<ffi::Py_buffer>);
 
 // SAFETY: a view is an address, a length and a reference to the exporter. `drop` uses the exporter
-// under the GIL only. Any thread may read the address.
+// under the GIL only. Any thread may read the other fields.
 unsafe impl Send for View {}
 // SAFETY: shared views are only read; the fields are numbers and pointers, as explained for `Send`.
 unsafe impl Sync for View {}
@@ -108,12 +108,13 @@ impl View {
         let (shape, kind): (Vec<usize>, String) =
             (get("shape")?.extract()?, get("typestr")?.extract()?);
         let width: Option<usize> = kind.get(2..).and_then(|width| width.parse().ok());
-        let width =
-            width.filter(|_| kind.as_bytes()[1] != b't').ok_or_else(|| wrong("unknown type"))?;
+        let width = width
+            .filter(|_| kind.as_bytes()[1] != b't')
+            .ok_or_else(|| wrong(&format!("unknown type {kind:?}")))?;
         let len = shape.iter().try_fold(width, |len, &extent| len.checked_mul(extent));
         let len = len
             .filter(|&len| len <= isize::MAX as usize)
-            .ok_or_else(|| wrong("the shape exceeds the address space"))?;
+            .ok_or_else(|| wrong(&format!("shape {shape:?} exceeds the address space")))?;
         let strides: Option<Vec<isize>> = match array.get_item("strides")? {
             Some(strides) => strides.extract()?,
             None => None,
@@ -145,22 +146,18 @@ impl View {
         self.start
     }
 
-    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if the buffer is read-only.
     pub fn is_readonly(&self) -> bool {
         self.readonly
     }
 
-    /// Returns where the bytes are.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// True if the bytes are in device memory.
     pub fn is_on_device(&self) -> bool {
         self.place != Place::Host
     }
@@ -201,7 +198,7 @@ impl View {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // Without an interpreter nothing uses the bytes any more.
+        // Without an interpreter the buffer leaks: its release may run Python code.
         let _ = Python::try_attach(|_| {
             // SAFETY: `PyObject_GetBuffer` filled the structure. It is released once, here, under
             // the GIL.

@@ -2,8 +2,7 @@
 //! the calls of this process, because a call may take a completion that a coroutine awaits.
 //!
 //! Before each wait on the descriptor, call [`Waker::arm`], let every waiting coroutine check its
-//! condition, and call [`Waker::sleep`]. A call by any thread in between or afterwards ends the
-//! wait.
+//! condition, and call [`Waker::sleep`]. A call by any thread after `arm` ends the wait.
 
 use std::sync::Arc;
 
@@ -21,7 +20,8 @@ pub(crate) struct Waker {
 
 #[pymethods]
 impl Waker {
-    /// Identifies the node. Equal for all wakers of the node, and unique while one of them exists.
+    /// Returns a number that identifies the node: equal for all its wakers, and unique while one
+    /// exists.
     #[getter]
     fn key(&self) -> usize {
         Arc::as_ptr(&self.shared).addr()
@@ -41,7 +41,7 @@ impl Waker {
         self.shared.enter(py, |inner| {
             let longest = inner.node.arm();
             inner.reap();
-            // Adds this call, which is counted when it ends.
+            // `enter` counts this call too, when it ends.
             Ok::<_, Fault>((
                 longest.map_or(0.0, |longest| longest.as_secs_f64()),
                 calls.count() + 1,

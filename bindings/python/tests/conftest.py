@@ -33,7 +33,7 @@ GPUS = {
 
 @functools.cache
 def why_not(way):
-    """Returns why this machine lacks a transport, or None."""
+    """Returns why a node cannot use this transport here, or None."""
     try:
         fishplate.Node(**(WAYS | GPUS)[way]).close()
     except fishplate.Error as error:
@@ -71,7 +71,7 @@ def _process(address, size, target, way, arguments, results):
 
 
 def run(size, target, way, *arguments):
-    """Runs a function in connected processes, and returns the results by rank."""
+    """Runs a function in `size` connected processes, and returns its results by rank."""
     spawn = multiprocessing.get_context("spawn")
     results, address = spawn.Queue(), free_address()
     rest = (address, size, target, way, arguments, results)
@@ -98,14 +98,14 @@ def run(size, target, way, *arguments):
 
 @pytest.fixture
 def node():
-    """A node that reaches itself."""
+    """A node connected to itself."""
     with fishplate.Node(fabric="off", timeout=SOON) as node:
         yield node
 
 
 @pytest.fixture
 def own(node):
-    """A node that reaches itself, with memory and its own import of that memory."""
+    """A node connected to itself, with 4 KiB of memory and an import of that memory."""
     peer = node.connect(node.address)
     memory = node.alloc(4096)
     return SimpleNamespace(
@@ -115,7 +115,7 @@ def own(node):
 
 @pytest.fixture
 def two():
-    """Two nodes of this process, with workers. The first has few regions."""
+    """Two connected nodes of this process, with workers. Node `a` has 16 regions."""
     with (
         fishplate.Node(fabric="off", timeout=SOON, regions=16, worker=True) as a,
         fishplate.Node(fabric="off", timeout=SOON, worker=True) as b,

@@ -1,6 +1,6 @@
 """Checks and measures device memory with torch and cupy on an NVIDIA GPU: two processes on
 `cuda:0`. `tests/python-gpu.sh` runs it. Prints `ok`, `SKIPPED` or `FAILED` for each check, and one
-table. The table compares fishplate with a torch copy within one process, and with the usual way
+table. The table compares fishplate with a torch copy within one process, and with torch
 between processes: CUDA IPC by `reduce_tensor`, `copy_`, a synchronisation and a pipe."""
 
 import multiprocessing
@@ -19,9 +19,10 @@ import fishplate
 MOST = 256 << 20
 LATENCIES = [8, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20]
 BANDWIDTHS = [1 << n for n in range(10, 29, 2)]
-# How long the two processes may take.
+# Time limit of the two processes, in seconds.
 SECONDS = 65
-# Each round has its own kernel. Two processes take turns at a device, which may cost milliseconds.
+# Each round launches a kernel. Two processes alternate on the device, and a switch may take
+# milliseconds.
 KERNEL_ROUNDS = 1000
 KERNEL_SECONDS = 20
 KERNEL = r"""
@@ -80,7 +81,7 @@ def tensors(here):
             expected = torch.arange(count, device="cuda").to(dtype) + (1 - here.rank)
             seen = here.into[: mine.nbytes].view(dtype)
             sync()
-            # Unregistered memory, as in a first program.
+            # Unregistered memory.
             here.turn += 1
             node.put_signal(mine, here.theirs, here.their_words, here.turn)
             node.wait(here.words, ">=", here.turn, peer)
@@ -128,7 +129,7 @@ def memory(here):
 
 
 def kernel(here):
-    """A kernel of rank 1 polls a word in device memory, which a put-signal of rank 0 sets."""
+    """A kernel of rank 1 polls a word in device memory. A put-signal of rank 0 sets the word."""
     import cupy
 
     node, sizes = here.node, [8, 4096, 65536, 1 << 20]
@@ -195,7 +196,7 @@ def kernel(here):
 
 
 def best(run, rounds, blocks=3):
-    """Seconds of one round in the best of some blocks."""
+    """Returns the seconds of one round in the fastest block of rounds."""
     times = []
     for _ in range(blocks):
         begun = time.perf_counter()
@@ -258,7 +259,7 @@ def copies(source, to, rounds):
 
 
 def figures(here):
-    """Rank 0 prints the table."""
+    """Measures all rows. Rank 0 prints the table."""
     here.barrier()
     theirs, why = None, None
     try:
@@ -314,7 +315,7 @@ def copies_alone(here, size, rounds):
 
 def process(address, pipe, results):
     here = Here(address, pipe)
-    # `memory` frees device memory, which must not happen while a kernel polls.
+    # `memory` frees device memory. No kernel may poll meanwhile, so `memory` runs after `kernel`.
     for check in (tensors, kernel, memory, figures):
         begun = time.monotonic()
         try:
@@ -326,7 +327,7 @@ def process(address, pipe, results):
             told, failed = "", traceback.format_exc()
         results.put((here.rank, check.__name__, told, failed, time.monotonic() - begun))
         if failed:
-            # The other process would wait for this one until its deadline.
+            # Without this return, both processes would wait in the barrier until the deadline.
             return
     here.barrier()
     del here.source, here.into

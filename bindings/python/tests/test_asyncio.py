@@ -1,4 +1,4 @@
-"""Tests awaiting requests and signals."""
+"""Tests `await` on requests and signals."""
 
 import asyncio
 import time
@@ -68,7 +68,7 @@ def test_a_call_elsewhere_wakes_who_awaits_what_it_takes(own, away):
                 own.node.send(own.peer, 1, b"call")
             await receive
             waits.append(time.monotonic() - begun)
-        # A sleep that no call ends lasts up to 20 ms.
+        # Without a wake-up by a call, a sleep lasts up to 20 ms.
         assert min(waits) < 0.005
 
     asyncio.run(main())

@@ -1,6 +1,6 @@
 """Device memory: tensors of other libraries by DLPack and `__cuda_array_interface__`, and memory of
-the node's device. Runs with a CUDA driver, which may be tests/fake-cuda, and with host memory in
-place of a device. Without a driver, the tests that need one are skipped."""
+the node's device. Runs with a CUDA driver (or tests/fake-cuda), and with host memory in place
+of a device. Tests that need a driver are skipped without it."""
 
 import ctypes
 import gc
@@ -68,12 +68,12 @@ def find(name):
 
 
 class Array:
-    """An array in device memory that only has `__cuda_array_interface__`."""
+    """An array in device memory with `__cuda_array_interface__` but without DLPack."""
 
     def __init__(self, cuda, array, **changed):
         self.cuda, self.shape, self.kind = cuda, array.shape, array.dtype.str
         self.nbytes, self.changed = array.nbytes, changed
-        # Lets a test begin inside an allocation.
+        # An offset makes the array begin inside its allocation.
         self.base = cuda.alloc(array.nbytes + 64, changed.pop("device", 0))
         self.at = self.base + changed.pop("offset", 0)
         self.fill(array)
@@ -110,7 +110,7 @@ class Plain(ctypes.Structure):
 
 
 class Tensor:
-    """An array in device memory that only has DLPack, on the device with this number."""
+    """An array in device memory with DLPack but without `__cuda_array_interface__`."""
 
     device = (2, 0)
 
@@ -171,7 +171,7 @@ SIZES = [1, 8, 1000, 4097, 300_000]
 
 
 def between(here):
-    """Each process writes from its device into the other process's device, with all calls."""
+    """Each process moves device memory to and from the other process, with every call."""
     node, peer, other = here.node, here.peers[1 - here.rank], 1 - here.rank
     device, source, words = node.alloc_device(1 << 19), node.alloc_device(1 << 19), node.alloc(4096)
     theirs = peer.import_memory(here.job.exchange(device.handle()))
@@ -193,7 +193,7 @@ def between(here):
         request.wait()
         assert device.read(0, size) == pattern(other + turn, size).tobytes()
         here.job.barrier(node)
-    # A word in device memory.
+    # Waits for a word in device memory.
     device.write(bytes(8))
     here.job.barrier(node)
     node.put_signal(source.at(0, 8), theirs.at(64), theirs, 7)
@@ -211,7 +211,7 @@ def test_memory_of_the_device_is_put_got_and_sent(gpu):
 
 
 def tensors(here, kind):
-    """Each process writes from arrays of the program, registered and not, with all calls."""
+    """Each process moves its own device arrays, registered and unregistered, with every call."""
     node, peer, other, cuda = here.node, here.peers[1 - here.rank], 1 - here.rank, Cuda()
     kind = {"array": Array, "tensor": Tensor}[kind]
     into = kind(cuda, numpy.zeros(1 << 19, numpy.uint8))
@@ -219,7 +219,7 @@ def tensors(here, kind):
     theirs = peer.import_memory(here.job.exchange(inbox.handle()))
     their_words = peer.import_memory(here.job.exchange(words.handle()))
     for turn, size in enumerate(SIZES, 1):
-        # Unregistered memory may begin anywhere.
+        # Unregistered memory may begin at any address.
         source = kind(cuda, pattern(here.rank + turn, size), offset=turn % 8)
         node.put_signal(source, theirs, their_words, turn)
         node.wait(words, "==", turn, peer)

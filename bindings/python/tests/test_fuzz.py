@@ -40,13 +40,13 @@ def calls():
 
 
 class Fuzz:
-    """Calls at random on pools of objects, which grow by what the calls return."""
+    """Makes random calls on pools of objects. Objects that the calls return join the pools."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.pool = {kind: [] for kind in KINDS}
         self.made, self.raised = set(), set()
-        # Another node, which drives itself. Its objects are foreign to the others.
+        # Another node, with a worker. The nodes under test must reject its objects.
         self.other = Node(worker=True, timeout=SOON, patience=SOON, fabric="off")
         theirs = self.other.alloc(4096)
         self.handles, self.addresses = [theirs.handle(), b"", b"x" * 40], [
@@ -98,7 +98,7 @@ class Fuzz:
         )
 
     def argument(self, name):
-        """Returns a value for a parameter: usually of the right kind, sometimes of any."""
+        """Returns a value for a parameter: usually of the right kind, sometimes of any kind."""
         pick = self.random.random()
         if pick < 0.05:
             return self.random.choice(
@@ -181,7 +181,7 @@ class Fuzz:
             if inspect.iscoroutine(found):
                 found.close()
             elif name == "__await__":
-                # Only an event loop can run it.
+                # Only an event loop can run the coroutine.
                 found.close()
         except MAY as error:
             self.raised.add(type(error))
@@ -213,7 +213,7 @@ class Fuzz:
 
 
 def works():
-    """A new node still moves data."""
+    """Checks that a new node still moves data."""
     with Node(fabric="off") as node:
         peer, memory = node.connect(node.address), node.alloc(64)
         there = peer.import_memory(memory.handle())

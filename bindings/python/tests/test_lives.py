@@ -18,7 +18,7 @@ import fishplate
 
 
 def python(code, timeout=SOON):
-    """Runs a program, which must succeed, and returns its output."""
+    """Runs a Python program. Asserts that it succeeds, and returns its output."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)],
         capture_output=True, text=True, timeout=2 * timeout,
@@ -200,7 +200,7 @@ def test_a_wait_gives_up_the_gil(own):
 
 
 def test_threads_take_turns_while_one_waits(own):
-    """The signal that a thread waits for comes from another thread of the same node."""
+    """Threads wait for signals that another thread of the same node sends."""
     seen = []
     waits = [
         threading.Thread(
@@ -332,7 +332,7 @@ def test_what_is_left_open_at_the_end_of_a_program():
 
 
 def test_nothing_grows_while_a_program_sends(own):
-    """Neither the memory in use nor the number of references grows."""
+    """Checks that the memory in use and the number of references do not grow."""
     data = bytearray(1 << 17)
 
     def rounds(count):

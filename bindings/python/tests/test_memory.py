@@ -47,7 +47,7 @@ def test_arrays_outlive_memory_and_node():
 
 
 def lend(here):
-    """Rank 1 lends an array; rank 0 writes into it and reads it."""
+    """Rank 1 registers an array; rank 0 writes and reads that array."""
     node, peer = here.node, here.peers[1 - here.rank]
     words = numpy.zeros(1024, numpy.uint64)
     lent = node.register(words)

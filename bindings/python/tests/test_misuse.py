@@ -1,4 +1,4 @@
-"""Misuse by programs: each wrong call raises an exception, and the node continues to work."""
+"""Tests that each wrong call raises an exception, and that the node continues to work."""
 
 import copy
 import math
@@ -291,7 +291,7 @@ CALLS = {
     ),
     "a send beyond the end": (lambda own: own.node.isend(own.peer, 1, freed(own)), Misuse),
     "a probe of another's peer": (lambda own: own.node.probe(other(own).peer), Misuse),
-    # Arguments whose conversion runs code.
+    # Arguments that run Python code when they are converted.
     "memory that is freed meanwhile": (
         lambda own: own.memory.store(1, Evil(lambda: (own.theirs.release(), own.memory.free()))),
         Misuse,

@@ -51,7 +51,7 @@ def move(here, size):
             node.signal(theirs.at(size), turn)
         node.quiet(peer)
         here.job.barrier(node)
-        # Gets into memory of the node, into an array, and into an unaligned array.
+        # Gets write to memory of the node, to an array, and to an unaligned array.
         view[:] = 0
         node.get(ours, theirs)
         assert (view == turn).all()
@@ -69,7 +69,7 @@ def test_arrays_move_in_all_ways(way, size):
 
 
 def count(here, each):
-    """All other ranks add to a counter of rank 0."""
+    """All other ranks add `each` times to a counter of rank 0."""
     node, counter = here.node, here.node.alloc(64)
     handles = here.job.allgather(counter.handle())
     if here.rank == 0:
@@ -88,7 +88,7 @@ def test_processes_count_together(way, size):
 
 
 def ring(here, rounds):
-    """A token passes from rank to rank, and each adds its rank."""
+    """A token passes from rank to rank. Each rank adds its number to it."""
     node, size = here.node, here.job.size
     inbox = node.alloc(64)
     handles = here.job.allgather(inbox.handle())

@@ -1,4 +1,4 @@
-"""The type stubs match the module, and the examples match the stubs."""
+"""Tests that the type stubs match the module, and that the examples match the stubs."""
 
 import subprocess
 import sys
@@ -16,8 +16,8 @@ def check(*command):
 
 
 def test_the_stubs_are_those_of_the_module(tmp_path):
-    # Before Python 3.12 the buffer protocol has no method. Python also adds the reflected method of
-    # each operator.
+    # The stubs declare `__buffer__`, which Python has only since 3.12. The module also has the
+    # reflected operators that Python adds.
     allowed = tmp_path / "allowed"
     allowed.write_text(
         "fishplate._native.(Memory|Slice).__buffer__\nfishplate._native.Place.__radd__\n"

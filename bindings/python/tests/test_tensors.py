@@ -13,7 +13,7 @@ from fishplate.direct import Inlet, Outlet
 
 
 class Tensor:
-    """An array with DLPack but without the buffer protocol, like a tensor of torch."""
+    """An array with DLPack but without the buffer protocol, like a torch tensor."""
 
     def __init__(self, array, device=(1, 0)):
         self.array, self.device = array, device
@@ -143,7 +143,7 @@ def test_torch_tensors(own):
 
 
 def directly(here, wide):
-    """Rank 0 writes into the tensor of rank 1, which uses it and frees it."""
+    """Rank 0 writes into a tensor of rank 1. Rank 1 reads the tensor and releases it to rank 0."""
     node, peer = here.node, here.peers[1 - here.rank]
     if here.rank == 0:
         outlet = Outlet(node, peer, channel=7)
@@ -156,7 +156,7 @@ def directly(here, wide):
                 outlet.isend_direct(Tensor(data)).wait()
         with pytest.raises(fishplate.Misuse):
             outlet.send_direct(bytes(8 * wide + 1))
-        # The receiver has not allowed the sender to overwrite the last tensor.
+        # The receiver has not called `notify` after its last wait.
         with pytest.raises(fishplate.Timeout):
             outlet.close(timeout=0.1)
         here.job.barrier(node)

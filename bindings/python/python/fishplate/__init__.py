@@ -1,5 +1,5 @@
-"""Ordered put, get, put-signal, atomics and tagged messages to other processes, over shared memory
-on one host and over libfabric between hosts. See docs/python.md of the repository.
+"""Put, get, put-signal, atomics and tagged messages to other processes, in order, over shared
+memory on one host and over libfabric between hosts. See docs/python.md of the repository.
 
 Two processes write to each other, then signal:
 

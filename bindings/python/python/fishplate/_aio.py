@@ -41,12 +41,13 @@ class _Pump:
                     future.set_exception(error)
         finally:
             del _pumps[self.loop, self.waker.key]
-            # The task was cancelled, so nothing polls for these futures any more.
+            # The task was cancelled, so nothing completes these futures.
             for future in self.waiting:
                 future.cancel()
 
     def look(self) -> tuple[bool, int]:
-        """Checks all waits. Returns whether one has ended, and the number of calls made."""
+        """Checks all waits. Returns whether a wait has ended, and the number of calls made to
+        the node."""
         ended, calls = False, 0
         for future, look in list(self.waiting.items()):
             if future.done():

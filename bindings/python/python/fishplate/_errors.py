@@ -1,5 +1,5 @@
-"""The exceptions of fishplate. `kind` distinguishes errors of one class. Most texts say what to
-do."""
+"""The exceptions of fishplate. `kind` distinguishes errors of one class. Most messages say
+what to do."""
 
 
 class Error(Exception):
@@ -26,12 +26,13 @@ class PeerFailed(Error, ConnectionError):
 
 
 class NotConnected(Error, ConnectionError):
-    """The peer has not connected to this node's address in time."""
+    """The peer did not connect to this node in time."""
 
 
 class Full(Error):
-    """There is no room. `kind` is "again" if an operation found no room within its patience, or
-    "limit" if a table is full; most tables have an argument of `Node` that sets their size."""
+    """A queue or a table is full. `kind` is "again" if an operation found no room within its
+    patience, or "limit" if a table is full; most tables have an argument of `Node` that sets
+    their size."""
 
 
 class InUse(Error):

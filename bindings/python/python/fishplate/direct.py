@@ -1,5 +1,5 @@
-"""Direct sends: a receiver exports a tensor once, and the sender writes into it as often as it
-likes, without a message per transfer. Both ends use the same channel number.
+"""Direct sends: a receiver exports a tensor once, and the sender writes into it any number of
+times, without a message per transfer. Both ends use the same channel number.
 
     receiver                                    sender
     inlet = Inlet(node, peer, tensor)           outlet = Outlet(node, peer)
@@ -28,7 +28,8 @@ _TAG = 0x46504449 << 64
 
 
 class Inlet:
-    """The receiving end. Sends the tensor's handle, and does not wait for the sender."""
+    """The receiving end of a channel. Sends the tensor's handle, and does not wait for the
+    sender."""
 
     def __init__(self, node: Node, peer: Peer, tensor: Memory | _Buffer, channel: int = 0) -> None:
         self._node, self._peer = node, peer
@@ -48,7 +49,8 @@ class Inlet:
         self._count += 1
 
     def notify(self) -> None:
-        """Tells the sender that it may overwrite the tensor. Call it after the last `wait` too."""
+        """Tells the sender that it may overwrite the tensor. Call this after every `wait`,
+        the last one too."""
         if self._freed is None:
             handle = self._node.recv_bytes(self._peer, self._tag)[1]
             self._freed = self._peer.import_memory(handle)
@@ -64,7 +66,7 @@ class Inlet:
 
 
 class Outlet:
-    """The sending end. Waits for the receiver's handle."""
+    """The sending end of a channel. Waits for the receiver's handle."""
 
     def __init__(
         self, node: Node, peer: Peer, channel: int = 0, timeout: float | None = None
@@ -80,7 +82,7 @@ class Outlet:
     def _room(self, data: Memory | Slice | _Buffer, timeout: float | None) -> None:
         size = len(data) if isinstance(data, Memory | Slice) else _size(data)
         if size > self.size:
-            raise Misuse("range", f"{size} bytes do not fit into a tensor of {self.size}")
+            raise Misuse("range", f"data too long: {size} bytes; the tensor has {self.size}")
         self._node.wait(self._word, ">=", self._count, self._peer, timeout)
         self._count += 1
 
@@ -101,7 +103,7 @@ class Outlet:
     def close(self, timeout: float | None = None) -> None:
         """Waits for the receiver's last `notify`, then releases the receiver's memory. If the
         deadline expires, nothing is released, and `close` may be called again."""
-        # The receiver's last signal must not arrive in memory that is freed.
+        # The receiver's last signal must arrive before its target is freed.
         self._node.wait(self._word, ">=", self._count, self._peer, timeout)
         self._node.quiet(self._peer)
         self._theirs.release()
@@ -113,5 +115,5 @@ def _size(data: _Buffer) -> int:
     try:
         return memoryview(data).nbytes  # type: ignore[arg-type]
     except TypeError:
-        # A tensor that supports only DLPack.
+        # A tensor with DLPack but without the buffer protocol.
         return int(data.nbytes)  # type: ignore[union-attr]

@@ -1,5 +1,5 @@
-"""Draws latency and bandwidth by size, as SVG, from the output of `fishplate.sweep` or `fishplate
-perf --json`:
+"""Draws latency and bandwidth by message size, as SVG, from the output of `fishplate.sweep`
+or `fishplate perf --json`:
 
     python -m fishplate.plot results.jsonl [more.jsonl] [-o results.svg]
 """

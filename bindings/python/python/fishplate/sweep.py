@@ -1,5 +1,5 @@
-"""Measures latency and bandwidth by size, for writes into a tensor of the peer (direct) and for
-messages that are copied (relay). Run it twice:
+"""Measures latency and bandwidth by message size, for writes into a tensor of the peer
+(direct) and for messages that are copied (relay). Run it twice:
 
     python -m fishplate.sweep [HOST:PORT] [--sizes 1K,1M] [--path direct,relay] [--check] \\
         >results.jsonl
@@ -36,7 +36,7 @@ class Bar:
         self._shown = sys.stderr.isatty() if shown is None else shown
 
     def step(self, what: str) -> None:
-        """Shows that one more step begins."""
+        """Shows step `what` and the share of finished steps."""
         if self._shown:
             full = 40 * self._done // self._steps
             bar = "=" * full + " " * (40 - full)
@@ -67,7 +67,8 @@ def _run(
     count: int,
     check: bool,
 ) -> list[float]:
-    """Rank 0 sends, and rank 1 answers with 1 byte. Returns the seconds of each round at rank 0."""
+    """Rank 0 sends data, and rank 1 answers with 1 byte. Returns the seconds of each round at
+    rank 0."""
     took, wrong = [], 0
     there = bytearray(1)
     if rank == 0:
