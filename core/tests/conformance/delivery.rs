@@ -385,7 +385,8 @@ pub fn c5_touches_is_true_while_a_post_may_access_local_memory<F: Fixture>() {
         let (mut seen, mut pending, to) = (Seen::default(), 0, link.to);
         for n in 0..16u64 {
             let (local, remote) = (field.local(n as usize * 256, 256), field.remote(n * 256));
-            // SAFETY: the source is never freed. It changes only once `touches` has returned false.
+            // SAFETY: the source is never freed. It changes only after `touches` has returned
+            // false.
             let posted = accept(&mut link, &mut seen, |rail| unsafe {
                 match read {
                     false => rail.post_write(to, local, remote, Some(n as u32), n),

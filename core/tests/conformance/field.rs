@@ -7,7 +7,7 @@ use fishplate_core::rail::{Local, Rail, RailKey, Remote};
 
 use super::{Fixture, Link};
 
-/// The byte that fills the canaries, and the region before it is written.
+/// The byte that fills the canaries and the unwritten region.
 pub const CANARY: u8 = 0xc5;
 
 /// Number of canary bytes on each side of a region.

@@ -9,8 +9,8 @@ use fishplate_core::rail::{Caps, Local, Posted, Rail, Remote, Sink};
 
 use super::Field;
 
-/// How long a test waits for a report: for many polls, and long enough that a loaded machine has
-/// run the rail's other threads meanwhile.
+/// Limits how long a test waits for a report: at least 100,000 polls, and at least 20 seconds. On a
+/// loaded machine the rail's other threads need that time.
 pub struct Patience {
     polls: u32,
     since: Instant,
@@ -21,7 +21,7 @@ impl Patience {
         Patience { polls: 0, since: Instant::now() }
     }
 
-    /// Counts one poll. Returns whether the test should make it.
+    /// Counts one poll. Returns false once the limit is exceeded.
     pub fn lasts(&mut self) -> bool {
         self.polls += 1;
         self.polls < 100_000 || self.since.elapsed() < Duration::from_secs(20)
@@ -72,7 +72,7 @@ impl<R: Rail> Link<R> {
         most
     }
 
-    /// Polls until `enough` returns true, and some more, to detect repeated reports.
+    /// Polls until `enough` returns true. Then polls some more, to detect repeated reports.
     pub fn until(&mut self, seen: &mut Seen, what: &str, enough: impl Fn(&Seen) -> bool) {
         let mut patience = Patience::new();
         while !enough(seen) {
@@ -89,7 +89,6 @@ impl<R: Rail> Link<R> {
     }
 }
 
-/// The collected reports.
 #[derive(Default)]
 pub struct Seen {
     pub done: Vec<(u64, Result<(), CompleteError>)>,
@@ -100,7 +99,7 @@ pub struct Seen {
     pub down: Vec<(Peer, PeerError)>,
     pub up: Vec<Peer>,
     pub events: u32,
-    /// Called when a write is reported, to read its memory.
+    /// Called with the data of each reported write, so that a test can read the written memory.
     pub on_landed: Option<Box<dyn FnMut(u32)>>,
 }
 

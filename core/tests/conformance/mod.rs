@@ -35,18 +35,18 @@ use fishplate_core::rail::{Rail, RailKey};
 pub trait Fixture {
     type Rail: Rail;
 
-    /// Why an origin may still access imported memory after it is deregistered, if it may. The
-    /// origin never accesses a region that is registered later.
+    /// Why an origin may still access imported memory that the target has deregistered. `None` if
+    /// it may not. The origin never accesses a region that is registered later.
     const REACHES_ON: Option<&'static str> = None;
 
-    /// Why a write may land after a detach has reported it as failed, if it may.
+    /// Why a write may land after a detach has reported it as failed. `None` if it may not.
     const LANDS_LATE: Option<&'static str> = None;
 
-    /// Why an import longer than the region is accepted, if it is. Posts beyond the region are
-    /// refused in any case.
+    /// Why an import longer than the region is accepted. `None` if it is refused. Posts beyond the
+    /// region are always refused.
     const IMPORTS_UNSEEN: Option<&'static str> = None;
 
-    /// Returns why this machine has no such rail, if it has none.
+    /// Returns why this machine has no such rail, or `None` if it has one.
     fn absent() -> Option<String> {
         None
     }
@@ -54,7 +54,7 @@ pub trait Fixture {
     /// Creates a new pair. `seed` determines all randomness.
     fn link(seed: u64) -> Link<Self::Rail>;
 
-    /// Creates a pair whose origin soon fails a peer that leaves its posts incomplete.
+    /// Creates a pair. The origin soon fails a peer that does not complete posts.
     fn impatient(seed: u64) -> Link<Self::Rail> {
         Self::link(seed)
     }
@@ -77,15 +77,14 @@ pub trait Fixture {
     }
 }
 
-/// The seeds of a randomised test.
 const SEEDS: std::ops::Range<u64> = 1..6;
 
 thread_local! {
-    /// The skipped checks that this test has already printed.
+    /// The skip messages that this test has already printed.
     static SKIPPED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns whether there is a reason to skip a check. Prints the reason once per test.
+/// True if there is a reason to skip a check. Prints each reason once per test.
 fn skipped(what: &str, why: Option<&str>) -> bool {
     if let Some(why) = why {
         let line = format!("SKIPPED {what}: {why}");

@@ -1,5 +1,5 @@
-//! Acknowledgements: a cumulative cursor that is sent in time and never ahead of applied
-//! operations. Every number is acknowledged.
+//! Acknowledgements: each reports a cumulative count, in time and never ahead of the applied
+//! operations. Every sequence number is acknowledged.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PostError};

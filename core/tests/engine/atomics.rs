@@ -1,4 +1,5 @@
-//! Atomics: every operation at every width is executed once and in order, by message or natively.
+//! Atomics: every operation at every width is executed once and in order, by message or by the
+//! rail.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError};
@@ -103,7 +104,7 @@ fn an_atomic_is_ordered_between_signals() {
     }
 }
 
-/// The program may make its next pass much later.
+/// The program may run the next pass much later, so the fetch must not need another pass.
 #[test]
 fn a_fetch_completes_in_the_pass_that_reads_its_reply() {
     let control = shared();
@@ -172,7 +173,7 @@ fn a_fetch_reads_what_the_stream_wrote_before_it() {
     }
 }
 
-/// The applied operations are a prefix of the issued operations, whatever the rails delay.
+/// At any time the applied operations are a prefix of the issued ones, whatever the rails delay.
 #[test]
 fn native_atomics_are_ordered() {
     for seed in seeds(60) {
@@ -186,7 +187,8 @@ fn native_atomics_are_ordered() {
             move |_| random.below(2) == 0
         });
         let mut random = Random(seed);
-        // The number of signals and atomics issued so far, and both numbers before each operation.
+        // The number of signals and of atomics issued so far, and both counts before each
+        // operation.
         let (mut issued, mut prefixes) = ((0, 0), vec![(0, 0)]);
         let add = |operand| Amo { op: AmoOp::Add, width: 8, operand, compare: 0 };
         let mut tokens = vec![];

@@ -124,7 +124,7 @@ fn invalid_operations_are_refused_by_name() {
 #[test]
 fn invalid_peers_are_refused_by_name() {
     let mut own = own(Config::DEFAULT, [Network::new(), Network::new()], 4096);
-    // An id of another engine, which has more peers.
+    // A peer id of another engine, which has more peers.
     let mut more =
         Engine::new(Config::DEFAULT, [Network::new()], memory(&Config::DEFAULT, 9, 8)).unwrap();
     let foreign = (0..9).map(|_| more.reserve_peer().unwrap()).last().unwrap();
@@ -216,8 +216,7 @@ fn invalid_regions_and_handles_are_refused_by_name() {
             len - 1
         )
     );
-    // The two engines may have different numbers of rails, but the handle needs a key for each
-    // joint.
+    // The two engines have different numbers of rails. A handle needs a key for each joint.
     let mut one = super::support::own(Config::DEFAULT, [Network::new()], 4096);
     let len = one.engine.export(one.target, &mut handle).unwrap();
     assert_eq!(own.engine.import(own.peer, &handle[..len]), Err(AttachError::BadHandle), "e17");
@@ -229,7 +228,7 @@ fn invalid_regions_and_handles_are_refused_by_name() {
         let got = own.engine.import(own.peer, &wrong[..len]);
         assert_eq!(got, Err(AttachError::BadHandle), "{count} rails");
     }
-    // Handles whose length or key differs from the registration.
+    // Handles with another length or key than the registration.
     for at in [8, 24, 40] {
         let mut wrong = handle;
         wrong[at] ^= 0x80;
@@ -336,7 +335,7 @@ fn rails_are_joined_once_and_before_the_peer_is_used() {
     engine.remove_peer(other).unwrap();
     assert_eq!(engine.join_peer(other, &alike, None), Err(AttachError::UnknownPeer));
     let crossed = other;
-    // The next peer in this slot starts again with equal rail numbers.
+    // The next peer in this slot starts with the default joints again: rail 0 to rail 0, and so on.
     let next: PeerId = engine.reserve_peer().unwrap();
     assert_eq!(next.peer(), crossed.peer());
     engine.connect_peer(next, 3).unwrap();
@@ -368,7 +367,7 @@ fn memory_left_by_an_earlier_engine_is_no_context() {
         let mut engine = Engine::new(config, tap(Network::new(), &control), memory).unwrap();
         let peer = engine.reserve_peer().unwrap();
         engine.connect_peer(peer, 1).unwrap();
-        // The next write in the second context. Only the first of the two engines has that context.
+        // A write in context 1. Only the engine with two contexts has that context.
         let next = u32::from(2 - config.contexts);
         control.borrow_mut().inject.push_back(Event::Landed(peer.peer(), 1 << 24 | next));
         engine.progress();

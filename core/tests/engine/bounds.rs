@@ -1,5 +1,5 @@
-//! Bounds: small windows, queues and pools never block each other for ever. A pass handles at most
-//! a batch, and nothing recurses.
+//! Bounds: small windows, queues and pools never deadlock. A pass handles at most one batch of
+//! events, and no call recurses.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::OpError;
@@ -11,7 +11,8 @@ use super::order::{add, hold, set};
 use super::support::tap::{Event, Tap, shared, tap};
 use super::support::*;
 
-/// Issues operations of all kinds, as often as the engine accepts them.
+/// Issues `count` operations of all kinds. Repeats an operation while the engine has no room for
+/// it.
 fn traffic<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>, count: u64, seed: u64) {
     let mut random = Random(seed);
     let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
@@ -180,7 +181,7 @@ fn a_put_in_many_pieces_is_posted_over_several_passes() {
 
 #[test]
 fn e6_a_parked_message_is_a_copy() {
-    // The tap frees each message's bytes after its report. 60 messages wait for one write.
+    // The tap frees the bytes of each message after reporting it. 60 messages wait for one write.
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Loopback::<64>::new(), &control), 4096);
     let held = hold(&control, |event| matches!(event, Event::Landed(..)));

@@ -81,7 +81,7 @@ fn shutdown_in_any_order_applies_everything_and_reports_no_death() {
     assert!(applied >= 20 * seeds(2000).len() as u64, "{applied}");
 }
 
-/// An engine that is its own peer, over a tapped rail that does not separate attachments.
+/// Returns an engine that is its own peer. Its tapped rail does not separate attachments.
 fn alone(config: Config) -> (Shared, Own<Tap<Loopback<64>>, 1>) {
     let control = shared();
     control.borrow_mut().caps = Some(|caps| Caps { fresh: false, inject: 0, ..caps });
@@ -115,7 +115,6 @@ fn operations<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     8
 }
 
-/// Checks that every operation is refused.
 fn refused<R: Rail>(own: &mut Own<R, 1>) {
     let refused = |error: Option<OpError>| error == Some(CLOSED);
     let (e, remote, from) = (&mut own.engine, own.remote, own.source.at(0));
@@ -189,14 +188,14 @@ fn an_engine_that_is_its_own_peer_shuts_down_over_every_loopback() {
 fn an_expired_deadline_names_the_peer_and_what_is_missing() {
     let config = Config { window: 8, ..Config::DEFAULT };
     let (_, mut nodes) = fleet::plain::<1>(4, Dials::CALM, config, SIZE, 1);
-    // Node 1 makes no progress but has received everything. Nodes 2 and 3 have not.
+    // Node 1 makes no progress, but has received everything. Nodes 2 and 3 have received nothing.
     let [first, _, _, last] = &mut nodes[..] else { unreachable!() };
     let mut waiter = waiter();
     let signal = |node| Signal { at: node, op: SignalOp::Add, value: 1 };
     first.engine.signal(CX, signal(first.remotes[2].at(0)), Notice::Silent).unwrap();
     let late = first.engine.shutdown(&mut waiter, 100_000).unwrap_err();
     assert_eq!(late, Unfinished { peer: first.peers[2], peers: 3, missing: Missing::Operations });
-    // The last node answers in its passes; its program makes no call.
+    // The last node answers during its passes. Its program need not call `shutdown`.
     let (first_peer, last_peer) = (last.peers[0], first.peers[3]);
     for _ in 0..2000 {
         last.engine.progress();
@@ -266,7 +265,7 @@ fn an_unanswered_peer_is_closed_once_it_has_answered() {
     assert_eq!(word(&own.engine, own.target.at(0)), adds);
 }
 
-/// Issues operations that are queued until the peer has answered.
+/// Issues operations. The engine queues them until the peer has answered its Hello.
 fn operations_queued<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     for _ in 0..5 {
         let signal = Signal { at: own.remote.at(0), op: SignalOp::Add, value: 1 };
@@ -277,7 +276,7 @@ fn operations_queued<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     5
 }
 
-/// Returns the bits of a word above its sequence number, for a window of 128 and the first context.
+/// Returns the upper bits of a word: the epoch, above the sequence number, for a window of 128.
 fn stamp(control: &Shared) -> u32 {
     let control = control.borrow();
     let hello = control.posts.iter().find(|post| post.bytes.first() == Some(&7));
@@ -285,7 +284,6 @@ fn stamp(control: &Shared) -> u32 {
         .map_or(0, |post| u32::from_le_bytes(post.bytes[4..8].try_into().unwrap()) << 9 & 0xff_ffff)
 }
 
-/// Returns the Bye messages among the posts.
 fn byes(control: &Shared) -> Vec<Vec<u8>> {
     let posts = &control.borrow().posts;
     posts
@@ -325,7 +323,7 @@ fn a_bye_acknowledges_and_ends_waits_for_its_sender() {
     let heard = Rc::new(RefCell::new(vec![]));
     let notes = heard.clone();
     control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
-        // Drops other acknowledgements, so that only Byes report the cursor.
+        // Drops separate acknowledgements, so that only Byes report what has arrived.
         Event::Message(_, bytes) if bytes[0] == 5 => vec![],
         Event::Message(_, bytes) if bytes[0] == 8 => {
             notes.borrow_mut().push(event);
@@ -337,7 +335,7 @@ fn a_bye_acknowledges_and_ends_waits_for_its_sender() {
     own.engine.signal(CX, signal, Notice::Report(3)).unwrap();
     passes(&mut own.engine, 50);
     assert_eq!(own.engine.next_completion(), None);
-    // The Bye that the other end of this stream would send.
+    // Injects the Bye that the other end of this stream would send.
     let mut bye: Vec<u8> = [8, stamp(&control), 1, 0].map(u32::to_le_bytes).as_flattened().to_vec();
     bye.extend([1u64.to_le_bytes().as_slice(), &[0; 4]].concat());
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), bye.clone()));

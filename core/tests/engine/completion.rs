@@ -119,7 +119,7 @@ fn stale_silent_and_foreign_tokens_are_errors() {
     a.engine.wait(token, &mut a.waiter, SOON).unwrap();
     assert_eq!(a.engine.test(token), Err(OpError::StaleToken));
     assert_eq!(a.engine.wait(token, &mut a.waiter, SOON), Err(WaitError::Op(OpError::StaleToken)));
-    // The slot is reused, and the old token stays stale.
+    // The slot is reused. The old token stays stale.
     for _ in 0..10 {
         let next = pending(a.engine.signal(CX, set(a.remote, 0, 2), Notice::Report(1)));
         assert_ne!(next, token);
@@ -236,7 +236,7 @@ fn e9_a_fetch_completes_with_its_reply() {
     let held = hold(&control, |event| matches!(event, Event::Message(_, bytes) if bytes[0] == 4));
     let fetch = pending(own.engine.fetch(CX, own.remote.at(0), ADD, 7));
     pass_until(&mut own.engine, "the reply", |_| held.borrow().len() == 1);
-    // The acknowledgement of a later signal also acknowledges the atomic.
+    // A later signal's acknowledgement also acknowledges the atomic.
     let later = pending(own.engine.signal(CX, set(own.remote, 8, 1), Notice::Report(8)));
     own.engine.wait(later, &mut own.waiter, SOON).unwrap();
     assert_eq!(own.engine.test(fetch), Ok(None), "acknowledged, but the value is not here");
@@ -338,7 +338,8 @@ fn quiet_counts_silent_failures_once() {
 fn a_failed_numbered_post_breaks_the_stream_with_unknown_outcome() {
     let (control, mut own) = slow();
     control.borrow_mut().edit = Some(Box::new(|_, event| match event {
-        // Posts of acknowledgements, which belong to no operation, succeed.
+        // Fails all posts of operations. Posts of acknowledgements belong to no operation, and
+        // succeed.
         Event::Done(cx, _) if cx >> 63 == 0 => {
             vec![Event::Done(cx, Err(CompleteError::Failed(-5)))]
         }

@@ -1,5 +1,5 @@
 //! Damaged, repeated, lost and forged traffic causes no panic and does not affect other peers. Half
-//! of the engines have failover.
+//! of the runs use failover.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::mem::{Peer, RailId};
@@ -35,7 +35,7 @@ fn run(seed: u64) -> u64 {
             engine.attach_failover(failover(&config, 3)).unwrap();
         }
     });
-    // Rail 0 between two nodes fails, and they continue without it.
+    // Rail 0 between two nodes may fail. The nodes then continue without it.
     let mut fails = vec![];
     for ends in [(0, 1), (1, 0), (0, 2), (2, 0)] {
         if keeps && random.below(2) == 0 {

@@ -15,7 +15,7 @@ use super::support::*;
 
 const SIZE: usize = 4096;
 
-/// An engine that is its own peer, with two device regions and two host regions.
+/// An engine that is its own peer, with two device regions: `out` and `into`.
 struct Rig<R: Rail, const RAILS: usize> {
     own: Own<R, RAILS>,
     out: Region,
@@ -68,7 +68,8 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
                 .unwrap();
             let what =
                 format!("seed {seed} round {round}: {len} bytes, device {here} to device {there}");
-            // Reads the word directly, to detect a signal that overtakes its data.
+            // Reads the word without a call of the engine, to detect a signal that overtakes its
+            // data.
             for _ in 0..10_000 {
                 if word(&own.engine, own.target.at(0)) == round {
                     break;

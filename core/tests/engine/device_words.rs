@@ -1,6 +1,6 @@
-//! Signals and atomics whose word is in device memory. The device applies them in order and exactly
-//! once, even if it has no room, it fails, or the peer fails. The processor cannot access such a
-//! word, because [`veil`](super::support::veil) hides it.
+//! Signals and atomics on words in device memory. The device applies them in order and exactly
+//! once, even if the device has no room or fails, or the peer fails. The processor cannot access
+//! these words, because [`veil`](super::support::veil) hides them.
 
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
 use fishplate_core::error::{OpError, PeerError, Violation, WaitError};
@@ -40,7 +40,6 @@ impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
         u64::from_ne_bytes(peek(&self.memory, at, 8).try_into().unwrap())
     }
 
-    /// Returns the rail that reaches the device.
     fn rail(&mut self) -> &mut Veiled<R> {
         self.own.engine.rail_mut(RailId(0)).unwrap()
     }
@@ -234,7 +233,8 @@ fn streams_take_turns_to_change_words_of_a_device() {
         rig.issue(|rig| rig.own.engine.signal(CX, signal, Notice::Silent));
     };
     for round in 0..200 {
-        // The first peer always has a word to change. The second peer signals now and then.
+        // The first peer signals twice in every round. The second peer signals in every tenth
+        // round.
         for _ in 0..2 {
             let first = rig.remote;
             add(&mut rig, first, 0);
@@ -249,7 +249,7 @@ fn streams_take_turns_to_change_words_of_a_device() {
     }
 }
 
-/// No event announces that the device has room again.
+/// No event reports that the device has room again, so the waiter must poll.
 #[test]
 fn a_waiter_stays_awake_while_the_device_refuses_to_read_its_word() {
     let (_, mut rig) = tapped();
@@ -275,8 +275,8 @@ fn device_fails(full: u32) {
     let (control, mut rig) = tapped();
     rig.set(0, 1);
     rig.own.engine.quiet(CX, rig.own.peer, &mut rig.own.waiter, SOON).unwrap();
-    // The device makes the first change but reports a failure, as if it were too late. That
-    // failure, or an earlier event, fails the peer.
+    // The device makes the first change but reports a failure. That failure, or an earlier event,
+    // fails the peer.
     rig.rail().late = 1;
     rig.rail().full = full;
     for _ in 0..2 {
@@ -364,7 +364,7 @@ fn a_word_that_is_deregistered_before_its_turn_is_not_changed() {
     assert_eq!(rig.word(0), 0);
 }
 
-/// A wait for a device word makes stream 0 due before a peer has it.
+/// A wait for a device word marks stream 0 as due, before a peer owns that stream.
 #[test]
 fn a_peer_that_is_set_up_after_a_wait_for_a_device_word_is_served() {
     let mut engine =

@@ -1,5 +1,4 @@
-//! Traffic of one attachment of a peer never has an effect in a later attachment, however late it
-//! arrives.
+//! Tests that late traffic of one attachment of a peer has no effect in a later attachment.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,7 +15,8 @@ use fishplate_core::rail::sim::Dials;
 use super::support::tap::{Event, Shared, Tap, shared, tap};
 use super::support::*;
 
-/// Returns the dials of a rail on which traffic may outlive its attachment.
+/// Returns the settings of a simulated rail that may deliver traffic after its attachment has
+/// ended.
 fn dials(seed: u64) -> Dials {
     let late = Dials { late: true, ..Dials::WILD };
     match seed % 4 {
@@ -57,7 +57,7 @@ fn traffic_before_a_reattachment_is_dropped() {
     assert!(all.stale > 100 && all.renewed > 20 && all.applied > 1000, "{all:?}");
 }
 
-/// An engine that is its own peer over a rail that does not separate attachments.
+/// Returns an engine that is its own peer. Its rail does not separate attachments.
 fn meeting(config: Config, control: &Shared) -> Own<Tap<Loopback<64>>, 1> {
     control.borrow_mut().caps = Some(|caps| Caps { fresh: false, inject: 0, ..caps });
     let mut own = own(config, tap(Loopback::new(), control), 4096);
@@ -80,7 +80,7 @@ fn renew(own: &mut Own<Tap<Loopback<64>>, 1>) {
     meet(own);
 }
 
-/// Records arrivals. If `holds` is true, also holds them back.
+/// Records arriving writes and messages. If `holds` is true, withholds them from the engine.
 fn listen(control: &Shared, holds: bool) -> Rc<RefCell<Vec<Event>>> {
     let heard = Rc::new(RefCell::new(vec![]));
     let notes = heard.clone();
@@ -94,8 +94,8 @@ fn listen(control: &Shared, holds: bool) -> Rc<RefCell<Vec<Event>>> {
     heard
 }
 
-/// Issues two of each operation that sends something. Fetches are reported, and so are signals,
-/// which complete with an acknowledgement.
+/// Issues two of each operation that posts. Fetches and signals report their completion. A signal
+/// completes when it is acknowledged.
 fn one_of_each(own: &mut Own<Tap<Loopback<64>>, 1>) {
     let (e, remote, from) = (&mut own.engine, own.remote, own.source.at(0));
     let inc = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
@@ -118,8 +118,8 @@ fn signal(at: RemoteAddr) -> Signal {
 fn traffic_of_an_earlier_attachment_has_no_effect() {
     for first_sequence in STARTS {
         let control = shared();
-        // Both attachments use the same numbers, so the old messages match exactly the expected
-        // numbers.
+        // Both attachments use the same sequence numbers, so the engine expects exactly the numbers
+        // of the old messages.
         let config = Config { window: 64, eager: 64, first_sequence, ..Config::DEFAULT };
         let mut own = meeting(config, &control);
         write(&own.engine, own.source.at(0), &[7; 4096]);
@@ -141,7 +141,7 @@ fn traffic_of_an_earlier_attachment_has_no_effect() {
         one_of_each(&mut own);
         assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
         passes(&mut own.engine, 50);
-        // Writes that the rail itself executes have landed, without a report.
+        // The rail has executed the plain writes. The engine gets no report of those.
         let before = (read(&own.engine, own.target.at(0), 4096), own.engine.stats());
         assert_eq!((before.1.stale, word(&own.engine, own.target.at(0))), (0, 0));
         for event in &old {
@@ -249,7 +249,7 @@ fn hellos_without_proof_change_nothing() {
     assert_eq!(word(&own.engine, own.target.at(0)), 50);
     let answers = hellos(&control);
     assert!(answers.len() <= 5000, "{}", answers.len());
-    // The engine answers other Hellos only by asking whether their sender is alive.
+    // The engine answers any other Hello only with a question: is the sender alive?
     assert!(
         answers
             .iter()
@@ -299,7 +299,7 @@ fn what_arrives_before_its_peer_is_connected_does_not_fail_it() {
     let mut own = meeting(Config::DEFAULT, &control);
     let early = own.engine.reserve_peer().unwrap();
     let from = early.peer();
-    // The last event is a word of an earlier attachment.
+    // The last event is a write with the epoch of an earlier attachment.
     let words = [0, 5 << 19].map(|word| Event::Landed(from, word));
     for event in [Event::Message(from, hello(5, 0, 0))].into_iter().chain(words) {
         control.borrow_mut().inject.push_back(event.clone());
@@ -349,7 +349,7 @@ fn operations_queue_until_the_peer_has_answered() {
     a.connect_peer(*to, 1).unwrap();
     let remote = a.import(*to, &handle[..len]).unwrap();
     write(a, from.at(0), &[7; 256]);
-    // The other engine has not connected yet. It receives nothing now, and everything later.
+    // The other engine has not connected yet. It receives everything after it connects.
     for n in 0..10 {
         let issued = a.put_signal(
             CX,
@@ -436,7 +436,7 @@ fn a_word_of_an_unknown_sender_is_no_answer() {
     control.borrow_mut().inject.push_back(Event::Landed(own.peer.peer(), word));
     passes(&mut own.engine, 1);
     assert_eq!((own.engine.has_answered(own.peer), own.engine.stats().stale), (Ok(false), 1));
-    // Once the sender has proved that it is alive, the same word counts as its first.
+    // Once the sender has proved that it is alive, the same write counts as its first write.
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), hello(5, epoch, 0)));
     control.borrow_mut().inject.push_back(Event::Landed(own.peer.peer(), word));
     passes(&mut own.engine, 1);

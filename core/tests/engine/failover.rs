@@ -13,7 +13,7 @@ use super::support::*;
 
 type Kept = Own<Tap<Loopback<64>>, 3>;
 
-/// Returns an engine that is its own peer and survives while one of three rails is left.
+/// Returns an engine that is its own peer over three rails, with failover.
 fn own_kept(control: &Shared) -> Kept {
     let rails = std::array::from_fn(|rail| Tap::new(Loopback::new(), rail, control));
     let mut engine = engine(Config::DEFAULT, rails);
@@ -191,7 +191,7 @@ fn failover_messages_of_an_earlier_attachment_are_dropped() {
     }
     met(&mut nodes);
     let before: Vec<_> = nodes.iter().map(|(engine, _)| engine.stats().stale).collect();
-    // Rail 0 of the engine that polls first repeats the old message.
+    // The rail of the engine that polls first delivers the old message again.
     for told in &told {
         control.borrow_mut().inject.push_back(Event::Message(Peer(0), told.bytes.clone()));
         nodes.iter_mut().for_each(|(engine, _)| _ = engine.progress());

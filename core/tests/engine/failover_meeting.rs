@@ -1,5 +1,5 @@
-//! Two engines that connect over several rails, some of which fail meanwhile. One engine or both
-//! have failover.
+//! Two engines connect over several rails while some rails fail. One engine or both engines have
+//! failover.
 
 use fishplate_core::engine::{Config, Engine, Joint, Notice, Signal};
 use fishplate_core::error::PeerError;
@@ -64,7 +64,7 @@ impl<const RAILS: usize> Side<RAILS> {
     }
 }
 
-/// The outcomes of connections.
+/// What happened to the connections of all runs.
 #[derive(Debug, Default)]
 struct Met {
     /// Number of rails that failed.
@@ -96,8 +96,8 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
     let settled = |side: &Side<RAILS>| side.done + side.failed == ops;
     let mut turns = 0u64;
     let lasts = keeps == [true; 2];
-    // The run is long enough that every cut is reported and announced. An engine may have failed
-    // its peer before the peer connected; the peer then waits for ever.
+    // Runs long enough that both engines learn of every cut. If an engine failed its peer before
+    // the peer connected, the peer waits for ever.
     let waits = lasts || !cuts;
     while turns < 1500 || (waits && !sides.iter().all(settled)) {
         assert!(
@@ -114,7 +114,8 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
             }
             let side = &mut sides[from as usize];
             if how == 2 && side.engine.disable_rail(side.peer, RailId(rail as u8)).is_err() {
-                // The engine is not connected yet, or has no failover.
+                // The rail could not be disabled: the engine is not connected yet, or has no
+                // failover.
                 sim.cut(from, 1 - from, rail, 300).unwrap();
             }
         }
@@ -137,7 +138,7 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
             assert_eq!(word(&there.engine, there.target.at(0)), ops, "seed {seed}, node {n}");
             assert_eq!(side.engine.has_failover(side.peer), Ok(lasts), "seed {seed}, node {n}");
         } else {
-            // An engine that lost a rail lost it before it knew that the other engine has no
+            // An engine can lose a rail only before it learns that the other engine has no
             // failover.
             let lost = side.engine.stats().rails_failed != 0;
             assert!(
@@ -182,8 +183,8 @@ fn without_failover_at_both_ends_the_first_failed_rail_fails_the_peer() {
     assert!(met.given_up >= seeds.len() as u64 / 2, "{met:?}");
 }
 
-/// Any rail may have to take over a message, so the shortest limit holds. Without failover at both
-/// ends, the longest does.
+/// With failover at both ends, any rail may have to take over a message, so the shortest limit
+/// applies. Otherwise the longest limit applies.
 #[test]
 fn rails_with_different_limits_carry_what_all_of_them_or_one_of_them_accepts() {
     for keeps in [[true, true], [true, false], [false, true]] {
@@ -198,7 +199,8 @@ fn rails_with_different_limits_carry_what_all_of_them_or_one_of_them_accepts() {
         for Side { engine, peer, .. } in &sides {
             let lasts = keeps == [true; 2];
             assert_eq!(engine.has_failover(*peer), Ok(lasts), "{keeps:?}");
-            // An inject is one message, or with failover, fits the record of its number.
+            // Without failover, an inject is one message. With failover, it fits the record that is
+            // kept for it.
             let most = if lasts { 64 } else { 200 - 48 };
             assert_eq!(engine.inject_max(*peer), most, "{keeps:?}");
         }
@@ -223,7 +225,7 @@ fn a_hello_that_was_lost_with_its_rail_is_answered_again() {
             engine.connect_peer(peer, 0b11).unwrap();
             (engine, peer)
         });
-        // Messages that node 1 receives by its first rail are lost, until that rail has failed.
+        // Drops the messages that node 1 receives over its first rail, until that rail has failed.
         let drop_first = |rail, event| match (rail, &event) {
             (0, Event::Message(..)) => vec![],
             _ => vec![event],

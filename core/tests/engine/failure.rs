@@ -1,4 +1,5 @@
-//! The failure of a peer fails only operations to that peer, and a reused slot has no trace of it.
+//! The failure of a peer fails only operations to that peer, and a reused slot shows nothing of the
+//! failed peer.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError, WaitError};
@@ -114,7 +115,7 @@ fn a_down_peer_fails_unposted_operations_as_quiescent() {
     );
 }
 
-/// Connecting a peer that was not attached to the rail succeeds. The first error names the rail.
+/// Connecting succeeds for a peer that is not attached to the rail. The first error names the rail.
 #[test]
 fn a_peer_that_is_not_attached_to_its_rail_is_reported_as_such() {
     let sim = fleet::fabric(2, 1, 64, Dials::CALM, 1);
@@ -168,7 +169,7 @@ fn ids_and_regions_of_a_removed_peer_are_stale_and_its_slot_is_reused() {
     }
 }
 
-/// The peer is this engine itself, so operations that its rail holds still land after the peer's
+/// The peer is this engine itself. So operations held by the rail land even after the peer's
 /// removal.
 #[test]
 fn operations_to_a_removed_living_peer_have_an_unknown_outcome() {
@@ -255,7 +256,7 @@ fn late_completions_of_a_removed_peer_do_not_affect_its_successor() {
     }
 }
 
-/// Issues an operation whose post stays incomplete and unacknowledged, then injects `events`. The
+/// Issues an operation. Its post stays incomplete and unacknowledged. Then injects `events`. The
 /// closure receives the peer and the context word of the post. Returns the outcome of the
 /// operation.
 fn outcome<R: Rail>(rail: R, verb: Verb, events: impl Fn(Peer, u64) -> Vec<Event>) -> Outcome {

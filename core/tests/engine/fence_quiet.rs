@@ -1,5 +1,5 @@
-//! A fence orders operations without waiting, a quiet costs little if nothing is outstanding, and
-//! an expired wait names the reason.
+//! A fence orders operations without waiting, an idle quiet makes no call into a rail, and an
+//! expired wait names the reason.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{Awaited, Stuck, WaitError};
@@ -111,7 +111,7 @@ fn a_fence_delays_nothing_on_an_ordered_rail_or_without_traffic() {
 
 #[test]
 fn a_fence_delays_writes_but_not_messages() {
-    // This rail copies a write when it is posted, but delivers a message only when it is polled.
+    // This rail copies a write at its post, but delivers a message at the next poll.
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     write(&own.engine, own.source.at(0), &[1; 16]);
@@ -271,8 +271,8 @@ fn a_missing_acknowledgement_names_no_rail() {
         own.engine.quiet(CX, own.peer, &mut own.waiter, 20_000),
         Err(WaitError::Deadline(want))
     );
-    // A signal wait names the first number that is missing here. It also names the rail, because
-    // there is only one.
+    // The error of a signal wait names the first missing sequence number. It also names the rail,
+    // because the engine has only one.
     let want = Stuck { awaits: Awaited::Signal, rail: Some(RailId(0)), ..want };
     let end = own.engine.wait_signal(
         own.target.at(0),
@@ -291,7 +291,8 @@ fn a_signal_wait_names_the_peer_it_waits_for() {
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     let second = own.engine.reserve_peer().unwrap();
     own.engine.connect_peer(second, 1).unwrap();
-    // The first peer has a hole. The wait is for the second peer, which has none.
+    // The first peer's stream has a hole. The wait is for the second peer. That peer's stream has
+    // no hole.
     let _held = hold(&control, |event| matches!(event, Event::Landed(..)));
     own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();

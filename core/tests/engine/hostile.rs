@@ -50,7 +50,7 @@ impl Bench {
         let control = shared();
         let config = Config { window: 8, contexts: 2, first_sequence, ..Config::DEFAULT };
         let mut own = own(config, tap(Network::new(), &control), SIZE);
-        // A region that was deregistered, and a region that never existed.
+        // A deregistered region, for messages that name it.
         let gone = own.engine.register(region(64)).unwrap();
         own.engine.deregister(gone).unwrap();
         let honest = own.engine.reserve_peer().unwrap();
@@ -91,7 +91,8 @@ impl Bench {
 #[test]
 fn every_violation_is_named() {
     let size = SIZE as u64;
-    // The target is region 1 of generation 0. Region 2 was deregistered, and there are 8 slots.
+    // The target is region 1 of generation 0. Region 2 was deregistered, and the engine has 8
+    // region slots.
     let target = (1, 0);
     let signal = |seq, region, offset| message([1, 0, 1, 8], seq, 0, region, &[offset, 7]);
     let amo = |op, width, offset| message([3, 0, op, width], 0, 0, target, &[offset, 7, 0, 0]);
@@ -278,7 +279,7 @@ fn a_late_request_for_an_acknowledgement_is_harmless() {
     passes(&mut own.engine, 2);
     assert_eq!(held.borrow().len(), 1);
     control.borrow_mut().edit = None;
-    // Uses more numbers than half the range of a word's sequence.
+    // Uses more sequence numbers than half the range that a completion word can express.
     for n in 1..600_000u64 {
         own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
         if n % 128 == 0 {
@@ -381,7 +382,7 @@ fn numbers_repeated_while_they_wait_change_nothing() {
             let config = Config { window: 8, batch, first_sequence, ..Config::DEFAULT };
             let mut own = own(config, tap(Network::new(), &control), SIZE);
             let from = own.peer.peer();
-            // The arrivals were forged, so no answers may be sent.
+            // The arrivals are forged and the engine is its own peer, so it must not answer them.
             control.borrow_mut().refuse =
                 Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
             let signal = |n: u32| {
@@ -392,8 +393,8 @@ fn numbers_repeated_while_they_wait_change_nothing() {
                 )
             };
             let all: Vec<Event> = (1..6).map(signal).collect();
-            // Each arrives three times while number 0 is missing, and again in every pass that
-            // applies them.
+            // Each signal arrives three times while number 0 is missing, and again in every pass
+            // that applies signals.
             for _ in 0..3 {
                 control.borrow_mut().inject.extend(all.iter().cloned());
                 passes(&mut own.engine, 5);

@@ -1,5 +1,5 @@
-//! A peer is not trusted with the return of rails either. Its messages about a rail are checked
-//! against the rail's epoch, and an invalid address is not attached.
+//! A peer is not trusted when a rail returns. The engine checks the peer's messages about a rail
+//! against the rail's epoch, and does not attach an invalid address.
 
 use fishplate_core::engine::Config;
 use fishplate_core::error::{PeerError, Violation};
@@ -14,7 +14,7 @@ const ATTACHED: u8 = 1;
 const PROVEN: u8 = 2;
 const PROBE: u8 = 3;
 
-/// An engine that is its own peer, over two of its three rails.
+/// An engine with three rails. It is its own peer over two of them.
 struct Bench {
     control: Shared,
     own: Own<Tap<Loopback<64>>, 3>,
@@ -36,7 +36,7 @@ impl Bench {
         Bench { control, own: Own { engine, peer, waiter: waiter(), source, target, remote } }
     }
 
-    /// Returns a bench whose rail 1 is fenced and whose two ends know it.
+    /// Returns a bench with rail 1 fenced at both ends.
     fn fenced() -> Bench {
         let mut bench = Bench::new(true);
         bench.own.engine.disable_rail(bench.own.peer, RailId(1)).unwrap();
@@ -69,8 +69,8 @@ fn rejoin(rail: u8, stage: u8, epoch: u16, serial: u16, address: &[u8]) -> Vec<u
     bytes
 }
 
-/// Returns the peer's message that it has fenced `rails` and that the rails `failed` have failed,
-/// in this epoch.
+/// Returns a `Told` of the peer: it has fenced `rails`, and asks us to fence `failed`, in this
+/// epoch.
 fn told(rails: u16, failed: u16, epoch: u16) -> Vec<u8> {
     let mut bytes = vec![9, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     bytes.extend(0u64.to_le_bytes());

@@ -1,4 +1,5 @@
-//! Different rails in one engine: only the rails that reach a peer determine its limits.
+//! Different rails in one engine: only the rails that reach a peer determine the limits for that
+//! peer.
 
 use fishplate_core::engine::{Config, Engine, Issued, Notice, RailPolicy};
 use fishplate_core::error::OpError;
@@ -13,8 +14,8 @@ use super::support::*;
 
 type Network = Loopback<32>;
 
-/// An engine over two rails that is its own peer three times: by the first rail, by the second, and
-/// by both.
+/// An engine over two rails that is its own peer three times: over the first rail, over the second
+/// rail, and over both.
 struct Bench {
     engine: Engine<'static, Tap<Network>, 4>,
     controls: [Shared; 2],

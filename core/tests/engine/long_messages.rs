@@ -1,5 +1,5 @@
-//! A rail whose messages may exceed the length that the tag of a silent post can express, which is
-//! 16 MiB.
+//! A rail with messages of more than 16 MiB, the greatest length that a silent post's tag can
+//! express.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::rail::loopback::Loopback;
@@ -9,7 +9,7 @@ use super::order::add;
 use super::support::tap::{Verb, shared, tap};
 use super::support::*;
 
-/// The maximum length in the tag, and the length of the message header that it includes.
+/// The maximum length in a silent post's tag. The length includes the header of `HEAD` bytes.
 const TOLD: usize = (1 << 24) - 1;
 const HEAD: usize = 48;
 

@@ -1,4 +1,4 @@
-//! Mapped memory: operations behave as on other rails, complete at once, and never overtake
+//! Mapped memory: operations behave as on other memory, complete at once, and never overtake
 //! operations in flight.
 
 use std::ptr::NonNull;
@@ -96,7 +96,8 @@ fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
             issued += 1;
             let (from, value) = (own.source.at(0), issued);
             let e = &mut own.engine;
-            // The data of a step is in unmapped memory. Its number is in mapped or unmapped memory.
+            // The data of a step is in unmapped memory. The step's number is in mapped or unmapped
+            // memory.
             let done = match random.below(5) {
                 0 => {
                     let place = own.remote.at(64 + issued * 8);
@@ -127,13 +128,13 @@ fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
             if random.below(3) == 0 {
                 e.progress();
             }
-            // The visible step was issued, and never goes backwards.
+            // The visible step was issued before, and does not decrease.
             let now = word(e, mapped.at(0));
             assert!(now <= issued && now >= *state.first().unwrap(), "seed {seed}");
             if state[0] != now {
                 state.retain(|&step| step >= now);
             }
-            // All numbered data up to the visible step has landed.
+            // All data put up to the visible step has landed.
             for step in 1..=now {
                 let data = word(e, own.target.at(64 + step * 8));
                 let was_put = word(e, own.source.at(step * 8)) == step;

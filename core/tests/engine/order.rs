@@ -22,7 +22,7 @@ pub fn add(region: RemoteId, offset: u64, value: u64) -> Signal {
     Signal { at: region.at(offset), op: SignalOp::Add, value }
 }
 
-/// Holds back the events that `which` selects, in the returned list. Other events pass.
+/// Withholds the events that `which` selects, and returns the list that collects them.
 pub fn hold(
     control: &Shared,
     mut which: impl FnMut(&Event) -> bool + 'static,
@@ -360,7 +360,7 @@ fn i6_numbers_are_consecutive_across_the_wrap() {
     for first_sequence in STARTS {
         let (control, mut own) = tapped(Config { first_sequence, window: 4, ..Config::DEFAULT });
         let mut random = Random(first_sequence);
-        // A refused post must not consume a number.
+        // A refused post must not consume a sequence number.
         control.borrow_mut().refuse = Some(Box::new(move |_| {
             (random.below(3) == 0).then_some(fishplate_core::error::PostError::Again)
         }));

@@ -7,14 +7,14 @@ use fishplate_core::rail::sim::Dials;
 use super::support::tap::{Tap, Verb, shared};
 use super::support::*;
 
-/// Maximum number of polls after a cut in which traffic of the link may still land.
+/// Maximum delay of traffic that still lands after a cut, in polls.
 const LATE: u32 = 2000;
 
-/// The fences at each node, as rail and peer.
+/// For each node, its fences: pairs of rail and peer.
 type Fences = Vec<Vec<(usize, Peer)>>;
 
-/// Runs four nodes over rails whose fence cuts off all peers. Cuts all links of the listed nodes on
-/// the listed rails. Returns the fences, and for each node which other nodes have failed.
+/// Runs four nodes over rails with fences that cut off all peers. Cuts every link of each listed
+/// (node, rail). Returns each node's fences, and which peers have failed at each node.
 fn isolated(cuts: &[(u16, u16)], seed: u64) -> (Fences, Vec<Vec<bool>>) {
     const NODES: u16 = 4;
     let config = Config { seed, ..Config::DEFAULT };
@@ -60,8 +60,8 @@ fn isolated(cuts: &[(u16, u16)], seed: u64) -> (Fences, Vec<Vec<bool>>) {
 #[test]
 fn a_process_that_ends_takes_no_rail_from_others() {
     for seed in seeds(20) {
-        // First one node loses all its links. Then two nodes lose theirs. The losses of the two
-        // nodes are detected first on different rails.
+        // First one node loses all its links. Then two nodes lose all theirs. The first node's loss
+        // is detected first on rail 0, the second node's on rail 1.
         for gone in [&[(2, 0), (2, 1)][..], &[(2, 0), (3, 1), (2, 1), (3, 0)]] {
             let (fences, lost) = isolated(gone, seed);
             let last = if gone.len() > 2 { 3 } else { 2 };
@@ -85,9 +85,9 @@ fn a_rail_is_fenced_once_the_peer_was_heard_over_another() {
     assert!(lost.iter().flatten().all(|lost| !lost), "{lost:?}");
 }
 
-/// Lets a rail become slow, cuts it off with long puts outstanding, and plugs it in again at its
-/// full speed. Returns how many puts each rail gets after its return: of 8 one at a time, and of
-/// 256 with 8 outstanding.
+/// Makes a rail slow, cuts it while long puts are outstanding, then heals it at full speed. Returns
+/// the number of puts that each rail carries afterwards: of 8 puts one at a time, and of 256 puts
+/// with 8 outstanding.
 fn after_return(seed: u64, closing: bool) -> [[usize; 2]; 2] {
     const LONG: usize = 64 << 10;
     let config = Config { seed, ..Config::DEFAULT };

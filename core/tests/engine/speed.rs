@@ -62,7 +62,7 @@ fn in_order(rates: [u32; 2], change: Option<[u32; 2]>, len: usize, depth: u64, t
     )
 }
 
-/// Like [`in_order`], from node 0 to node 1.
+/// Like [`in_order`], over the given nodes: sends from node 0 to node 1.
 fn carry<R: Rail>(
     sim: &Sim<'_>,
     mut nodes: Vec<Node<R, 2>>,
@@ -117,7 +117,7 @@ fn rails_that_change_their_speed_are_found_out() {
     for (before, after, least) in [
         ([8000, 80], [8000, 8000], 0.75),
         ([8000, 2000], [2000, 8000], 0.9),
-        // The posts outstanding on the rail that becomes slow hold up the window once.
+        // The rail that becomes slow still has outstanding posts, which block the window once.
         ([80, 8000], [8000, 80], 0.4),
     ] {
         let sum = (after[0] + after[1]) as f64;
@@ -143,12 +143,13 @@ fn two_unequal_rails_carry_nine_tenths_of_their_sum() {
 
 #[test]
 fn with_round_robin_the_slower_rail_sets_the_pace() {
-    // Round robin is slower, for comparison with the policies above.
+    // For comparison: round robin is slower than the policies above.
     let got = together([6144, 2048], RailPolicy::RoundRobin, QUICK);
     assert!(got < 0.6 * 8192.0, "{:.3} of the sum", got / 8192.0);
 }
 
-/// Creates a fleet whose rails take at most `depth` posts at a time. `refuses` refuses more posts.
+/// Creates a fleet over rails that accept at most `depth` posts at a time. If `refuses` returns
+/// true for a post, the rails refuse it too.
 fn shallow(
     sim: &'static Sim<'static>,
     nodes: u16,
@@ -190,7 +191,7 @@ fn posts_wait_for_a_fast_rail_that_is_full() {
 
 #[test]
 fn posts_do_not_wait_for_a_rail_that_takes_none_from_their_peer() {
-    // The fast rail works for peer 2 all the time, and for peer 1 never.
+    // The fast rail accepts puts to peer 2, but refuses all puts to peer 1.
     let sim = fabric(3, 2, 1024, QUICK, 7);
     set_rates(sim, [8000, 400]);
     let refuses = |post: &Post| (post.rail, post.peer, post.verb) == (0, Peer(1), Verb::Write);
@@ -213,7 +214,7 @@ fn posts_do_not_wait_for_a_rail_that_takes_none_from_their_peer() {
         }
         done[1] >= 200
     });
-    // The wait takes 10,000 passes of 6 polls each, and a put 164 polls.
+    // The wait takes 10,000 passes of 6 polls each. A put takes 164 polls.
     let took = sim.now() - begun;
     assert!(took < 150_000, "{took} polls");
 }

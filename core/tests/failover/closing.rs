@@ -1,5 +1,5 @@
-//! Several links fail at once on rails whose fence closes an endpoint. Two nodes stay connected if
-//! two rails between them work, or one rail that neither node must close.
+//! Several links fail at once. A fence on these rails closes the whole endpoint. Two nodes stay
+//! connected if two rails between them work, or one rail does that neither node must close.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use super::support::scope::Scope;
 use super::support::tap::{Event, NOW, Tap, shared};
 use super::support::{CX, Random, failover, fleet, read, seeds, write};
 
-/// The kind of a message about a rail to leave.
+/// The kind of a request to leave a rail.
 pub const LEAVE: u8 = 12;
 
 fn link(a: u16, b: u16, rail: u16) -> Link {
@@ -34,7 +34,7 @@ fn three_pairs() -> Closing {
     Closing { nodes: 4, rails: 3, cuts: vec![link(0, 1, 0), link(2, 3, 1), link(1, 2, 0)] }
 }
 
-/// Returns a fleet of a size drawn from the seed. Its links fail and return at random.
+/// Returns a fleet of a size drawn from the seed. The links fail and return at random.
 fn drawn(seed: u64) -> Closing {
     let mut random = Random(!seed);
     Closing { nodes: 2 + random.below(3) as u16, rails: 2 + random.below(3) as u16, cuts: vec![] }
@@ -61,22 +61,22 @@ fn schedules_with_several_cuts_at_once() {
     run_all(200, drawn);
 }
 
-/// In these runs a node asks its peer to leave a rail while another rail between both is cut and
-/// neither has noticed. In the first run, a third rail is in use at one of them only.
+/// In these runs a node asks its peer to leave a rail while another rail between the two is cut,
+/// undetected. In the first run, only one of the two nodes uses a third rail.
 #[test]
 fn no_rail_is_left_for_one_that_does_not_work() {
     run_in(2408, Some(&drawn(2408)), &mut Totals::default());
     run_in(2693, Some(&three_pairs()), &mut Totals::default());
 }
 
-/// In this run both ends of a rail close their endpoints, one before the other. What the first end
-/// has sent arrives at the other end twice, the second time very late.
+/// In this run both ends of a rail close their endpoints, one before the other. The traffic of the
+/// first end arrives at the other end twice, the second time very late.
 #[test]
 fn late_arrivals_from_a_closed_endpoint_are_dropped() {
     run_in(1357, Some(&drawn(1357)), &mut Totals::default());
 }
 
-/// Returns nodes on two rails, with the given rails around their endpoints.
+/// Creates nodes on two rails. `wrap` wraps the endpoint of each node and rail.
 fn nodes<R: Rail>(
     count: u16,
     wrap: impl FnMut(u16, u16, End) -> R,
@@ -128,7 +128,7 @@ fn a_node_that_others_leave_keeps_its_endpoint() {
     let (sim, mut fleet) = nodes(3, |_, _, end| end.with_closing_fence());
     cut(sim, &mut fleet, 3);
     heal(sim, &mut fleet);
-    // A closed endpoint would have cut off node 2 from itself too.
+    // If node 2 had closed its endpoint, it would also have lost its rail to itself.
     assert_eq!([0, 1, 2].map(|node: usize| fleet[node].engine.stats().rails_failed), [3, 3, 2]);
 }
 
@@ -156,7 +156,7 @@ fn a_silent_peer_delays_the_close_by_a_time_and_not_by_turns() {
     };
     // Node 2 makes no passes, so it does not leave rail 0.
     assert!(!(0..200).any(|_| closed(&mut fleet)), "closed without a pause");
-    // A pause of this process does not count as a pause of the peer.
+    // A pause of this process does not count as silence of the peer.
     NOW.set(NOW.get() + 1_000_000_000);
     assert!(!closed(&mut fleet), "closed after a pause of this process");
     let waited = (0..100).position(|_| {
@@ -166,7 +166,6 @@ fn a_silent_peer_delays_the_close_by_a_time_and_not_by_turns() {
     assert!(waited.is_some_and(|ms| (50..90).contains(&ms)), "closed after {waited:?} ms");
 }
 
-/// Makes passes of the first `awake` nodes.
 fn passes<R: Rail>(fleet: &mut [Node<R, 2>], awake: usize, count: usize) {
     for _ in 0..count {
         fleet[..awake].iter_mut().for_each(|node| _ = node.engine.progress());
@@ -194,7 +193,7 @@ fn a_peer_that_has_left_a_rail_stays_connected_while_the_endpoint_cannot_be_clos
         }
     }
     assert_ne!(fleet[0].engine.rail_error(two, RailId(0)), Ok(None), "node 2 has not left rail 0");
-    // Now rail 0 is the last one to node 3.
+    // Now rail 0 is the last rail to node 3.
     fleet[0].engine.disable_rail(three, RailId(1)).unwrap();
     passes(&mut fleet, 3, 20_000);
     assert_eq!(fleet[0].engine.peer_error(two), Ok(None));
@@ -243,7 +242,7 @@ fn the_highest_ticket_does_not_stop_later_requests() {
     let (sim, mut fleet) = nodes(3, |node, rail, end| {
         Tap::new(end.with_closing_fence(), rail.into(), &controls[node as usize])
     });
-    // Node 0 receives the first request of another node with the highest ticket.
+    // Forges the first request that node 0 receives: changes its ticket to the highest one.
     let forged = Rc::new(Cell::new(false));
     let seen = forged.clone();
     controls[0].borrow_mut().edit = Some(Box::new(move |_, event| match event {
@@ -328,6 +327,6 @@ fn a_rail_that_is_disabled_while_a_peer_leaves_it_is_still_drained() {
         fleet[0].engine.enable_rail(peers[peer], RailId(0)).unwrap();
     }
     heal(sim, &mut fleet);
-    // Node 2 has kept its endpoint, which leads to itself too.
+    // Node 2 has kept its endpoint, and so its rail to itself.
     assert_eq!(fleet[2].engine.stats().rails_failed, 2);
 }

@@ -1,5 +1,5 @@
-//! Device memory while rails fail and return. The rails reach it, or its bytes travel in messages,
-//! or only some of the rails reach it.
+//! Device memory while rails fail and return. All rails reach the memory, or only some, or none. If
+//! none does, the bytes travel in messages.
 
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, Engine, Notice, RailPolicy};
@@ -24,7 +24,7 @@ const RAILS: usize = 4;
 /// Maximum number of turns. A longer run counts as hung.
 const TURNS: u64 = 200_000;
 
-/// The device memory of each node.
+/// The two device regions of each node.
 struct Regions(Vec<[Region; 2]>);
 
 impl Memory for Regions {
@@ -54,10 +54,10 @@ fn run(seed: u64, totals: &mut Totals) {
     let config = oracle::config(&mut random, seed);
     let matching = MatchConfig { pieces: 1 + random.below(4) as u8, ..SMALL };
     let dials = Dials { repeats: random.below(2) == 0, ..Dials::WILD };
-    // The rails that do not reach device memory.
+    // A bit for each rail that does not reach device memory.
     let apart = [0, 0b1, u16::MAX, u16::MAX][random.below(4) as usize];
     let delay = random.below(4) as u32;
-    // The rails carry messages of different lengths. All have room for the keys of four rails.
+    // The rails have different message limits. Each limit has room for the keys of four rails.
     let most: [usize; RAILS] =
         std::array::from_fn(|_| [256, 256, 160, 144][random.below(4) as usize]);
     let sim = fleet::fabric(nodes, count, 512, dials, seed);
@@ -110,7 +110,7 @@ fn run(seed: u64, totals: &mut Totals) {
         if turn < busy || !traffic.is_over() {
             continue;
         }
-        // Continues until no traffic can land late any more.
+        // Continues until all late traffic must have landed.
         if turn >= *over.get_or_insert(turn) + schedule.late() / (nodes as u64 * count as u64) {
             break;
         }
@@ -130,7 +130,7 @@ fn run(seed: u64, totals: &mut Totals) {
     }
 }
 
-/// Two nodes with device memory that no rail reaches, and each node's import of that of the other.
+/// Two nodes with device memory that no rail reaches. Each node imports the other's memory.
 struct Two<const RAILS: usize> {
     sim: &'static Sim<'static>,
     fleet: Vec<Node<Veiled<End>, RAILS>>,
@@ -139,7 +139,7 @@ struct Two<const RAILS: usize> {
     theirs: [RemoteId; 2],
 }
 
-/// Connects two such nodes over rails with these limits of messages.
+/// Connects two such nodes over rails with these message limits.
 fn carried<const RAILS: usize>(
     seed: u64,
     dials: Dials,
@@ -165,7 +165,7 @@ fn carried<const RAILS: usize>(
     Two { sim, fleet, regions, ids, theirs }
 }
 
-/// Imports a region of the other node of two.
+/// Imports the other node's region at node `node`.
 fn import_into<R: Rail, const RAILS: usize>(
     fleet: &mut [Node<R, RAILS>],
     node: usize,
@@ -177,8 +177,7 @@ fn import_into<R: Rail, const RAILS: usize>(
     fleet[node].engine.import(peer, &handle[..len]).unwrap()
 }
 
-/// Whichever rails are left, each piece fits them, and the pieces of an answer have the length that
-/// was asked for.
+/// Each piece fits the rails that are left. The pieces of an answer add up to the requested length.
 #[test]
 fn carried_memory_survives_rails_whose_limits_differ() {
     const LEN: usize = 1000;
@@ -187,11 +186,12 @@ fn carried_memory_survives_rails_whose_limits_differ() {
         let most = orders[seed as usize % 4];
         let mut two = carried(seed, Dials::WILD, seed as u32 % 3, 16, most);
         let mut random = Random(seed);
-        // Both nodes number the rails differently, so a link takes the shorter one's messages.
+        // The nodes number the rails differently, so the two ends of a link have different limits.
+        // The shorter limit applies.
         for round in 0..6 {
             let data: Vec<u8> = (0..4 * LEN).map(|_| random.next() as u8).collect();
             for node in 0..2 {
-                // The source of the put, its target, the source of the get, its target.
+                // Fills the source of the put and of the get, at offsets 0 and 2 `LEN`.
                 poke(&two.regions[node], 0, &data[node * LEN..][..LEN]);
                 poke(&two.regions[node], 2 * LEN, &data[(2 + node) * LEN..][..LEN]);
                 let (own, theirs) = (two.ids[node], two.theirs[node]);
@@ -223,7 +223,7 @@ fn carried_memory_survives_rails_whose_limits_differ() {
                 let got = peek(&two.regions[node], 3 * LEN, LEN) == data[(3 - node) * LEN..][..LEN];
                 assert!(put && got, "seed {seed}, round {round}: {put}, {got}");
             }
-            // The rail returns before the next round, or during it.
+            // The rail returns before the next round or during the next round.
             (0..random.below(2) * 3000).for_each(|_| fleet::turn(&mut two.fleet));
         }
     }
@@ -254,8 +254,8 @@ fn a_get_of_carried_memory_completes_while_its_owner_closes() {
     }
 }
 
-/// Answers to gets have numbers, so something is in flight all the time. With a window of one
-/// number, they leave it to operations every other time.
+/// Answers to gets have sequence numbers, so something is always in flight. With a window of one,
+/// answers and operations use the window in turn.
 #[test]
 fn operations_and_fences_end_while_the_peer_keeps_getting_carried_memory() {
     let cases = [(16, true), (16, false), (2, true), (2, false), (1, false)];
@@ -296,7 +296,7 @@ fn operations_and_fences_end_while_the_peer_keeps_getting_carried_memory() {
     }
 }
 
-/// The owner deregisters the memory of gets that are being answered, and overwrites it.
+/// The owner deregisters memory while it answers gets of it, and then overwrites that memory.
 #[test]
 fn carried_gets_of_memory_that_is_gone_fail_alone_while_rails_fail() {
     const LEN: usize = 1000;
@@ -356,7 +356,7 @@ fn carried_gets_of_memory_that_is_gone_fail_alone_while_rails_fail() {
             let now = found(&two.fleet[0], &two.regions[0], n);
             assert!(now == bytes, "seed {seed}: get {n} was written after its end");
         }
-        // Both sides go on.
+        // Both nodes continue to work.
         poke(&two.regions[1], 0, &data);
         let again = two.fleet[1].engine.register(two.regions[1]).unwrap();
         let theirs = import_into(&mut two.fleet, 0, again);

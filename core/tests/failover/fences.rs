@@ -1,4 +1,5 @@
-//! Fences and closes while the peer sends long messages. The answers to them have numbers.
+//! Fences and closes while the peer sends long messages. The answers to those messages have
+//! sequence numbers.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Engine, Notice};
@@ -33,8 +34,8 @@ fn nodes(window: u32, dials: Dials, seed: u64) -> (&'static Sim<'static>, Vec<No
     (sim, fleet)
 }
 
-/// Sends and receives as much as there is room for, and makes a pass of every node. Returns the
-/// number of sends that are done.
+/// Issues sends and receives until no room is left, and makes a pass of every node. Returns the
+/// number of completed sends.
 fn stream(fleet: &mut [Node<End, 2>]) -> usize {
     let (from, to) = (fleet[0].source.at(0), fleet[0].peers[1]);
     let payload = Payload::Region(from, LEN);
@@ -46,7 +47,7 @@ fn stream(fleet: &mut [Node<End, 2>]) -> usize {
     std::iter::from_fn(|| fleet[0].engine.next_completion()).count()
 }
 
-/// Something is in flight all the time.
+/// Something is always in flight.
 #[test]
 fn a_fence_ends_while_the_peer_keeps_sending_long_messages() {
     for (seed, inject) in seeds(20).into_iter().flat_map(|seed| [(seed, false), (seed, true)]) {
@@ -112,7 +113,7 @@ fn a_long_message_is_done_at_both_ends_or_at_neither_if_one_closes() {
     }
 }
 
-/// A side that may leave makes no more passes, so nothing is sent again.
+/// A node that may leave makes no more passes, so it sends nothing again.
 #[test]
 fn a_close_waits_for_the_answer_to_a_long_message_if_a_rail_has_lost_it() {
     for seed in seeds(200) {
@@ -141,7 +142,7 @@ fn a_close_waits_for_the_answer_to_a_long_message_if_a_rail_has_lost_it() {
     }
 }
 
-/// Either side could fill the window with numbers as soon as it has room.
+/// Each node could fill the window with sequence numbers as soon as the window has room.
 #[test]
 fn puts_and_answers_to_long_messages_do_not_hold_up_each_other() {
     for (seed, window) in

@@ -19,7 +19,7 @@ use super::support::{CX, failover};
 
 type Fleet<const RAILS: usize> = Vec<Node<Tap<End, true>, RAILS>>;
 
-/// Connects nodes whose rails have a clock.
+/// Connects nodes over rails with a clock.
 fn timed<const RAILS: usize>(controls: &[Shared]) -> (&'static Sim<'static>, Fleet<RAILS>) {
     let count = controls.len() as u16;
     let sim = fleet::fabric(count, RAILS as u16, 1024, Dials::CALM, 1);
@@ -46,7 +46,7 @@ fn two_nodes_that_close_the_same_rail_for_others_get_it_back() {
         let controls: Vec<_> = (0..5).map(|_| shared()).collect();
         let (sim, mut fleet) = timed::<2>(&controls);
         for node in [0, 1u16] {
-            // All but these two answer too late.
+            // Drops the requests from all other nodes, so that only nodes 0 and 1 agree in time.
             controls[node as usize].borrow_mut().edit =
                 Some(Box::new(move |_, event| match event {
                     Event::Message(from, bytes) if bytes[0] == LEAVE && from != Peer(1 - node) => {
@@ -61,7 +61,7 @@ fn two_nodes_that_close_the_same_rail_for_others_get_it_back() {
             passes(&mut fleet, &[0, 1, 2, 3], offset);
         }
         passes(&mut fleet, &[0, 1, 2, 3], 500);
-        // The endpoints need not be closed any more.
+        // Once both nodes are dead, the endpoints need not be closed.
         sim.kill(2);
         sim.kill(3);
         for _ in 0..300 {
@@ -79,9 +79,9 @@ fn two_nodes_that_close_the_same_rail_for_others_get_it_back() {
     }
 }
 
-/// Returns after how many milliseconds node 0 gives up node 1. To fence node 1 on rail 1, node 0
-/// would have to close its endpoint. It cannot, because rail 1 is its last rail to node 2. With
-/// `leaves`, node 0 has left rail 2 to node 1.
+/// Returns the time until node 0 fails node 1, in milliseconds. To fence node 1 on rail 1, node 0
+/// would have to close its endpoint. Node 0 cannot close it, because rail 1 is its last rail to
+/// node 2. With `leaves`, node 0 has left rail 2 to node 1.
 fn given_up_after(leaves: bool) -> u64 {
     let _scope = Scope::new();
     NOW.set(1);
@@ -90,12 +90,12 @@ fn given_up_after(leaves: bool) -> u64 {
     let (peers, other) = (fleet[0].peers.clone(), fleet[1].peers[3]);
     for rail in [0, 2] {
         fleet[0].engine.disable_rail(peers[2], RailId(rail)).unwrap();
-        // It may return, so the fence of rail 1 waits for it.
+        // This rail may return, so the fence of rail 1 waits for that.
         fleet[0].engine.enable_rail(peers[2], RailId(rail)).unwrap();
     }
     passes(&mut fleet, &[0, 1, 3], 200);
     if leaves {
-        // What node 0 sends to node 1 on rail 2 is lost, so node 0 needs the fence of rail 2.
+        // Drops the traffic from node 0 to node 1 on rail 2, so node 0 needs the fence of rail 2.
         controls[1].borrow_mut().edit = Some(Box::new(|rail, event| match event {
             Event::Landed(Peer(0), _) | Event::Message(Peer(0), _) if rail == 2 => vec![],
             event => vec![event],
@@ -106,7 +106,8 @@ fn given_up_after(leaves: bool) -> u64 {
             node.engine.put(CX, from, 512, to, Notice::Silent).unwrap();
         }
         passes(&mut fleet, &[0, 1, 3], 200);
-        // Node 2 makes no passes, so node 1 asks node 0 to leave rail 2 but does not close it.
+        // Node 2 makes no passes. So node 1 asks node 0 to leave rail 2, but does not close its
+        // endpoint.
         fleet[1].engine.disable_rail(other, RailId(2)).unwrap();
         passes(&mut fleet, &[0, 1, 3], 4000);
         assert_ne!(

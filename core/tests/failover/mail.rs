@@ -1,4 +1,5 @@
-//! Tagged messages of every protocol, each of which is received once, whole and in order.
+//! Sends tagged messages by every protocol. Checks that each message is received once, whole and in
+//! order.
 
 use std::collections::HashMap;
 
@@ -21,15 +22,15 @@ pub const TAG: u64 = 1 << 63;
 
 const TAGS: u64 = 3;
 
-/// The messages of one node.
 #[derive(Default)]
 struct Mailbox {
     /// Free places to send from, and free places to receive into.
     out: Vec<u64>,
     into: Vec<u64>,
-    /// Sends by completion tag: the target, the place of the payload, and the length.
+    /// Open sends by completion tag: the target node, the place of the payload, and the length.
     sends: HashMap<u64, (usize, Option<u64>, u64)>,
-    /// Open receives: source and tag, the number of earlier receives with both, and the place.
+    /// Open receives: source and tag, the number of earlier receives with the same source and tag,
+    /// and the place.
     receives: Vec<(Request, (usize, u64), usize, u64)>,
     /// Number of posted receives by source and tag.
     posted: HashMap<(usize, u64), usize>,
@@ -45,12 +46,13 @@ pub struct Mail {
     sent: HashMap<(usize, usize, u64), Vec<(u64, usize)>>,
     /// Number of received messages by source, target and tag.
     received: HashMap<(usize, usize, u64), usize>,
-    /// The node that has died, if any. Messages from and to it may have any outcome.
+    /// The node that has died, if any. Messages from and to that node may have any outcome.
     dead: Option<usize>,
 }
 
 impl Mail {
-    /// Uses both regions from offset `at` on. A node sends a message in one of `pace` turns.
+    /// Creates the mail of a fleet. Uses source and target regions from offset `at` on. A node
+    /// sends a message in one of `pace` turns.
     pub fn new(nodes: usize, contexts: u16, at: u64, pace: u64, seed: u64) -> Mail {
         let places = || (0..PLACES).map(|place| at + place * PLACE).collect();
         let mailbox = |_| Mailbox { out: places(), into: places(), ..Mailbox::default() };
@@ -66,7 +68,6 @@ impl Mail {
         }
     }
 
-    /// Records that a node has died.
     pub fn dies(&mut self, node: usize) {
         self.dead = Some(node);
         self.boxes[node].sends.clear();
@@ -86,7 +87,7 @@ impl Mail {
         let from = random.below(fleet.len() as u64) as usize;
         let lo = random.below(self.contexts) << 8 | random.below(TAGS);
         let posted = self.boxes[me].posted.get(&(from, lo)).copied().unwrap_or(0);
-        // In the long run there are as many receives as sends.
+        // Posts receives until they equal the sends.
         if self.dead != Some(from) && posted < self.sent.get(&(from, me, lo)).map_or(0, Vec::len) {
             self.receive(fleet, me, from, lo);
         }

@@ -1,5 +1,5 @@
-//! Repeated reads of constant memory into the same buffer. The buffer must not change between two
-//! reads, and each read returns the current source.
+//! Repeated reads of constant memory into the same buffer. Checks that each read returns the
+//! current source, and that the buffer does not change between two reads.
 
 use fishplate_core::engine::Notice;
 use fishplate_core::op::{Completion, Outcome};
@@ -24,8 +24,8 @@ pub struct Reads {
 #[derive(Clone, Copy, Default)]
 struct Reader {
     from: usize,
-    /// The fill value of the buffer. A read brings odd values, and the test writes even ones
-    /// afterwards.
+    /// The fill value of the buffer. A read brings odd values. After a read, the test fills the
+    /// buffer with an even value.
     round: u8,
     waits: bool,
     /// Number of turns until the next read.
@@ -33,12 +33,11 @@ struct Reader {
 }
 
 impl Reads {
-    /// Uses both regions from offset `at` on.
+    /// Creates the reads of a fleet. Uses source and target regions from offset `at` on.
     pub fn new(nodes: usize, at: u64, seed: u64) -> Reads {
         Reads { at, readers: vec![Reader::default(); nodes], seed, dead: None }
     }
 
-    /// Records that a node has died.
     pub fn dies(&mut self, node: usize) {
         self.dead = Some(node);
         self.readers[node].waits = false;
@@ -96,7 +95,7 @@ impl Reads {
         let well = done.outcome == Outcome::Done && got == [reader.round; LEN];
         let lost = self.dead == Some(reader.from) && done.outcome != Outcome::Done;
         assert!(reader.waits && (well || lost), "seed {seed}: node {me}, {done:?}");
-        // The program uses the buffer for something else for a while.
+        // Fills the buffer, as a program that reuses it would.
         reader.round = reader.round.wrapping_add(2) & !1;
         write(&fleet[me].engine, into, &[reader.round; LEN]);
         (reader.waits, reader.rest) = (false, 1 + random.below(60));

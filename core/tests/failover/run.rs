@@ -23,7 +23,6 @@ const RAILS: usize = 8;
 /// Maximum number of turns. A longer run counts as hung.
 const TURNS: u64 = 60_000;
 
-/// Totals of several runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     pub schedules: u64,
@@ -58,7 +57,7 @@ impl Drop for Told<'_, '_> {
     }
 }
 
-/// A fleet whose fences close endpoints, and links that are cut at once.
+/// The size of a fleet with fences that close endpoints, and the links to cut at once.
 #[derive(Clone, Debug)]
 pub struct Closing {
     pub nodes: u16,
@@ -66,18 +65,18 @@ pub struct Closing {
     pub cuts: Vec<Link>,
 }
 
-/// The turn in which the links of a [`Closing`] are cut.
+/// The turn that cuts the links of a [`Closing`].
 const CUT_AT: u64 = 5;
 
 pub fn run(seed: u64, totals: &mut Totals) {
     run_in(seed, None, totals);
 }
 
-/// How long to search for fewer events that still make a run fail.
+/// Time limit of the search for fewer events that still make a run fail.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs a schedule in the given fleet, or in one drawn from the seed. If the run fails, removes the
-/// events that the failure does not need, and prints the rest.
+/// Runs a schedule in the given fleet, or in a fleet drawn from the seed. If the run fails, removes
+/// the events that the failure does not need, and prints the rest.
 pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
     let mut events = vec![];
     let mut attempt = |script: Option<&[Event]>, events: &mut Vec<Event>| {
@@ -94,8 +93,8 @@ pub fn run_in(seed: u64, given: Option<&Closing>, totals: &mut Totals) {
     resume_unwind(failure);
 }
 
-/// Runs the events of a script, or draws them from the seed. Adds the executed events to `events`.
-/// Returns the simulator's hash of the run.
+/// Runs the events of a script, or draws events from the seed. Adds the executed events to
+/// `events`. Returns the simulator's hash of the run.
 fn run_with(
     seed: u64,
     given: Option<&Closing>,
@@ -200,7 +199,7 @@ fn run_with(
             continue;
         }
         let since = *over.get_or_insert(turn);
-        // Continues until no traffic can land late any more.
+        // Continues until all late traffic must have landed.
         if turn < since + schedule.late() / (nodes as u64 * count as u64) {
             continue;
         }
@@ -250,7 +249,7 @@ fn run_with(
     sim.trace()
 }
 
-/// The events of a run repeat it exactly. They are written and read as text.
+/// Replaying the events of a run, written and read as text, repeats the run exactly.
 #[test]
 fn the_events_of_a_run_repeat_it() {
     for seed in 1..=20 {
@@ -275,7 +274,7 @@ fn the_byes_before_one_that_is_refused_are_said_again() {
     run(231, &mut Totals::default());
 }
 
-/// Runs part `n` of `of` of the schedules, so that several parts run at a time.
+/// Runs the schedules with `seed % of == n`, so that several parts can run at a time.
 fn part(n: u64, of: u64) {
     let mut totals = Totals::default();
     for seed in seeds(1000).into_iter().filter(|seed| seed % of == n) {

@@ -8,11 +8,11 @@ use super::support::fleet::{self, End, Node};
 
 pub type Fleet<const RAILS: usize> = Vec<Node<End, RAILS>>;
 
-/// A fleet of nodes with this many rails, which each node numbers differently.
+/// A fleet, and its number of rails. Each node numbers the rails differently.
 pub struct Ends<'a, R: Rail, const RAILS: usize>(pub &'a mut [Node<R, RAILS>], pub u16);
 
 impl<R: Rail, const RAILS: usize> Ends<'_, R, RAILS> {
-    /// Returns a node's own number of a rail.
+    /// Returns the node's own id for rail `rail` of the fabric.
     fn ours(&self, node: u16, rail: u16) -> RailId {
         RailId(((rail + self.1 - node % self.1) % self.1) as u8)
     }

@@ -1,13 +1,14 @@
 //! Searches the orders of events of a pair over two rails, with a window of four. The events are:
-//! post, deliver, cut, fence, answer, post again, acknowledge. The engines are the real ones. The
-//! rails do only what the search tells them. The search is bounded, so it is no proof: it takes one
-//! free choice at each point of the usual runs, and more only while states are left to visit.
+//! post, deliver, cut, fence, answer, post again, acknowledge. The engines are real. The rails act
+//! only when the search tells them to. The search is bounded, so it is no proof. It takes one free
+//! choice at each point of the usual runs, and more until the limit of states is reached.
 //!
-//! The search starts from a run in the usual order. It cuts a link after each choice of that run,
-//! in each way. From every point of these runs it takes the possible choices, breadth first. It
-//! replays each path from the start, and drops a state that it has seen before: equal rails, memory
-//! and counters. From each new state the rest runs in the usual order. All operations must then
-//! complete, once and in order. `FISHPLATE_STATES=n` sets the number of states to visit.
+//! The search starts from a run in the usual order. It repeats that run with a cut after each
+//! choice, for each way to cut a link. From every point of these runs it takes the possible
+//! choices, breadth first. It replays each path from the start, and drops states with the same
+//! rails, memory and counters as an earlier one. It completes each new state in the usual order.
+//! All operations must then complete, once and in order. `FISHPLATE_STATES=n` sets the number of
+//! states to visit.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -30,7 +31,7 @@ const RAILS: usize = 2;
 #[derive(Clone, Hash)]
 struct Packet {
     cx: u64,
-    /// Whether the post has been reported as failed.
+    /// True if the post has been reported as failed.
     failed: bool,
     what: What,
 }
@@ -55,12 +56,12 @@ struct Side {
     /// Packets in flight to this node, and events that the rail will report here.
     queue: VecDeque<Packet>,
     events: VecDeque<Event>,
-    /// Whether the link from this node is cut, and whether this node has fenced the other one.
+    /// True if the link from this node is cut, and true if this node has fenced the other node.
     cut: bool,
     fenced: bool,
 }
 
-/// The rails by node and rail, and the registered memory.
+/// The state of all rails by node and rail, and the registered memory of each node.
 #[derive(Default)]
 struct World {
     sides: [[Side; RAILS]; 2],
@@ -210,11 +211,11 @@ unsafe impl Rail for Wire {
 enum Choice {
     /// Issue the next operation of the script.
     Issue,
-    /// Make a pass of a node, which handles reports and posts what is due.
+    /// Make a pass of a node: it handles reports and posts due operations.
     Pass(usize),
     /// Deliver a packet to a node on a rail, from this position of the queue.
     Deliver(usize, usize, usize),
-    /// Cut the link from a node on a rail, or both links if there is no node.
+    /// Cut the link from a node on a rail. `None` cuts both directions.
     Cut(Option<usize>, usize),
 }
 
@@ -231,13 +232,13 @@ struct Pair {
     world: Rc<RefCell<World>>,
     nodes: [Node; 2],
     issued: usize,
-    /// Fetched values in completion order, and the number of all completions.
+    /// Fetched values in completion order, and the number of completions of any kind.
     fetched: Vec<u64>,
     done: usize,
 }
 
-/// The node of each operation. Node 0 issues two put-signals to different places, a fetching
-/// addition, and another put-signal. Node 1 issues one put-signal. Each signal adds 1.
+/// The issuing node of each operation. Node 0 issues two put-signals to different places, a
+/// fetching addition, and another put-signal. Node 1 issues one put-signal. Each signal adds 1.
 const SCRIPT: [usize; 5] = [0, 0, 1, 0, 0];
 const FETCHES: usize = 1;
 
@@ -374,7 +375,7 @@ impl Pair {
     fn check(&self, path: &[Choice]) {
         let Node { engine, target, .. } = &self.nodes[1];
         let value = word(engine, target.at(0));
-        // The addition follows two signals, and one more signal may follow it.
+        // The addition adds 10, after two signals. One more signal may follow.
         let signals = match value {
             0..=2 => value,
             12 => 2,
@@ -387,7 +388,8 @@ impl Pair {
         }
     }
 
-    /// Runs one round in the usual order. Delivers all packets except those on cut links.
+    /// Makes the choices of one round in the usual order. Delivers all packets that are not on a
+    /// cut link.
     fn usual(&mut self, log: &mut Vec<Choice>) {
         let mut choose = |pair: &mut Pair, choice| {
             pair.choose(choice);

@@ -16,7 +16,7 @@ const A: Peer = Peer(0);
 const B: Peer = Peer(1);
 const LATE: u32 = 500;
 
-/// Counters of posts to a link that is cut.
+/// Counts of unexpected outcomes of posts to a cut link.
 #[derive(Debug, Default)]
 struct Fates {
     lost: u32,

@@ -1,5 +1,5 @@
-//! Properties of the simulated fabric and the faulty rail beyond the contract: determinism by seed,
-//! the requested rates, and no access with a key of another node.
+//! Properties of the simulated fabric and the faulty rail beyond the contract: a seed determines a
+//! run, faults occur at the requested rates, and a key of another node gives no access.
 
 use fishplate_core::error::{CompleteError, PostError};
 use fishplate_core::mem::{Peer, Untrusted};

@@ -134,7 +134,7 @@ impl Fixture for Files {
         let mut rails = vec![FileRail::default(), FileRail::default()];
         rails[0].setup().attach(Peer(0), &there, &back).unwrap();
         rails[1].setup().attach(Peer(3), &back, &there).unwrap();
-        // Both ends have already opened the files.
+        // Both ends have opened the files, so the folder can go.
         std::fs::remove_dir_all(dir).unwrap();
         Link { rails, origin: 0, target: 1, to: Peer(0), from: Peer(3) }
     }

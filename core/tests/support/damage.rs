@@ -15,8 +15,8 @@ const PULLS: [u8; 2] = [20, 24];
 pub fn damage(bad: Peer, rate: u64, first: u64, seed: u64) -> Edit {
     let mut random = Random(seed ^ 0xdead);
     let mut old: Vec<Event> = vec![];
-    // Half of the peers only add forged messages, so they are quarantined later. Some of these
-    // peers send nothing else after they have requested chunks.
+    // Half of the peers only add forged messages, so that they are quarantined later. Some of them
+    // send nothing more after requesting chunks.
     let lies = (seed / 2).is_multiple_of(2);
     let mut mute = None;
     Box::new(move |_, event| {
@@ -75,8 +75,9 @@ pub fn damage(bad: Peer, rate: u64, first: u64, seed: u64) -> Edit {
     })
 }
 
-/// Returns an answer or a report of arrivals, with the header and token of earlier messages. With
-/// `calm` it completes an open request or names one rail, so that the peer is quarantined later.
+/// Returns a forged answer or a forged report of arrivals, with the header and token of earlier
+/// messages. If `calm`, an answer completes an open request, and a report names one rail. Then the
+/// peer is quarantined later.
 fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Event> {
     let (kinds, about) =
         if calm { (&ANSWERS[..1], &PULLS[..]) } else { (&ANSWERS[..], &ANSWERS[..]) };
@@ -89,7 +90,7 @@ fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Ev
     };
     let Some((from, head)) = pick(random, &|bytes| bytes.len() >= 16) else { return vec![] };
     let some = |random: &mut Random| [0u64, 1, 2, 8, 64, 100, 600][random.below(7) as usize];
-    // Returns a number near the stream's last acknowledged number.
+    // A number near the stream's last acknowledged sequence number.
     let near = |random: &mut Random| {
         let acked = u32::from_le_bytes(head[8..12].try_into().unwrap());
         first.wrapping_add(acked.wrapping_sub(first as u32).into()).wrapping_add(random.below(4))

@@ -1,5 +1,5 @@
-//! Random put-signals, gets and tagged messages between host memory and device memory. Every byte
-//! is checked, each signal comes after its data, and everything happens once.
+//! Random put-signals, gets and tagged messages between host memory and device memory. Checks every
+//! byte, that each signal comes after its data, and that everything happens once.
 
 use fishplate_core::engine::protocol::{Payload, Received, Request};
 use fishplate_core::engine::tag::Tag;
@@ -21,20 +21,20 @@ pub trait Memory {
 const OUT: usize = 0;
 const INTO: usize = 1;
 
-/// Put-signals of one direction rotate over this many slots.
+/// Number of slots for the put-signals of one direction, and bytes of a slot.
 const SLOTS: u64 = 4;
 const SLOT: u64 = 700;
-/// A word in host memory and one in device memory, then the slots.
+/// Bytes of one direction: a word in host memory, a word in device memory, then the slots.
 const LANE: u64 = 64 + SLOTS * SLOT;
 
-/// Number of gets that a node has outstanding.
+/// Number of gets that a node has outstanding, and bytes of a get.
 const READERS: u64 = 6;
 const READ: u64 = 1500;
 
-/// Longest tagged message.
+/// Length of the longest tagged message, in bytes.
 const LETTER: u64 = 2000;
 
-/// The size of each region for this many nodes.
+/// Returns the size of each region for this many nodes, in bytes.
 pub fn size(nodes: usize) -> usize {
     let nodes = nodes as u64;
     (nodes * (LANE + READERS * READ + LETTER)).next_multiple_of(8) as usize
@@ -46,18 +46,19 @@ struct Lane {
     from: usize,
     to: usize,
     sent: u64,
-    /// Number of put-signals whose data and signal were seen, and that have completed.
+    /// Number of put-signals seen at the target (data and signal), and number completed at the
+    /// origin.
     seen: u64,
     completed: u64,
     /// The payload in each slot, and whether the slot is device memory.
     slots: [(bool, Vec<u8>); SLOTS as usize],
 }
 
-/// The gets of one node into one place.
+/// The gets of one node into one place, one at a time.
 struct Reader {
     node: usize,
     number: u64,
-    /// While a get is outstanding: whether its buffer is device memory, and the expected bytes.
+    /// The outstanding get: true if its buffer is device memory, and the expected bytes.
     waits: Option<(bool, Vec<u8>)>,
 }
 
@@ -66,7 +67,7 @@ struct Letters {
     from: usize,
     to: usize,
     count: u64,
-    /// The payload, and whether the sender has completed.
+    /// The payload in flight, and true if its send has completed.
     payload: Option<(Vec<u8>, bool)>,
     request: Option<(Request, bool)>,
 }
@@ -83,7 +84,6 @@ pub struct Traffic<M> {
     contexts: u64,
     pace: u64,
     seed: u64,
-    /// Number of operations issued.
     pub issued: u64,
 }
 
@@ -92,8 +92,8 @@ const GET: u64 = 2 << 40;
 const SEND: u64 = 3 << 40;
 
 impl<M: Memory> Traffic<M> {
-    /// Uses the source and target regions of all nodes, and their device memory `ids`, which this
-    /// imports. Everything has the size [`size`].
+    /// Creates traffic over the source and target regions of all nodes and over their device memory
+    /// `ids`. Imports that memory. Each region has [`size`] bytes.
     pub fn new<R: Rail, const RAILS: usize>(
         nodes: &mut [Node<R, RAILS>],
         (memory, ids): (M, Vec<[LocalId; 2]>),
@@ -128,13 +128,14 @@ impl<M: Memory> Traffic<M> {
         }
     }
 
-    /// Returns the offsets at which the places of gets and of messages begin in each region.
+    /// Returns the offsets in each region where the places of gets and the places of messages
+    /// begin.
     fn places(&self) -> (u64, u64) {
         let nodes = self.ids.len() as u64;
         (nodes * LANE, nodes * (LANE + READERS * READ))
     }
 
-    /// Writes bytes that a node sends, and returns their address.
+    /// Writes bytes for a node to send, and returns their address.
     fn lay<R: Rail, const RAILS: usize>(
         &self,
         node: &Node<R, RAILS>,
@@ -161,7 +162,7 @@ impl<M: Memory> Traffic<M> {
         if device { self.theirs[me][to].at(at) } else { node.remotes[to].at(at) }
     }
 
-    /// Returns bytes of a target region, or of the region that others send from.
+    /// Returns bytes of a node's target region or of its device memory.
     fn found<R: Rail, const RAILS: usize>(
         &self,
         node: &Node<R, RAILS>,
@@ -224,7 +225,7 @@ impl<M: Memory> Traffic<M> {
         let odd = sent % 2 == 1;
         let word = self.remote(&nodes[from], from, to, odd, from as u64 * LANE);
         let notice = Notice::Report(PUT | index as u64);
-        // The operations of one lane are one stream.
+        // All operations of a lane use one context, so they are one stream.
         let context = ContextId((index as u64 % self.contexts) as u8);
         let engine = &mut nodes[from].engine;
         match engine.put_signal(context, source, len, target, Signal::add(word, 1), notice) {
@@ -325,7 +326,7 @@ impl<M: Memory> Traffic<M> {
             "seed {seed}: node {me}: a get of {} bytes, device: {device}",
             payload.len()
         );
-        // The program uses the buffer again, and nothing may write it.
+        // Reuses the buffer. Nothing may write to it any more.
         let filler = vec![0; payload.len()];
         match device {
             true => self.memory.poke(me, OUT, at, &filler),
@@ -333,7 +334,7 @@ impl<M: Memory> Traffic<M> {
         }
     }
 
-    /// Sends the next message of a pair, posts its receive, and checks what was received.
+    /// Sends the next message of a pair, posts its receive, and checks the received bytes.
     fn write_letter<R: Rail, const RAILS: usize>(
         &mut self,
         nodes: &mut [Node<R, RAILS>],
@@ -395,7 +396,7 @@ impl<M: Memory> Traffic<M> {
         } else if !over || status.is_ok() {
             return;
         }
-        // The status was taken above, now or in an earlier turn.
+        // The receive's status was taken above, in this turn or an earlier one.
         if over {
             let letters = &mut self.letters[index];
             (letters.payload, letters.request, letters.count) = (None, None, count + 1);

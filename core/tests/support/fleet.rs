@@ -71,7 +71,7 @@ fn attached(sim: &'static Sim<'static>, node: u16, rail: u16, nodes: u16) -> End
     end
 }
 
-/// Creates engines that have fewer rails than their maximum.
+/// Creates engines with `count` rails, fewer than their maximum `RAILS`.
 pub fn few<const RAILS: usize>(
     nodes: u16,
     count: u16,
@@ -178,9 +178,9 @@ pub fn join_prepared<R: Rail, const RAILS: usize>(
     fleet
 }
 
-/// Creates engines over `count` rails that survive while one rail is left. With `closes`, a fence
-/// closes the whole endpoint of a rail. `wrap` wraps the endpoint of each rail. All nodes' rails of
-/// one number have the same limits.
+/// Creates engines with failover over `count` rails. With `closes`, a fence closes the whole
+/// endpoint of a rail. `wrap` wraps the endpoint of each rail. Endpoints on the same rail of the
+/// fabric have the same limits.
 #[expect(clippy::too_many_arguments, reason = "a fleet in its parts")]
 pub fn lasting<R: Rail, const RAILS: usize>(
     sim: &'static Sim<'static>,
@@ -258,7 +258,8 @@ pub fn mixed<const RAILS: usize>(
             sim.set_dials(rail, Dials { ordered: true, ..Dials::CALM });
         }
     }
-    // For each node, its rails of the fabric and the capabilities of its endpoint on each.
+    // For each node: the fabric rails that it uses, each with the index in `KINDS` of its
+    // capabilities.
     let plan: Vec<Vec<(u16, usize)>> = (0..nodes)
         .map(|_| {
             let mut rails: Vec<u16> = (0..FABRIC).filter(|&rail| rail == common).collect();

@@ -1,5 +1,5 @@
-//! Engines that shut down at any time and in any order. Accepted operations are applied once, and
-//! no engine mistakes the exit of another for a failure.
+//! Engines that shut down at any time and in any order. Checks that accepted operations are applied
+//! once, and that no engine mistakes the exit of another for a failure.
 
 use fishplate_core::engine::{Asleep, ContextId, Notice, Signal, Waiter};
 use fishplate_core::error::{OpError, PeerError, Unfinished};
@@ -46,7 +46,7 @@ fn issue<R: Rail, const RAILS: usize>(
     }
 }
 
-/// The state of a node that issues operations for this many turns, shuts down, and exits.
+/// The state of a node. It issues operations for `turns` turns, shuts down, and exits.
 struct Life {
     turns: u64,
     waiter: Waiter<'static, SpinHost, Asleep>,
@@ -55,7 +55,7 @@ struct Life {
 }
 
 /// Runs nodes that issue random operations to each other and shut down at random times. Calls
-/// `exit` for each node that has shut down, which makes no progress afterwards. Returns the number
+/// `exit` for each node that has shut down. Such a node makes no more progress. Returns the number
 /// of applied operations.
 pub fn run<R: Rail, const RAILS: usize>(
     seed: u64,

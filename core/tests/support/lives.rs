@@ -2,8 +2,8 @@
 //! flight. Either one engine reattaches, or both do: one after the other, or at the same time.
 //!
 //! Each attachment of a node has its own words and slots at the other node. Operation `n` fills a
-//! slot and then adds 1 to the attachment's word. So a word with the value `n` says that `n`
-//! operations were applied in order, and all their slots must be filled. If an operation takes
+//! slot and then adds 1 to the attachment's word. So if a word has the value `n`, then `n`
+//! operations were applied in order and all their slots must be filled. If an operation takes
 //! effect in a later attachment, a word is ahead of its slots.
 
 use fishplate_core::engine::protocol::{Payload, Received};
@@ -16,7 +16,7 @@ use fishplate_core::rail::Rail;
 
 use super::*;
 
-/// Number of attachments of a node, operations of an attachment, and bytes of a slot.
+/// Number of attachments of a node, operations and messages of an attachment, and bytes of a slot.
 const LIVES: u64 = 24;
 const OPS: u64 = 24;
 const SENDS: u64 = 60;
@@ -36,7 +36,8 @@ struct Node<R: Rail, const RAILS: usize> {
     target: LocalId,
     peer: Option<PeerId>,
     remote: Option<RemoteId>,
-    /// The number of the present attachment, and its operations, fetches and messages so far.
+    /// The index of the current attachment, and the counts of its operations, fetches and messages
+    /// so far.
     life: u64,
     ops: u64,
     fetches: u64,
@@ -44,20 +45,17 @@ struct Node<R: Rail, const RAILS: usize> {
     /// The attachment of the peer that sent the last message, and one bit for each of its messages
     /// that arrived.
     heard: (u64, u64),
-    /// For each attachment of the peer, the number of its signals that were applied at the last
-    /// check.
+    /// For each attachment of the peer, the number of signals applied up to the last check.
     applied: [u64; LIVES as usize],
     renewed: u64,
 }
 
-/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// Number of arrivals of an earlier attachment.
     pub stale: u64,
-    /// Number of peers that failed because they reattached.
+    /// Number of times that a peer failed because it had reattached.
     pub renewed: u64,
-    /// Number of applied signals.
     pub applied: u64,
 }
 
@@ -83,7 +81,7 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
         }
     }
 
-    /// Issues an operation if there is room.
+    /// Issues a random operation, if the engine has room.
     fn issue(&mut self, random: &mut Random) {
         let (Some(peer), Some(remote)) = (self.peer, self.remote) else { return };
         let part = self.life * PART;
@@ -195,7 +193,7 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
     }
 }
 
-/// Runs two nodes over these rails, which `attach` attaches to each other. `prepare` enables
+/// Runs two nodes over these rails. `attach` attaches the rails to each other. `prepare` enables
 /// matching.
 pub fn run<R: Rail, const RAILS: usize>(
     seed: u64,
@@ -239,7 +237,7 @@ pub fn run<R: Rail, const RAILS: usize>(
             nodes[at].attach(at, &handles[1 - at], attach);
         }
     };
-    // One node makes passes alone for a while, so that the other falls behind.
+    // One node alone makes passes for a while, so that the other falls behind.
     for _ in 0..160 {
         let at = random.below(2) as usize;
         for _ in 0..random.below(30) {

@@ -3,7 +3,7 @@
 //! - [`tap`]: a rail that observes and changes traffic;
 //! - [`damage`]: a faulty peer;
 //! - [`veil`]: a rail with memory that the processor cannot access;
-//! - [`devices`]: traffic between host memory and such memory;
+//! - [`devices`]: traffic between host memory and memory of a [`veil`];
 //! - [`fleet`]: several engines on a simulated fabric;
 //! - [`goodbye`]: engines that shut down;
 //! - [`lives`]: engines that reattach repeatedly;
@@ -38,8 +38,8 @@ pub use scope::leak;
 
 pub const CX: ContextId = ContextId(0);
 
-/// A distant deadline for [`SpinHost`], whose clock counts calls. It leaves time for millions of
-/// turns.
+/// A distant deadline in the time of [`SpinHost`], a clock that counts calls. It leaves time for
+/// millions of turns.
 pub const SOON: u64 = 50_000_000;
 
 /// Returns leaked memory for the tables of an engine.
@@ -131,7 +131,7 @@ pub fn import<R: Rail, const RAILS: usize>(
     engine.import(peer, &handle[..len]).unwrap()
 }
 
-/// Registers a region whose atomics a rail executes, and imports the region into the same engine.
+/// Registers a region with native atomics, and imports the region into the same engine.
 pub fn words<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>) -> (LocalId, RemoteId) {
     let words = own.engine.register(region(256).with_native_atomics()).unwrap();
     (words, import(&mut own.engine, own.peer, words))
@@ -210,10 +210,10 @@ pub fn done<R: Rail, const RAILS: usize>(
     assert_eq!(end.unwrap().outcome, Outcome::Done, "{what}");
 }
 
-/// First sequence numbers to test: zero, and values just before each wrap.
+/// First sequence numbers to test: zero, and a value just before each wrap.
 pub const STARTS: [u64; 4] = [0, (1 << 20) - 5, (1 << 32) - 5, u64::MAX - 5];
 
-/// Returns the bits of `seq` that a completion word carries, for this window.
+/// Returns the low bits of `seq` that a completion word carries with this window.
 pub fn sequence(seq: u64, window: u32) -> u32 {
     seq as u32 & ((4 * window).max(512) - 1)
 }
@@ -236,8 +236,8 @@ impl Random {
     }
 }
 
-/// Returns the seeds of a randomised test: the one in `FISHPLATE_SEED`, or `FISHPLATE_SEEDS` or
-/// `count` many. The tests print the seed when they fail.
+/// Returns the seeds of a randomised test: the seed in `FISHPLATE_SEED`, or `FISHPLATE_SEEDS`
+/// seeds, by default `count`. The tests print the seed when they fail.
 pub fn seeds(count: u64) -> Vec<u64> {
     match std::env::var("FISHPLATE_SEED") {
         Ok(seed) => vec![seed.parse().expect("FISHPLATE_SEED is a number")],

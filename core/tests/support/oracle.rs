@@ -1,7 +1,6 @@
 //! A model of random operations by several contexts and peers over any rails. Each stream has its
-//! own words, so the model is a sequence of states per stream. The observed state must be one of
-//! these states, and must not be earlier than the last observed state. The data of all earlier
-//! writes must have landed.
+//! own words, so the model is a sequence of states per stream. The observed words must match one of
+//! these states, not earlier than the last match. The data of all earlier writes must have landed.
 
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy, Signal};
 use fishplate_core::error::OpError;
@@ -37,7 +36,7 @@ pub fn model(amo: &Amo, old: u64) -> u64 {
     }
 }
 
-/// Bytes of a stream's part of each region, which contains words, data slots and a constant to
+/// Bytes of a stream's part of each region. A part contains words, data slots and constant data to
 /// read.
 const PART: u64 = 1024;
 const WORDS: usize = 5;
@@ -47,31 +46,30 @@ const SLOTS_AT: u64 = 64;
 const SOURCE: u64 = 128 * SLOT;
 const CONSTANT_AT: u64 = SLOTS_AT + SLOTS * SLOT;
 
-/// A signal word and a word of each width, 8 bytes apart.
+/// A signal word, and a word for atomics of each width, 8 bytes apart.
 type Words = [u64; WORDS];
 
-/// The model of one stream, by origin, context and target.
+/// The model of one stream.
 struct Model {
     context: ContextId,
     to: usize,
     part: u64,
     /// Offset of the stream's part of the origin's source region.
     from: u64,
-    /// The words after each ordered operation, and the number of writes issued before that
-    /// operation.
+    /// For each ordered operation: the words afterwards, and the number of writes issued before it.
     states: Vec<(Words, usize)>,
     seen: usize,
     /// Writes in issue order, as slot, byte and length.
     writes: Vec<(u64, u8, usize)>,
-    /// Number of fences so far, and their number at the last write to each slot. `None` if the slot
-    /// was never written.
+    /// Number of fences so far, and the number of fences at the last write to each slot. `None` if
+    /// the slot was never written.
     fences: u32,
     written: [Option<u32>; SLOTS as usize],
     ops: u64,
     /// Tags of open operations, with the expected value of a fetch.
     waiting: Vec<(u64, Option<u64>)>,
     quiet: bool,
-    /// Whether the stream issues no more operations and waits for all earlier operations.
+    /// True if the stream issues no more operations and waits for all earlier operations.
     ends: bool,
 }
 
@@ -95,7 +93,7 @@ impl Model {
         let e = &mut node.engine;
         let fill = |len: u64, ops: u64| (ops as u8 | 1, len as usize);
         let slot = random.below(SLOTS);
-        // A slot is written again only after a fence, because writes land in any order.
+        // Writes land in any order, so a slot is written again only after a fence.
         let free = self.written[slot as usize].is_none_or(|fences| fences < self.fences);
         let (byte, len) = fill(1 + random.below(SLOT), self.ops);
         let from = node.source.at(self.from + self.ops * SLOT);
@@ -184,7 +182,8 @@ impl Model {
         }
     }
 
-    /// Checks that the target's words never go backwards, and that their data has arrived.
+    /// Checks that the target's words never go backwards, and that the data written before has
+    /// landed.
     fn check<R: Rail, const RAILS: usize>(&mut self, nodes: &[fleet::Node<R, RAILS>], seed: u64) {
         let target = &nodes[self.to];
         let now = words(target, self.part);
@@ -232,10 +231,10 @@ impl Model {
 /// The streams of all contexts of a fleet to all nodes.
 pub struct Streams {
     streams: Vec<(usize, Model)>,
-    /// A stream issues an operation in one of this many turns.
+    /// A stream issues an operation in one of `pace` turns.
     pace: u64,
     seed: u64,
-    /// The node that has died, if any. Streams from and to it may have any outcome.
+    /// The node that has died, if any. Streams from and to that node may have any outcome.
     dead: Option<usize>,
 }
 
@@ -285,7 +284,6 @@ impl Streams {
         Streams { streams, pace, seed: config.seed, dead: None }
     }
 
-    /// Records that a node has died.
     pub fn dies(&mut self, node: usize) {
         self.dead = Some(node);
         self.streams.retain(|(me, _)| *me != node);
@@ -297,8 +295,7 @@ impl Streams {
         self.streams.iter().map(|(_, stream)| stream).filter(|stream| self.dead != Some(stream.to))
     }
 
-    /// Issues operations. If `issues` is false, issues only operations that wait for all earlier
-    /// operations.
+    /// Issues operations at random. If `issues` is false, issues only quiets.
     pub fn turn<R: Rail, const RAILS: usize>(
         &mut self,
         fleet: &mut [fleet::Node<R, RAILS>],
@@ -334,8 +331,7 @@ impl Streams {
     /// Checks a completion of node `me`.
     pub fn completed(&mut self, me: usize, done: &Completion) {
         let (seed, dead) = (self.seed, self.dead);
-        // Streams of one origin and context differ only by target, so the tag is compared over all
-        // of them.
+        // A completion does not name its target, so search all streams of the origin.
         let found =
             self.streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
                 let lost = dead == Some(stream.to);
@@ -359,7 +355,7 @@ impl Streams {
         }
     }
 
-    /// Returns whether every operation is complete and applied.
+    /// True if every operation is complete and applied.
     pub fn is_over(&self) -> bool {
         self.streams.iter().all(|(_, s)| s.waiting.is_empty())
             && self.living().all(|s| s.ends && !s.quiet)
@@ -375,7 +371,6 @@ impl Streams {
     }
 }
 
-/// Returns a random configuration.
 pub fn config(random: &mut Random, seed: u64) -> Config {
     Config {
         contexts: 2,
@@ -393,8 +388,8 @@ pub fn config(random: &mut Random, seed: u64) -> Config {
     }
 }
 
-/// Runs at most `turns` turns. `make` returns the given number of nodes, with regions of the given
-/// size.
+/// Runs random operations for at most `turns` turns. `make` creates the fleet: number of nodes,
+/// configuration, size of the regions.
 pub fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     turns: u64,

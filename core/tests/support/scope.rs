@@ -1,13 +1,13 @@
-//! Memory that tests hand out as `'static`. It is never freed, or freed when a [`Scope`] is
-//! dropped. Runs of many seeds use scopes, because they would run out of memory otherwise.
+//! Memory that tests hand out as `'static`. Without a [`Scope`] it is never freed. Otherwise it is
+//! freed when the scope is dropped. Runs of many seeds need scopes, or they would run out of
+//! memory.
 
 use std::cell::RefCell;
 
 type Free = Box<dyn FnOnce()>;
 
 thread_local! {
-    /// Functions that free the memory handed out in the open scope, newest last. `None` if no scope
-    /// is open.
+    /// Functions that free the memory of the open scope, newest last. `None` if no scope is open.
     static OPEN: RefCell<Option<Vec<Free>>> = const { RefCell::new(None) };
 }
 

@@ -14,7 +14,6 @@ use fishplate_core::mem::{Peer, Region, Untrusted};
 use fishplate_core::op::Amo;
 use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 
-/// A report of a rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Done(u64, Result<(), CompleteError>),
@@ -24,7 +23,6 @@ pub enum Event {
     Up(Peer),
 }
 
-/// The kind of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Write,
@@ -45,13 +43,13 @@ pub struct Post {
     pub cx: u64,
 }
 
-/// The context word of a message that has completed when it was posted.
+/// The context word of a message that completed at its post.
 pub const ABSORBED: u64 = u64::MAX;
 
 type Refuse = Box<dyn FnMut(&Post) -> Option<PostError>>;
 pub type Edit = Box<dyn FnMut(usize, Event) -> Vec<Event>>;
 
-/// The settings and counters of a test.
+/// What a test tells its taps to do, and what they have counted.
 #[derive(Default)]
 pub struct Control {
     /// The accepted posts.
@@ -74,17 +72,16 @@ pub struct Control {
     pub edit: Option<Edit>,
     /// Events that the next polls of rail 0 report.
     pub inject: VecDeque<Event>,
-    /// Makes polls report nothing and leave the inner rail alone.
+    /// Makes polls report nothing, without polling the inner rail.
     pub mute: bool,
-    /// The result of fencing a peer, in place of the rail's result.
+    /// The result of fencing a peer. `None`: the inner rail fences.
     pub fence: Option<Fence>,
-    /// The answer of `fences_all`.
     pub fences_all: bool,
-    /// The calls of `fence`, as rail and peer.
+    /// The calls of `fence`: pairs of rail and peer.
     pub fences: Vec<(usize, Peer)>,
-    /// The detached peers.
     pub detached: Vec<Peer>,
-    /// The offset of mapped addresses in bytes, and the number of imports that were not released.
+    /// The offset in bytes that imports add to mapped addresses, and the number of imports not yet
+    /// released.
     pub shift: usize,
     pub imported: i32,
     inside: bool,
@@ -92,8 +89,8 @@ pub struct Control {
 
 pub type Shared = Rc<RefCell<Control>>;
 
-/// Wraps `R`. `rail` is the tap's number among the taps that share the control.
-/// A timed tap has a clock, which stands still until the test sets [`NOW`].
+/// A rail that wraps `R`. `rail` is the tap's index among the taps that share `control`. A timed
+/// tap has a clock, which stands still until the test sets [`NOW`].
 pub struct Tap<R, const TIMED: bool = false> {
     inner: R,
     rail: usize,
@@ -169,7 +166,6 @@ impl<R, const TIMED: bool> Tap<R, TIMED> {
     }
 }
 
-/// A sink that records events.
 struct Notes<'a>(&'a mut VecDeque<Event>);
 
 impl Sink for Notes<'_> {

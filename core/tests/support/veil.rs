@@ -1,6 +1,6 @@
 //! A test rail around another rail that provides "device" memory: memory of this process at
-//! addresses that the processor cannot access. An access faults, because only the rail knows the
-//! real address.
+//! addresses that the processor cannot access. An access faults. Only the rail converts to the real
+//! address.
 
 use std::ptr::NonNull;
 
@@ -9,8 +9,8 @@ use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
 use fishplate_core::op::Amo;
 use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 
-/// This bit hides an address: no present processor has addresses with it set and the highest bit
-/// clear.
+/// The bit that hides an address. No current processor can access an address with bit 62 set and
+/// bit 63 clear.
 const VEIL: usize = 1 << 62;
 
 /// The key and the descriptor of device memory that is [apart](Veiled::apart).
@@ -24,22 +24,21 @@ pub struct Veiled<R> {
     /// Number of device writes and device reads that the engine requested.
     pub placed: u32,
     pub fetched: u32,
-    /// Number of further calls of either kind that find no room.
+    /// Number of further calls that find no room, of device writes and device reads together.
     pub full: u32,
-    /// Number of calls of `place_device` or `fetch_device` that return `Again` before the copy
-    /// ends.
+    /// Number of calls of `place_device` or `fetch_device` that return `Again` for one copy.
     pub delay: u32,
-    /// Whether device memory cannot be registered, imported or posted, so that its bytes travel in
-    /// messages.
+    /// True if no rail reaches device memory. It cannot be registered, imported or posted, so its
+    /// bytes travel in messages.
     pub apart: bool,
-    /// Number of further writes that take effect but report a failure.
+    /// Number of further device writes that take effect but report a failure.
     pub late: u32,
-    /// Whether reads are permanently refused.
+    /// True if device reads are permanently refused.
     pub unreadable: bool,
-    /// The longest message, in bytes, if the inner rail carries longer ones.
+    /// Limit of the message length in bytes, if below the inner rail's limit.
     pub most: usize,
-    /// The copies out of device memory: what each has copied, and the calls until it ends. Empty
-    /// entries are free.
+    /// The copies out of device memory in progress: the copied bytes, and the number of calls so
+    /// far. An entry without bytes is free.
     begun: Vec<(Vec<u8>, u32)>,
 }
 
@@ -60,7 +59,7 @@ impl<R> Veiled<R> {
         }
     }
 
-    /// Counts a call for a copy, and returns whether the copy ends in it.
+    /// Counts a call for a copy. Returns `Again` until the copy has had `delay` calls.
     fn count(&mut self, copy: &mut u32) -> Result<(), PostError> {
         *copy += 1;
         if *copy <= self.delay {
@@ -106,7 +105,7 @@ fn clear(local: Local) -> Local {
 }
 
 // SAFETY: the inner rail satisfies the contract, and device memory is never mapped. Through `Setup`
-// the tests only set fields.
+// the tests only set the public fields.
 unsafe impl<R: Rail> Rail for Veiled<R> {
     type Setup<'a>
         = &'a mut Self

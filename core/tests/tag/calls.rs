@@ -1,4 +1,4 @@
-//! Each call in isolation: ids, widths, and refusals that change nothing.
+//! Tests each call alone: ids, widths, and refusals that change nothing.
 
 use fishplate_core::engine::tag::{
     Arrive, Arrived, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId,
@@ -224,7 +224,7 @@ fn a_forgotten_source_leaves_no_message() {
         (matcher.take(ids[1]), matcher.message(ids[3])),
         (Err(TagError::Stale), Err(TagError::Stale))
     );
-    // Messages of other sources remain, and the room of the failed source is free.
+    // Messages of other sources remain. The slots of the failed source's messages are free.
     assert!(matches!(matcher.take(ids[0]), Ok(Arrived { cookie: 0, .. })));
     assert!(matches!(matcher.message(ids[2]), Ok(Arrived { cookie: 2, .. })));
     for n in 0..3 {
@@ -256,7 +256,7 @@ fn a_pinned_shape_keeps_its_place() {
     let shapes: Vec<_> = (0..4).map(|n| matcher.shape(n % 2 == 0, Tag::from(n)).unwrap()).collect();
     assert_eq!(matcher.shape(true, Tag::from(0)), Ok(shapes[0]));
     assert_eq!(matcher.shape(true, Tag::from(99)), Err(TagError::Full));
-    // A mask without a slot still works, and takes no slot.
+    // A receive with an unregistered mask still works, and registers nothing.
     waiting(matcher.post(None, T, Tag::from(99), 1));
     assert_eq!(matcher.stats().overflowed, 1);
     waiting(matcher.post_shaped(shapes[2], 1, T, 2));
@@ -308,7 +308,7 @@ fn ids_of_an_earlier_matcher_in_the_same_memory_are_refused() {
     let mut posted = [PostedSlot::EMPTY; 4];
     let mut unexpected = [UnexpectedSlot::EMPTY; ROOM];
     let mut buckets = vec![0; MatcherMemory::buckets(4, ROOM)];
-    // The number of messages that the earlier matcher leaves in the memory.
+    // The number of messages that the earlier matcher leaves in the reused memory.
     for left in [3, ROOM, 20, 0, 1] {
         let mut over = |stores: usize, old: &[UnexpectedId]| -> Vec<UnexpectedId> {
             let memory = MatcherMemory {

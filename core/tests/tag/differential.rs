@@ -17,9 +17,8 @@ pub fn tag(random: &mut Random) -> Tag {
     Tag::new(random.below(2) << 40 | random.below(4) | 1 << 63, random.below(2) as u32)
 }
 
-/// Returns one of 24 masks. Each mask compares or ignores the communicator and the two bits of the
-/// tag. Half of the masks also ignore a bit that is set in all tags. Each compares or ignores bits
-/// 64 to 95.
+/// Returns one of 24 masks. A mask compares or ignores each of these: the communicator, the two
+/// bits of the tag, a bit that is set in all tags, and bits 64 to 95.
 pub fn ignore(random: &mut Random) -> Tag {
     let kind = random.below(12);
     let lo = (kind & 1) << 40 | kind >> 1 & 3 | (kind >> 3) << 63;
@@ -89,7 +88,7 @@ fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, cou
         );
         most_posted = most_posted.max(counts.0);
         most_unexpected = most_unexpected.max(counts.1);
-        // Claimed messages are taken from time to time, so that they do not use up the room.
+        // Takes a claimed message when many are claimed, so that they do not use up the slots.
         if counts.2 > build.room / 2 {
             let op = Op::Take { cookie: model.claimed[0].cookie };
             assert!(matches!(model.answer(&op), Seen::Message(_)));
@@ -110,7 +109,7 @@ fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, cou
 #[test]
 fn any_configuration_agrees_with_two_lists() {
     let mut random = Random::seeded("any_configuration_agrees_with_two_lists");
-    // 16 runs share the operations. The deeper the lists, the longer a run takes.
+    // Divides the operations among 16 runs. Deeper lists make a run slower.
     let each = setting("FISHPLATE_TAG_OPS", 16 * 20_000).div_ceil(16);
     let build = |room: usize, buckets: usize, unhashed: u32, walked: u32, seed: u64| Build {
         buckets,
@@ -126,17 +125,17 @@ fn any_configuration_agrees_with_two_lists() {
     agree::<32, 4>(Build { seed: seed(), ..Build::new(300) }, seed(), each);
     agree::<64, 4>(build(300, 1024, 0, 0, seed()), seed(), each);
     agree::<16, 4>(build(300, 1024, 1, 2, seed()), seed(), each);
-    // The generation of the ids wraps, and its sign bit changes.
+    // Ids of these runs wrap, or change the sign bit of their generation.
     agree::<16, 4>(from((1 << 32) - each / 4, build(300, 512, 4, 8, seed())), seed(), each);
     agree::<16, 4>(from((1 << 63) - 1 - each / 4, build(300, 512, 0, 0, seed())), seed(), each);
-    // Degenerate configurations: all entries in one chain, one shape, one index, or no index.
+    // Degenerate configurations: all entries in one chain, one shape, one index, no index.
     agree::<32, 4>(build(120, 2, 0, 0, seed()), seed(), each);
     agree::<2, 2>(build(120, 4, 0, 0, seed()), seed(), each);
     agree::<1, 1>(build(120, 2, 0, 0, seed()), seed(), each);
     agree::<1, 1>(build(120, 256, 4, 8, seed()), seed(), each);
     agree::<0, 0>(build(120, 2, 0, 0, seed()), seed(), each);
     agree::<8, 1>(build(120, 3, 30, 8, seed()), seed(), each);
-    // Queues that are always or nearly full.
+    // Queues that are always full or nearly full.
     agree::<32, 4>(build(1, 2, 0, 0, seed()), seed(), each);
     agree::<32, 4>(build(3, 8, 1, 0, seed()), seed(), each);
     agree::<2, 2>(build(20, 2, 4, 8, seed()), seed(), each);

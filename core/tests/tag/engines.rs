@@ -9,7 +9,6 @@ use fishplate_core::engine::tag::{
 
 use super::ops::{Answers, Op, Seen};
 
-/// The configuration of a matcher.
 #[derive(Clone, Copy, Debug)]
 pub struct Build {
     pub room: usize,
@@ -53,7 +52,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Ours<SHAPES, INDEXES> {
             unexpected: leak(UnexpectedSlot::EMPTY, room),
             buckets: leak(0, buckets),
         };
-        // With half of all seeds, the matcher builds its hash tables as late as possible.
+        // With odd seeds, the matcher builds its hash tables as late as possible.
         let lazily = if seed % 2 == 1 { 5 * unhashed + 3 } else { 0 };
         let config = MatcherConfig {
             seed,

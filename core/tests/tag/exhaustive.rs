@@ -1,6 +1,7 @@
-//! Every sequence of operations over 15 letters. Nine letters are receives, from one of two sources
-//! or any, with one of two tags or any. Four are messages from one of the sources with one of the
-//! tags. Two cancel the oldest or the youngest receive. All nine probes follow every letter.
+//! Tests every sequence of operations from an alphabet of 15 letters. Nine letters post a receive:
+//! one of two sources or any, one of two tags or any. Four letters are messages from one source
+//! with one tag. Two letters cancel the oldest or the youngest receive. After each letter, the test
+//! makes all nine probes.
 
 use fishplate_core::engine::tag::{
     Arrive, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, Tag,
@@ -34,8 +35,8 @@ fn accepts(wanted: u8, message: u8) -> bool {
         && tag.is_none_or(|tag| tag == message as u64 % 2)
 }
 
-/// A queue of at most [`LONGEST`] entries, each with its kind and the position of its letter in the
-/// word.
+/// A queue of at most [`LONGEST`] entries. An entry is the kind of a letter, and the letter's
+/// position in the word.
 #[derive(Clone, Copy, Default)]
 struct Queue {
     items: [(u8, u8); LONGEST],
@@ -100,7 +101,7 @@ impl Model {
     }
 }
 
-/// Checks all words of this length.
+/// Checks all sequences of `length` letters.
 fn all_words(length: usize, config: MatcherConfig, buckets: usize) {
     let mut word = [0u8; LONGEST];
     let mut right = [Model::default(); LONGEST + 1];
@@ -195,8 +196,8 @@ fn every_word_agrees_with_two_lists() {
     let length = setting("FISHPLATE_TAG_WORDS", 4) as usize;
     assert!(length < LONGEST, "FISHPLATE_TAG_WORDS: at most {}", LONGEST - 1);
     let config = MatcherConfig { first_sequence: Some((1 << 32) - 2), ..MatcherConfig::DEFAULT };
-    // The matcher hashes and indexes all entries with few buckets, then only some entries, then by
-    // its defaults.
+    // First the matcher hashes and indexes all entries, with few buckets. Then it hashes only some
+    // entries. Then it uses its defaults.
     all_words(length, MatcherConfig { unhashed: 0, walked: 0, ..config }, 2);
     all_words(length, MatcherConfig { unhashed: 1, walked: 1, ..config }, 16);
     all_words(length.min(6), config, 16);

@@ -1,5 +1,5 @@
-//! One sequence of operations gives the same results in every configuration. Sizes and seeds change
-//! only the cost of a search.
+//! Tests that a sequence of operations has the same results in every configuration. Sizes and seeds
+//! change only the cost of a search.
 
 use super::differential::operation;
 use super::engines::{Build, Ours};

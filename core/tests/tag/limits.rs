@@ -1,4 +1,4 @@
-//! Depth, wraps, counters, and the number of entries that a search examines.
+//! Tests deep queues, wraps, counters, and the number of entries that a search examines.
 
 use fishplate_core::engine::tag::{
     Arrive, Cancel, MatchStats, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, Tag,
@@ -50,8 +50,8 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
                 ..MatcherConfig::DEFAULT
             };
             let mut matcher = matcher(64, config);
-            // Three shapes in turn, and every message matches all of them. A receive for another
-            // source stays the oldest.
+            // Posts receives of three shapes in turn. Each message matches all three. The oldest
+            // receive is for another source.
             let other = matcher.post(Some(9), Tag::ZERO, Tag::ZERO, 99).unwrap();
             assert!(matches!(other, Post::Waiting(_)));
             for n in 0..24 {
@@ -68,7 +68,7 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
                 );
                 assert_eq!(matcher.verify(), Ok(()));
             }
-            // Messages behave alike: a receive of any shape takes the oldest message.
+            // The reverse: a receive of any shape takes the oldest message.
             assert_eq!(context(matcher.arrive(8, Tag::ZERO, 0, 100).unwrap()), None);
             for n in 0..24 {
                 assert_eq!(context(matcher.arrive(1, Tag::from(1), 0, n).unwrap()), None);
@@ -100,7 +100,7 @@ fn a_search_examines_few_entries_at_any_depth() {
         let tag = if n % 2 == 0 { Tag::from(5) } else { Tag::from(6 + n) };
         assert_eq!(context(matcher.arrive(n as u32, tag, 1, 0).unwrap()), Some(n));
     }
-    // Takes 64 Ki messages, youngest first. The index is built only once.
+    // Receives 64 Ki messages, youngest first. The matcher builds its index only once.
     for n in 0..DEPTH {
         assert_eq!(context(matcher.arrive(1, Tag::from(n), 1, n).unwrap()), None);
     }

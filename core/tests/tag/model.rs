@@ -1,4 +1,4 @@
-//! The specification: two lists that are searched from the oldest entry.
+//! The specification of matching: two lists, searched from the oldest entry.
 
 use fishplate_core::engine::tag::{Arrived, Cancel, Tag, TagError};
 
@@ -21,7 +21,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Creates a model with room for this many receives and as many messages.
+    /// Creates a model with room for `room` receives and `room` messages.
     pub fn new(room: usize) -> Self {
         Model { room, posted: vec![], unexpected: vec![], claimed: vec![] }
     }
@@ -57,8 +57,8 @@ impl Answers for Model {
                     }
                 }
             }
-            // Only waiting receives are cancelled, because for other receives the result depends on
-            // the reuse of their slot.
+            // Cancels only waiting receives. For others the result depends on the reuse of their
+            // slot.
             Op::Cancel { context } => match self.posted.iter().position(|(c, _)| *c == context) {
                 Some(at) => {
                     self.posted.remove(at);

@@ -11,7 +11,6 @@ pub struct Wanted {
     pub ignore: Tag,
 }
 
-/// An operation on a matcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Post { wanted: Wanted, context: u64 },
@@ -24,7 +23,6 @@ pub enum Op {
     FailSource(u32),
 }
 
-/// The result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// The receive or the message waits.

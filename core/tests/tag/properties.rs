@@ -1,4 +1,4 @@
-//! Properties of every sequence of operations, without a model.
+//! Tests properties of every sequence of operations, without a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -84,8 +84,8 @@ fn messages_of_one_pair_are_not_reordered() {
         .collect();
     let pairs: BTreeMap<u64, u64> =
         pairs(&ops).into_iter().map(|(context, cookie)| (cookie, context)).collect();
-    // Of two equal messages, the second matches no receive before the first has matched one. If
-    // both fit two receives, the first message never gets the later receive.
+    // Of two equal messages, the second matches no receive before the first does. The first message
+    // never gets the later of two receives that both messages match.
     let mut last: BTreeMap<(u32, Tag), (u64, Option<u64>)> = BTreeMap::new();
     for op in &ops {
         let Op::Arrive(message) = op else { continue };
@@ -169,8 +169,7 @@ fn a_rebuilt_index_finds_the_same() {
     for message in &messages {
         assert_eq!(engine.answer(&Op::Arrive(*message)), Seen::Waits);
     }
-    // Two shapes repeatedly take the only index from each other, because each of them searches
-    // often enough.
+    // Two shapes repeatedly take the only index from each other, because both search often.
     for _ in 0..6 {
         for ignore in [Tag::from(1), Tag::from(2)] {
             for _ in 0..100 {

@@ -17,7 +17,7 @@ use super::support::*;
 
 const MATCHING: MatchConfig = MatchConfig { pieces: 3, ..SMALL };
 
-/// Two nodes with device memory. Each imports the memory of the other.
+/// Two nodes with device memory. Each node imports the other's memory.
 struct Two<const RAILS: usize = 4> {
     nodes: Vec<Node<Veiled<End>, RAILS>>,
     regions: [Region; 2],
@@ -114,7 +114,7 @@ fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
 }
 
 /// Puts with signals in all pairings of host and device memory. When a signal is visible, the data
-/// of all puts before it is there, and nothing else was written.
+/// of all earlier puts has landed, and no other memory has changed.
 #[test]
 fn a_signal_follows_the_data_before_it() {
     const SLOTS: u64 = 8;
@@ -196,7 +196,7 @@ fn gets_of_every_length_arrive_in_both_directions_at_once() {
                 for (region, payload) in two.regions.iter().zip(&payloads) {
                     poke(region, at, payload);
                 }
-                // Into device memory, and into host memory. From device memory, and from host
+                // Gets device memory into device and host memory, and host memory into device
                 // memory.
                 let both = [0, 1].map(|node| two.get(node, len, at as u64, 30_000));
                 let host = two.issue(|two| {
@@ -307,8 +307,8 @@ fn a_fence_holds_later_writes_back_until_the_device_has_the_data() {
     assert!(peek(&two.regions[1], 0, 300) == pattern(1, 300));
 }
 
-/// One rail that keeps order delivers later data in order, but the device is slower. So the import
-/// of device memory must make fences hold data back.
+/// A single rail that preserves order delivers all data in order, but the device copies later. So
+/// after an import of device memory, a fence must delay later data.
 #[test]
 fn a_fence_holds_data_back_even_on_one_rail_that_keeps_order() {
     for eager in [0, 64] {
@@ -340,7 +340,7 @@ fn a_target_that_does_not_poll_keeps_few_pieces_and_loses_none() {
     for _ in 0..2000 {
         two.nodes[0].engine.progress();
     }
-    // Each piece has at most 128 bytes.
+    // The put needs all pieces of the pool, because each piece has at most 128 bytes.
     assert_eq!(two.nodes[0].engine.stats().posted, MATCHING.pieces as u64);
     let get = two.get(1, 5000, 0, 20_000);
     assert_eq!(two.complete(0, issued), Outcome::Done);
@@ -374,7 +374,7 @@ fn a_region_that_is_gone_rejects_the_rest_of_a_put() {
     two.nodes[1].engine.deregister(gone).unwrap();
     let before = peek(&two.regions[1], 0, SIZE);
     assert_eq!(two.failure(1), PeerError::Protocol(Violation::Region));
-    // The other side is not told, and removes the peer.
+    // Node 0 does not learn of the failure. It removes the peer.
     let peer = two.peer(0);
     two.nodes[0].engine.remove_peer(peer).unwrap();
     assert!(matches!(two.complete(0, issued), Outcome::Unknown(_)));
@@ -382,7 +382,7 @@ fn a_region_that_is_gone_rejects_the_rest_of_a_put() {
     assert!(peek(&two.regions[1], 0, SIZE) == before, "written after it was gone");
 }
 
-/// The get fails as one that a rail refuses, and neither peer fails.
+/// The get fails as if a rail had refused it. Neither peer fails.
 #[test]
 fn a_get_of_memory_that_is_gone_fails_alone() {
     let refused = Outcome::Failed(Fault::Post(RailId(0), PostError::BadKey));
@@ -411,7 +411,7 @@ fn a_get_of_memory_that_is_gone_fails_alone() {
             let got = found(&two, at);
             assert!(got.iter().zip(&data).all(|(got, want)| got == want || *got == 0));
         }
-        // The same memory, registered again, is another region.
+        // The same memory is registered again, as a new region. The old import stays invalid.
         poke(&two.regions[1], 0, &data);
         let id = two.nodes[1].engine.register(two.regions[1]).unwrap();
         let again = get(&mut two, 10_000);
@@ -429,7 +429,7 @@ fn a_get_of_memory_that_is_gone_fails_alone() {
     }
 }
 
-/// So is a get of memory that never was: nothing is read.
+/// A get that names no registered memory reads nothing.
 #[test]
 fn a_get_of_unknown_memory_is_answered_without_data() {
     let control = shared();
@@ -439,7 +439,7 @@ fn a_get_of_unknown_memory_is_answered_without_data() {
     let mut handle = [0; 512];
     own.engine.export(own.into, &mut handle).unwrap();
     let generation = u16::from_le_bytes([handle[6], handle[7]]);
-    // The engine never sent the gets, so their answers are lost.
+    // Drops the answers, because the engine itself never sent these gets.
     control.borrow_mut().edit = Some(Box::new(|_, event| match event {
         Event::Message(..) => vec![],
         _ => vec![event],
@@ -491,7 +491,7 @@ fn memory_that_cannot_be_carried_is_refused_as_before() {
     own.engine.rail_mut(RailId(0)).unwrap().apart = true;
     let device = own.engine.register(device_region(SIZE)).unwrap();
     let mut handle = [0; 512];
-    // Without matching, nothing keeps the pieces.
+    // Without matching, the engine has no blocks for the pieces.
     let len = own.engine.export(device, &mut handle).unwrap();
     assert_eq!(own.engine.import(own.peer, &handle[..len]), Err(AttachError::Unsupported));
     let issued = own.engine.put(CX, device.at(0), 8, own.remote.at(0), Notice::Report(1)).unwrap();
@@ -505,7 +505,8 @@ fn memory_that_cannot_be_carried_is_refused_as_before() {
     assert!(matches!(fault, Some(Outcome::Failed(_))), "{fault:?}");
 }
 
-/// A message in its wire encoding: kind, op, number, and what follows the first 12 bytes.
+/// Returns a message in its wire encoding: kind, op, sequence number, and the bytes from offset 12
+/// on.
 fn forged(kind: u8, op: u8, seq: u32, rest: &[&[u8]]) -> Vec<u8> {
     [&[kind, 0, op, 0][..], &seq.to_le_bytes(), &[0; 4], &rest.concat()].concat()
 }
@@ -540,8 +541,8 @@ fn every_lie_about_pieces_is_named_and_writes_nothing() {
         let theirs = own.engine.import(own.me, &handle[..len]).unwrap();
         let place = [4, 6].map(|at| u16::from_le_bytes([handle[at], handle[at + 1]]));
         let [region, generation] = place;
-        // A get of four pieces, in the last case of one, is in flight: its request has arrived, and
-        // nothing answers it yet.
+        // A get of four pieces is in flight (one piece in the last case). Its request has arrived,
+        // and is not answered yet.
         let asked = if case == 15 { 100 } else { 500 };
         let issued =
             own.engine.get(CX, into_id.at(0), asked, theirs.at(0), Notice::Report(1)).unwrap();
@@ -615,8 +616,8 @@ fn a_repeated_piece_is_not_copied_again() {
         control.borrow_mut().inject.push_back(Event::Message(own.me.peer(), bytes));
         passes(&mut own.engine, 8);
     };
-    // Repeated while it waits for an earlier number, and again after it was copied. Each waiting
-    // piece has one block, so repeated ones would use up all of them.
+    // Repeats a piece that waits for an earlier number, and again after the copy. If each
+    // repetition took a block, no block would be left.
     (0..6).for_each(|_| hear(&mut own, data(1, 0xbb)));
     assert_eq!(peek(&device, 64, 8), [0; 8], "copied before its turn");
     hear(&mut own, data(0, 0xaa));
@@ -630,7 +631,7 @@ fn a_repeated_piece_is_not_copied_again() {
     assert_eq!((own.engine.peer_error(own.me), peek(&device, 64, 8)), (Ok(None), vec![19; 8]));
 }
 
-/// Such memory takes no pieces and answers no gets.
+/// Memory with native atomics takes no pieces and answers no gets.
 #[test]
 fn memory_with_native_atomics_is_out_of_reach_of_device_memory_apart() {
     for puts in [true, false] {

@@ -118,15 +118,14 @@ fn a_long_message_arrives_with_all_operation_slots_in_use() {
     let mut own = loopback(SMALL);
     let (me, into) = (own.me, own.into);
     let word = import(&mut own.engine, me, into).at(SIZE as u64 - 8);
-    // The first message finds enough free slots.
+    // The first message finds enough free operation slots.
     let before = own.recv(9, EXACT, 0, 5000);
     let sent = own.send_region(9, 0, 5000, false).unwrap();
     check(&own.finish(before), Received::Ok, 9, 5000, 5000);
     done(&mut own.engine, sent, "the send before");
     assert_eq!(own.engine.matching_stats().pulled, 0);
     let sent = pending(own.send_region(1, 0, 5000, false));
-    // Completions of operations fill the table, because a waiter that only receives never takes
-    // them.
+    // Fills the table of operations with completions. A waiter that only receives never takes them.
     let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
     for _ in 0..1000 {
         let _ = own.engine.amo(CX, word, amo, Notice::Report(2));

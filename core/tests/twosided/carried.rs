@@ -1,5 +1,4 @@
-//! Acknowledgements and credits that a message carries back to its receiver, and how they are
-//! counted.
+//! Tests how messages carry acknowledgements and credits back, and how these are counted.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};
@@ -62,8 +61,8 @@ fn a_message_back_returns_credits_when_nothing_else_is_owed() {
     let mut nodes = pair();
     send(&mut nodes, 0, 1);
     turns(&mut nodes, 5);
-    // The first message has arrived and waits for its receive. The message back acknowledges it,
-    // and returns no credit.
+    // The first message has arrived and waits for its receive. A message back acknowledges the
+    // first message, and returns no credit.
     send(&mut nodes, 1, 2);
     receive(&mut nodes, 1, 1);
     send(&mut nodes, 1, 3);

@@ -1,5 +1,6 @@
 //! Peers that fail, leave and reconnect during traffic of every kind. Each receive completes once,
-//! with a sent message or as failed. Nothing lands after that. Finally all room is free again.
+//! with a sent message or as failed. Nothing lands after the completion. Finally all slots, blocks
+//! and credits are free again.
 
 use std::collections::HashMap;
 
@@ -22,10 +23,10 @@ type Network = Veiled<Tap<Faulty<Loopback<64>, 16>>>;
 const ROOM: usize = 700;
 const PEERS: usize = 3;
 const UNTOUCHED: u8 = 0xee;
-/// Number of blocks for payloads that wait at their sender, as in [`own1`].
+/// Number of blocks for payloads that wait at their sender. [`own1`] provides that many.
 const OUTGOING: u64 = 4;
 
-/// Returns whether the buffer at this place is in device memory. Every second buffer is.
+/// True if the buffer at this place is in device memory. Every second buffer is.
 fn in_device(place: u64) -> bool {
     !(place / ROOM as u64).is_multiple_of(2)
 }
@@ -100,7 +101,7 @@ impl Churn {
         self.peers[self.random.below(PEERS as u64) as usize]
     }
 
-    /// Sends a message whose tag names the source of its bytes.
+    /// Sends a message. Its tag contains the offset of its bytes.
     fn send(&mut self) {
         let to = self.some_peer();
         let len = [0, 8, 100, 128, 129, 300, 650][self.random.below(7) as usize];
@@ -119,7 +120,6 @@ impl Churn {
         assert!(sent.is_ok() || lost, "{}: {sent:?}", self.what);
     }
 
-    /// Returns the contents of a buffer.
     fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
         match in_device(at) {
             false => self.own.bytes(at, len),
@@ -216,7 +216,6 @@ impl Churn {
         self.peers[nth] = peer;
     }
 
-    /// Takes and checks completed receives.
     fn take(&mut self) {
         while self.own.engine.next_completion().is_some() {}
         while let Some(status) = self.own.engine.next_recv() {
@@ -248,8 +247,8 @@ impl Churn {
         self.free.push(at);
     }
 
-    /// Replaces every peer, then checks that no receive is open and that the new peers have all
-    /// room.
+    /// Replaces every peer, then checks that no receive is open and that all slots, blocks and
+    /// credits are free.
     fn finish(&mut self) {
         for _ in 0..PEERS {
             let peer = self.peers.remove(0);
@@ -285,7 +284,8 @@ impl Churn {
             let request = self.own.engine.recv(Some(peer), tag(n), EXACT, into, n).unwrap();
             check(&self.own.finish(request), Received::Ok, n, 64, 64);
         }
-        // Each stream has its own room, and the first stream also gets all of the shared room.
+        // Each stream has its own credits and header room. The first stream also gets all of the
+        // shared room.
         let MatchConfig { credits, headers, shared_credits, shared_headers, .. } = self.matching;
         let most = |nth: usize| match nth {
             0 => u64::from(grown(credits, shared_credits) + grown(headers, shared_headers)),

@@ -1,5 +1,5 @@
-//! Messages and closing: sent messages are received, receives without a message fail, and nothing
-//! hangs.
+//! Tests closing with messages: sent messages are received, receives without a message fail, and
+//! nothing hangs.
 
 use std::collections::BTreeSet;
 
@@ -49,8 +49,8 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
             let (to, notice) = (a.peers[1], Notice::Report(sent));
             let issued = match random.below(3) {
                 0 => a.engine.send(CX, to, tag(sent), payload, notice),
-                // Without a credit the payload is sent in chunks, because its receiver cannot read
-                // it.
+                // Without a credit, the payload is sent in chunks, because the receiver cannot read
+                // a slice.
                 1 => a.engine.send(CX, to, tag(sent), Payload::Bytes(&pattern(at, 100)), notice),
                 _ => a.engine.send_sync(CX, to, tag(sent), payload, notice),
             };

@@ -17,20 +17,20 @@ use super::support::fleet::{self, Node};
 use super::support::tap::{Tap, shared};
 use super::support::*;
 
-/// The byte that fills memory whose send has completed.
+/// The byte that fills the memory of completed sends.
 const GONE: u8 = 0x5e;
 
 /// Length of each place in the regions, and maximum number of messages in flight to each peer.
 const PLACE: u64 = 2048;
 const MOST: usize = 4;
 
-/// The traffic from one node to another. It uses its own part of both regions, which begins at
-/// place `first`.
+/// The traffic from one node to another. It uses its own part of both regions, from place `first`
+/// on.
 struct Pair {
     to: PeerId,
     from: PeerId,
     first: u64,
-    /// Free places to send from, and the sent messages by number.
+    /// Free places to send from, and the payloads sent so far, in order.
     free: Vec<u64>,
     sent: Vec<Vec<u8>>,
     /// Completion tags of open sends, with their places.
@@ -129,15 +129,15 @@ fn run(seed: u64) -> u64 {
         }
         engine.attach_matching(matching, match_memory(matching, 3, 8)).unwrap();
     });
-    // Rail 0 between two nodes fails, and they continue without it.
+    // Rail 0 between two nodes may fail. The nodes then continue without it.
     let mut fails = vec![];
     for ends in [(0, 1), (1, 0), (0, 2), (2, 0)] {
         if keeps && random.below(2) == 0 {
             fails.push((random.below(150), ends));
         }
     }
-    // Memory of completed sends is filled with a byte that no message contains eight times in a
-    // row.
+    // Fills the memory of completed sends with a byte. No message contains that byte eight times in
+    // a row.
     control.borrow_mut().refuse = Some(Box::new(move |post| {
         let gone = post.bytes.windows(8).any(|bytes| bytes == [GONE; 8]);
         assert!(!gone, "seed {seed}: a payload goes out whose send has ended");
@@ -154,7 +154,7 @@ fn run(seed: u64) -> u64 {
             // The call is refused if the rail or the peer has already failed.
             let _ = nodes[me].engine.disable_rail(peer, RailId(0));
         }
-        // For a while payloads cannot be read, so they are pulled.
+        // For 48 of 64 turns receivers cannot read payloads, so they pull them.
         controls.iter().for_each(|control| control.borrow_mut().unreadable = turn % 64 < 48);
         for (me, to, pair) in &mut pairs {
             let honest = *me != 1 && *to != 1;

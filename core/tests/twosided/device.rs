@@ -34,7 +34,7 @@ fn plain() -> Rig<Loopback<256>, 1> {
 }
 
 impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
-    /// Sends `bytes` from device or host memory, and receives them into either.
+    /// Sends `bytes` from device or host memory, and receives them into device or host memory.
     #[expect(clippy::too_many_arguments, reason = "one message in every way")]
     fn exchange(
         &mut self,
@@ -140,8 +140,9 @@ fn the_rail_writes_an_eager_payload_to_the_device_once_it_has_room() {
 fn credits_return_after_device_writes_and_the_rest_is_pulled() {
     let mut rig = plain();
     let own = &mut rig.own;
-    // More messages than credits: the rest stays with its sender, where no rail can read it. One
-    // block for such payloads is reserved for the receives, so that they always complete.
+    // Sends more messages than credits. The other payloads stay at the sender, where no rail can
+    // read them. One block is reserved for receiving such payloads, so that the receives always
+    // complete.
     let count = SMALL.credits as u64 + 3;
     for round in 0..5u64 {
         for n in 0..count {

@@ -47,7 +47,7 @@ fn meet(own: &mut Looped) {
     });
 }
 
-/// Posts receives, and sends a message for each of them, by every protocol.
+/// Posts receives, and sends a message by each protocol to match them.
 fn one_of_each(own: &mut Looped) {
     for (n, len) in [(1, 100), (2, 100), (3, 1000)] {
         own.recv(n, EXACT, 4096 * n, 1000);
@@ -95,8 +95,8 @@ fn messages_of_an_earlier_attachment_have_no_effect() {
         own.engine.connect_peer(own.me, 1).unwrap();
         meet(&mut own);
         write(&own.engine, own.into.at(0), &[0; SIZE]);
-        // The new attachment has sends and receives with the same ids, which wait for such
-        // messages.
+        // The new attachment has sends and receives with the same ids. They wait for messages like
+        // the old ones.
         let held = listen(true);
         one_of_each(&mut own);
         passes(&mut own.engine, 20);
@@ -122,7 +122,7 @@ fn messages_of_an_earlier_attachment_have_no_effect() {
             assert_eq!(status.unwrap().outcome, Received::Ok, "{n}");
         }
         assert_eq!(own.bytes(4096 * 3, 1000), pattern(0, 1000));
-        // No credit was lost: three times as many messages as there are credits pass, one by one.
+        // Sends three messages per credit, one by one. All pass, so no credit was lost.
         for n in 0..3 * u64::from(SMALL.credits) {
             own.engine.send(CX, own.me, tag(n), Payload::Bytes(&[1; 8]), Notice::Silent).unwrap();
             own.recv(n, EXACT, 0, 8);

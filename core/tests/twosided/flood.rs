@@ -1,5 +1,5 @@
-//! A receiver that sleeps: unexpected messages stay within their bound, no message is lost, and
-//! nothing hangs.
+//! Tests a receiver that sleeps: unexpected messages stay within their limit, no message is lost,
+//! and nothing hangs.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};
@@ -10,7 +10,7 @@ use super::rig::*;
 use super::support::fleet;
 use super::support::*;
 
-/// Returns the total number of messages, from `FISHPLATE_FLOOD` or a million in release builds.
+/// Returns the total number of messages: `FISHPLATE_FLOOD`, by default a million in release builds.
 fn messages() -> u64 {
     let default = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
     std::env::var("FISHPLATE_FLOOD")
@@ -25,8 +25,7 @@ fn flood<const RAILS: usize>(dials: Dials, count: u64) {
     let bound = matching.unexpected(2);
     let (mut sent, mut received, mut sleeps, mut exhausted) = (0u64, 0u64, 0u64, 0u64);
     while received < count {
-        // The receiver posts no receive until the sender is blocked, although its engine makes
-        // passes.
+        // Until the sender is blocked, the receiver's engine makes passes but posts no receive.
         let mut idle = 0;
         while sent < count && idle < 2000 {
             let node = &mut fleet[0];

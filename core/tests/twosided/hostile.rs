@@ -35,8 +35,8 @@ fn tagged(seq: u32, tag: u64, payload: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns a request to send. `last` contains the region, its generation, and a bitmask of the
-/// rails whose keys follow.
+/// Returns a request to send. `last` contains the region, its generation, and a bitmask of rails. A
+/// key follows for each rail in the mask.
 fn request(
     seq: u32,
     token: u64,
@@ -99,7 +99,7 @@ impl Bench {
         let refused = self.own.send(1, &[1]);
         assert_eq!(refused, Err(OpError::PeerFailed(why)), "{what}");
         assert!(self.own.bytes(0, SIZE).iter().all(|&b| b == 0), "{what}: wrote");
-        // The honest peer still works, by every protocol.
+        // The honest peer still works. Sends by each protocol.
         for (n, len) in [(1, 8), (2, 5000)] {
             let into = Some((self.own.into.at(0), len));
             let receive = self.own.engine.recv(Some(honest), tag(n), EXACT, into, n).unwrap();
@@ -224,7 +224,7 @@ fn a_sender_without_credits_is_stopped_at_the_bound() {
         }
         bench.hear(make(SMALL.credits));
         bench.check(what, Violation::Credit);
-        // The bad peer's memory is free again for the next peer.
+        // The next peer can use all blocks of the bad peer.
         let next = bench.own.engine.reserve_peer().unwrap();
         bench.own.engine.connect_peer(next, 1).unwrap();
         for n in 0..SMALL.credits as u64 {
@@ -242,8 +242,8 @@ fn a_sender_without_credits_is_stopped_at_the_bound() {
 
 #[test]
 fn a_short_message_is_bounded_by_its_grant_and_its_block() {
-    // The third payload exceeds half of the credits, and brings a grant of 2 of the 8 blocks. The
-    // second message of that grant brings another 2.
+    // The third payload uses more than half of the credits, so the receiver grants 2 of the 8
+    // shared blocks. The second message after that grant brings 2 more.
     let granted = SMALL.credits - 1;
     for (what, before, payloads, want) in [
         ("before a grant", granted - 1, &[8][..], Violation::Credit),
@@ -370,7 +370,7 @@ fn answers_to_what_waits_for_none_of_this_peer_are_refused_and_end_nothing() {
             }));
             let token = begin(&mut bench.own, bench.honest);
             passes(&mut bench.own.engine, 3);
-            // A Fin with zero bytes, which would be valid for any kind of operation, or a Pull.
+            // Sends a Pull, or a Fin of zero bytes, a length that is valid for any operation.
             let words = [token.to_raw(), 0, 8];
             bench.hear(message(kind, 0, 0, 0, &words[..if kind == 19 { 2 } else { 3 }]));
             let why = PeerError::Protocol(Violation::Reply);
@@ -411,7 +411,7 @@ fn a_chunk_of_another_peer_than_the_sender_s_is_refused() {
     let mut bench = Bench::new();
     let into = Some((bench.own.into.at(0), 64));
     let receive = bench.own.engine.recv(Some(bench.honest), tag(1), EXACT, into, 0).unwrap();
-    // The engine requests the payload in chunks, and that request is lost.
+    // Drops the request for chunks.
     bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
         Event::Message(_, bytes) if bytes[0] == 20 => vec![],
         _ => vec![event],
@@ -499,7 +499,7 @@ fn a_chunk_that_comes_twice_is_refused() {
     let mut bench = Bench::new();
     let into = Some((bench.own.into.at(0), 64));
     let receive = bench.own.engine.recv(Some(bench.own.me), tag(1), EXACT, into, 0).unwrap();
-    // The engine requests the payload in chunks, and that request is lost.
+    // Drops the request for chunks.
     bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
         Event::Message(_, bytes) if bytes[0] == 20 => vec![],
         _ => vec![event],
@@ -542,8 +542,8 @@ fn an_unreadable_payload_is_pulled_or_fails() {
     let mut bench = Bench::new();
     let into = Some((bench.own.into.at(0), 64));
     let receive = bench.own.engine.recv(Some(bench.own.me), tag(1), EXACT, into, 0).unwrap();
-    // The keys name no memory: the import is refused, and the pull names a send that does not
-    // exist.
+    // The keys name no memory, so the import is refused. Then the engine pulls, but the token names
+    // no send.
     bench.hear(request(0, 77, 64, 0, 64, 5 | 1 << 32, &[0xdead_beef, 0]));
     let why = PeerError::Protocol(Violation::Reply);
     assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)));
@@ -610,8 +610,8 @@ fn misuse_is_refused_with_nothing_changed() {
     assert_eq!(recv(None, Some((into.at(SIZE as u64 - 4), 8))), beyond);
     assert_eq!(engine.probe(Some(stranger), tag(1), EXACT), Err(OpError::UnknownPeer));
     assert_eq!((engine.stats().posted, engine.matching_stats()), (before.0.posted, before.1));
-    // Posts as many receives as there is room for. The next receive returns `Again`, until the
-    // status of a cancelled receive is taken.
+    // Posts receives until all slots are in use. The next receive returns `Again`, until the status
+    // of a cancelled receive is taken.
     let all: Vec<_> =
         (0..RECEIVES).map(|_| engine.recv(None, tag(1), EXACT, None, 0).unwrap()).collect();
     assert_eq!(engine.recv(None, tag(1), EXACT, None, 0), Err(OpError::Again));

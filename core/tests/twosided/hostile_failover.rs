@@ -1,5 +1,5 @@
-//! A peer is not trusted with failover either. Whatever it reports, a send keeps its memory until
-//! none of its chunks may be posted again, and is pulled once.
+//! A peer is not trusted with failover either. Whatever it reports, a send keeps its memory while a
+//! chunk may be posted again, and is pulled once.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Engine, Notice};
@@ -26,7 +26,7 @@ const IN_USE: Result<(), AttachError> = Err(AttachError::InUse(Use::Operations))
 
 const MATCHING: MatchConfig = MatchConfig { pieces: 3, ..SMALL };
 
-/// Length of the payload in bytes, which takes several chunks.
+/// Length of the payload in bytes: several chunks.
 const LEN: usize = 600;
 
 /// An engine with failover that is its own peer, over two rails that cannot read its memory and do
@@ -77,7 +77,7 @@ impl Bench {
         pending(self.engine.send(CX, self.me, tag(1), payload, Notice::Report(1)))
     }
 
-    /// Starts a send whose chunks are all posted, and lost.
+    /// Starts a send, lets the engine post all its chunks, and drops them.
     fn pulled(&mut self) -> Token {
         self.lose(&[CHUNK]);
         self.recv(1, LEN);
@@ -106,8 +106,8 @@ impl Bench {
         passes(&mut self.engine, 3);
     }
 
-    /// Delivers the peer's report that it has fenced rail 0, and that no message from number 2 on
-    /// has arrived.
+    /// Delivers a `Told` of the peer: it has fenced rail 0, and no message from sequence number 2
+    /// on has arrived.
     fn tell(&mut self) {
         let mut told = vec![9, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
         told.extend([2, 1].iter().flat_map(|word: &u64| word.to_le_bytes()));
@@ -162,7 +162,7 @@ fn a_send_with_chunks_in_flight_is_finished_once() {
         bench.hear(kind, 2, more);
         let why = PeerError::Protocol(Violation::Reply);
         assert_eq!(bench.engine.peer_error(bench.me), Ok(Some(why)));
-        // The first report counts, and nothing is posted to a failed peer.
+        // The first report counts. Nothing is posted to the failed peer.
         let end = bench.engine.test(sent).unwrap().expect("ended with its peer");
         assert_eq!((end.outcome, end.value), (Outcome::Done, LEN as u64));
         assert_eq!(bench.engine.deregister(bench.out), Ok(()));
@@ -174,7 +174,7 @@ fn a_block_is_reused_after_its_chunks_are_acknowledged() {
     let mut bench = Bench::new(1);
     bench.lose(&[CHUNK]);
     let bytes = Payload::Bytes(&[0xaa; 100]);
-    // Uses all credits. Without one, a slice waits in a block.
+    // Uses all credits. Without a credit, a slice waits in a block.
     for n in 2..2 + u64::from(MATCHING.credits) {
         bench
             .engine
@@ -204,7 +204,8 @@ fn a_block_is_reused_after_its_chunks_are_acknowledged() {
 fn a_failed_send_keeps_its_memory_until_its_chunks_are_acknowledged() {
     let mut bench = Bench::new(4);
     let sent = bench.pulled();
-    // The peer reports two numbers but no Fin, so the send has not matched.
+    // The peer's Bye acknowledges two numbers. The peer has sent no Fin, so the send has not
+    // matched.
     let mut bye = vec![BYE, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
     bye.extend([0; 4]);
     bench.control.borrow_mut().inject.push_back(Event::Message(bench.me.peer(), bye));
@@ -240,7 +241,7 @@ fn a_fin_before_the_acknowledgement_of_chunks_completes_the_send_after_it() {
     let remote = import_readable(&mut bench);
     let sent = bench.send();
     passes(&mut bench.engine, 40);
-    // The request has arrived. A later write is held back, so it blocks the acknowledged cursor.
+    // The request has arrived. A later write is withheld, so the acknowledged count stays below it.
     let late = std::rc::Rc::new(std::cell::RefCell::new(vec![]));
     let held = late.clone();
     bench.control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
@@ -277,7 +278,7 @@ fn a_fin_before_the_acknowledgement_of_chunks_completes_the_send_after_it() {
     assert_eq!(bench.engine.deregister(bench.out), Ok(()));
 }
 
-/// Imports memory as the target of writes, on rails that cannot read payloads.
+/// Imports a target for writes. The rails can write to it, but cannot read payloads.
 fn import_readable(bench: &mut Bench) -> RemoteId {
     let target = bench.engine.register(region(64)).unwrap();
     import_own(bench, target)
@@ -290,7 +291,7 @@ fn import_own(bench: &mut Bench, region: LocalId) -> RemoteId {
     remote
 }
 
-/// A piece of a get arrives twice before another piece does.
+/// A piece of a get arrives twice before the other piece arrives.
 #[test]
 fn a_repeated_piece_that_answers_a_get_counts_once() {
     for device in [true, false] {
@@ -316,7 +317,7 @@ fn a_repeated_piece_that_answers_a_get_counts_once() {
             _ => vec![event],
         }));
         let into = if device { target } else { bench.into };
-        // Two pieces of 128 bytes.
+        // A get of two pieces, 128 bytes each.
         let get = pending(bench.engine.get(CX, into.at(0), 256, remote.at(0), Notice::Report(1)));
         passes(&mut bench.engine, 200);
         assert_eq!(bench.engine.peer_error(bench.me), Ok(None), "device: {device}");
@@ -338,8 +339,8 @@ fn a_repeated_piece_that_answers_a_get_counts_once() {
     }
 }
 
-/// The peer deregisters the memory after it has sent two pieces. The first is lost with its rail
-/// and comes again, without data, beside the second.
+/// The peer deregisters the memory after it has sent two pieces. The first piece is lost with its
+/// rail, and is sent again without data.
 #[test]
 fn a_get_with_one_piece_without_data_fails_and_the_other_piece_changes_nothing() {
     for device in [true, false] {
@@ -374,7 +375,7 @@ fn a_get_with_one_piece_without_data_fails_and_the_other_piece_changes_nothing()
     }
 }
 
-/// A get of 8 bytes and a piece that answers one, in their wire encoding.
+/// Returns a get of 8 bytes in its wire encoding.
 fn get(number: u32, handle: &[u8]) -> Vec<u8> {
     let words = [0u64, 9, 8, 0, 8].map(u64::to_le_bytes).concat();
     [&[13, 0, 0, 0][..], &number.to_le_bytes(), &[0; 4], &handle[4..8], &words].concat()
@@ -391,7 +392,7 @@ fn more_gets_than_wait_for_an_answer_and_answers_to_none_are_named() {
         let mut bench = Bench::new(4);
         let mut handle = [0; 512];
         bench.engine.export(bench.out, &mut handle).unwrap();
-        // Nothing can be posted, so nothing is answered.
+        // Refuses all posts, so that no get is answered.
         bench.control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::Again)));
         let mut hear = |bytes| {
             bench.control.borrow_mut().inject.push_back(Event::Message(bench.me.peer(), bytes));
@@ -401,7 +402,7 @@ fn more_gets_than_wait_for_an_answer_and_answers_to_none_are_named() {
         let want = match gets {
             true => {
                 (0..4).for_each(|number| assert_eq!(hear(get(number, &handle)), None));
-                // A repeated one takes no room.
+                // A repeated get takes no slot.
                 assert_eq!(hear(get(3, &handle)), None);
                 assert_eq!(hear(get(4, &handle)), Some(PeerError::Protocol(Violation::Credit)));
                 Violation::Credit

@@ -1,4 +1,4 @@
-//! Memory in use can be neither deregistered nor released. The call names what uses the memory, and
+//! Memory in use cannot be deregistered or released. The error of the call names the use. The call
 //! succeeds once that use has ended.
 
 use fishplate_core::engine::protocol::Payload;
@@ -113,7 +113,8 @@ fn a_rendezvous_payload_is_kept_until_it_was_read() {
         own.finish(request);
         passes(&mut own.engine, 5);
         assert!(own.engine.next_completion().is_some());
-        // The engine imported the region itself to read it, and the rail may have mapped it.
+        // The engine itself imported the region, to read the payload. Such an import does not
+        // prevent deregistration.
         assert_eq!(own.engine.deregister(own.out), Ok(()));
     }
 }
@@ -124,7 +125,7 @@ fn an_own_import_that_is_mapped_keeps_the_region_that_it_maps() {
     let (me, into) = (own.me, own.into);
     let mut handle = [0; 512];
     let len = own.engine.export(into, &mut handle).unwrap();
-    // Changes the region index in the handle, which the engine does not trust.
+    // Changes the region index in the handle. The engine must not trust that index.
     handle[4] = 200;
     let remote = own.engine.import(me, &handle[..len]).unwrap();
     assert_eq!(own.engine.deregister(into), in_use(Use::Import));
@@ -167,8 +168,7 @@ fn read_by_all<R: Rail>(
 
 #[test]
 fn the_engine_s_own_imports_make_room_for_those_of_the_user() {
-    // Every peer is this engine. Its tables have room for 16 imports, one of which is in use from
-    // the start.
+    // Every peer is this engine. Its tables hold 16 imports. One import exists from the start.
     let mut own = loopback(SMALL);
     let mut peers = vec![own.me];
     while let Ok(peer) = own.engine.reserve_peer() {

@@ -1,4 +1,4 @@
-//! Ends with different limits: a sender respects its receiver's limits of tagged messages.
+//! Ends with different limits: a sender respects its receiver's limits for tagged messages.
 
 use fishplate_core::engine::protocol::{MatchLimits, Payload, Received};
 use fishplate_core::engine::{Config, Engine, Issued, Joint, Notice};
@@ -36,7 +36,8 @@ fn a_sender_respects_its_receiver_s_limits() {
         write(&engine, out.at(0), &bytes);
         let long = engine.send(CX, small, tag(1), Payload::Bytes(&bytes[..41]), Notice::Silent);
         assert_eq!(long, Err(OpError::TooLong { len: 41, max: 40 }));
-        // The receiver has one credit, and then two headers, whatever the payload.
+        // The receiver has room for one payload, and then for two headers with payloads of any
+        // length.
         let sent = engine.send(CX, small, tag(1), Payload::Bytes(&bytes[..40]), Notice::Silent);
         assert_eq!(sent, Ok(Issued::Done { value: 40 }));
         for len in [40, 200] {

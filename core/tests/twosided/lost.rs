@@ -1,5 +1,5 @@
 //! The memory of a lost peer's messages is freed exactly once, whatever their state. Later peers
-//! have the same room, and no state of earlier peers.
+//! have the same credits, and see no state of earlier peers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -31,7 +31,7 @@ fn send_to<R: Rail>(own: &mut Own1<R, 1>, to: PeerId, n: u64) {
     passes(&mut own.engine, 2);
 }
 
-/// Makes a peer acknowledge a number that was never sent.
+/// Fails a peer: delivers its acknowledgement of a number that was never sent.
 fn fail<R: Rail>(own: &mut Own1<R, 1>, peer: PeerId) {
     let mut ack = [0u8; 16];
     ack[0] = 5;
@@ -48,7 +48,8 @@ fn claimed_messages_of_a_removed_sender_take_no_room() {
     let mut own = loopback(SMALL);
     let room = SMALL.unexpected(PEERS as usize);
     let mut claimed = vec![];
-    // Claims more messages than there is room for, a few of each of many successive peers.
+    // Claims more messages than all streams together have credits for, a few from each of many
+    // successive peers.
     while claimed.len() <= room {
         let peer = another(&mut own);
         for n in 0..u64::from(SMALL.credits) {
@@ -68,7 +69,8 @@ fn claimed_messages_of_a_removed_sender_take_no_room() {
 #[test]
 fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
     let control = shared();
-    // A pass takes only one step, so entries behind an entry that finds no room stay in the list.
+    // A pass handles one entry of the list. So if an entry finds no room, later entries stay in the
+    // list.
     let config = Config { batch: 1, ..Config::DEFAULT };
     let mut own = own1(config, SMALL, tap(Loopback::<64>::new(), &control));
     control.borrow_mut().unreadable = true;
@@ -83,8 +85,8 @@ fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
             .unwrap();
         passes(&mut own.engine, 20);
     };
-    // A receive whose payload cannot be requested is ahead of the receive of the lost peer's
-    // message.
+    // The receive of the lost peer's message is behind another receive, which cannot request its
+    // payload.
     let first = own.recv(1, EXACT, 600, 600);
     send(&mut own, honest, 1);
     send(&mut own, lost, 2);
@@ -96,7 +98,7 @@ fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
     let status = own.finish(second);
     assert!(matches!(status.outcome, Received::Failed(_)), "{status:?}");
     check(&own.finish(first), Received::Ok, 1, 600, 600);
-    // Uses all headers at once, each for another message.
+    // Uses all the header room at once, for different messages.
     passes(&mut own.engine, 20);
     for n in 3..3 + u64::from(SMALL.headers) {
         send(&mut own, honest, n);
@@ -124,8 +126,8 @@ fn a_search_for_messages_of_a_failed_peer_returns_at_once() {
     assert_eq!(own.engine.mprobe(Some(peer), tag(1), EXACT), Err(gone));
 }
 
-/// The messages were parked behind a missing one, which arrives in the pass in which the peer
-/// fails.
+/// The messages are parked behind a missing one. That one arrives in the same pass as the peer's
+/// failure.
 #[test]
 fn messages_that_arrived_in_order_before_their_peer_failed_are_received() {
     let control = shared();

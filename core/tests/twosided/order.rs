@@ -18,11 +18,10 @@ use super::support::*;
 /// Number of messages that each node sends in all, and bytes reserved for each message.
 const MESSAGES: u64 = 24;
 const ROOM: u64 = 640;
-/// Number of a receiver's buffers, which are used in turn. It exceeds both the number of open
-/// receives and the number of messages to one node.
+/// Number of a receiver's buffers, used in turn. There are more buffers than open receives, and
+/// more than messages to one node.
 const PLACES: u64 = 100;
 
-/// A sent message.
 #[derive(Clone, Copy)]
 struct Sent {
     to: usize,
@@ -32,7 +31,7 @@ struct Sent {
     sync: bool,
 }
 
-/// A receive, and the message that it matched: the sender and the message's number there.
+/// A receive, and the message that it matched: the sender, and the message's index in `sent`.
 struct Posted {
     source: Option<usize>,
     tag: u64,
@@ -54,8 +53,8 @@ fn traffic<const RAILS: usize>(seed: u64) {
     });
 }
 
-/// Lets all nodes of `make` send to all nodes. Their limits do not exceed the configuration's
-/// limits.
+/// Lets all nodes that `make` creates send to all nodes. The nodes' limits must not exceed the
+/// given ones.
 fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     make: impl FnOnce(u16, Config, MatchConfig) -> Vec<Node<R, RAILS>>,
@@ -95,8 +94,8 @@ fn run<R: Rail, const RAILS: usize>(
                 .collect(),
         );
     }
-    // Posts receives of every kind, at most as many as there are messages to come. Finally cancels
-    // unmatched receives, and posts receives of any message.
+    // Posts receives of every kind, no more than the messages to come. Finally cancels unmatched
+    // receives, and posts receives for any message.
     let mut sent = vec![0usize; nodes];
     let mut open: Vec<usize> = vec![0; nodes];
     let mut places: Vec<u64> = vec![0; nodes];
@@ -188,7 +187,7 @@ fn run<R: Rail, const RAILS: usize>(
         }
         assert!(turn < 399_999, "seed {seed}: nothing comes any more");
     }
-    // All acknowledgements and credits also arrive at the senders.
+    // All acknowledgements and credits must arrive at the senders too.
     let peers: Vec<_> = fleet[0].peers.clone();
     fleet::turn_until(&mut fleet, &format!("seed {seed}: quiet"), |fleet| {
         fleet.iter_mut().all(|node| {
@@ -320,7 +319,7 @@ fn payloads_are_read_over_rails_numbered_differently() {
     assert!(stats.iter().all(|stats| stats.pulled == 0), "a key of another rail: {stats:?}");
 }
 
-/// The rail is briefly full: the first message waits, and later bytes wait behind it.
+/// The rail is briefly full: the first message waits, and later inline bytes must wait behind it.
 #[test]
 fn bytes_do_not_overtake_a_message_that_waits_for_room() {
     for len in [8, 100] {

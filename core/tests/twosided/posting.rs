@@ -1,5 +1,5 @@
-//! The fast path of posting applies only to a receive like the previous one. In these tests,
-//! receives of every other kind follow such a receive.
+//! A receive takes the fast path only if it resembles the previous receive. These tests post
+//! receives of every other kind after a receive of the fast path.
 
 use fishplate_core::engine::Notice;
 use fishplate_core::engine::protocol::{Cancelled, Payload, Received};
@@ -23,7 +23,7 @@ fn rig() -> (Rig, PeerId) {
     (own, other)
 }
 
-/// Posts an unmatched receive and cancels it. The next receive may then take the fast path.
+/// Posts a receive and cancels it, so that the next receive may take the fast path.
 fn prime(own: &mut Rig, source: Option<PeerId>, ignore: Tag) {
     let request =
         own.engine.recv(source, tag(0xdead), ignore, Some((own.into.at(0), 8)), 0).unwrap();
@@ -71,8 +71,8 @@ fn directed_and_any_source_receives_alternate() {
         prime(&mut own, before, EXACT);
         let into = Some((own.into.at(0), 8));
         let request = own.engine.recv(source, tag(1), EXACT, into, 0).unwrap();
-        // Both peers send. A named source sends second; without a named source, `other` sends
-        // before `me`.
+        // Both peers send. If the receive names a source, that peer sends second. Otherwise `other`
+        // sends before `me`.
         let senders = if source == Some(other) { [me, other] } else { [other, me] };
         senders.into_iter().for_each(|from| send(&mut own, from, tag(1)));
         let status = own.finish(request);

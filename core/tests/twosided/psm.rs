@@ -1,4 +1,4 @@
-//! The compatibility layer follows PSM's rules: two or three tag words, status fields, oldest
+//! Tests that the PSM layer follows PSM's rules: two or three tag words, status fields, oldest
 //! completion first, cancel before wait.
 
 use fishplate_core::engine::protocol::MatchConfig;
@@ -183,8 +183,8 @@ fn probes_find_claim_and_fill_every_field() {
     assert_eq!(status, want);
     let (second, status) = bench.mq.improbe(1, ALL).unwrap();
     assert_eq!(status.msg_length, 9);
-    // Claimed messages may be received in any order, each once. The handle becomes the handle of
-    // the receive.
+    // Claimed messages may be received in any order, each once. The message's handle then becomes
+    // the receive's handle.
     assert_eq!(bench.mq.test2(&mut Some(second)), Err(Code::ParamErr));
     bench.mq.imrecv(bench.to(64), 21, second).unwrap();
     assert_eq!(bench.mq.imrecv(bench.to(64), 21, second), Err(Code::ParamErr));
@@ -247,7 +247,7 @@ fn a_short_send_without_a_credit_counts_as_rendezvous() {
     }
 }
 
-/// A sleeper that counts its sleeps.
+/// A parker that counts how often it parks.
 struct Bed(std::cell::Cell<u32>);
 
 impl Park for Bed {
@@ -324,7 +324,7 @@ fn the_rendezvous_threshold_can_be_changed_at_any_time() {
 #[test]
 fn completions_are_offered_oldest_first_and_unaccepted_ones_stay() {
     let mut bench = bench(8, ROOMY);
-    // Seven sends to a queue with eight slots. Each completes at once.
+    // Seven sends on a queue with eight slots. Each send completes at once.
     let send = |bench: &mut Bench, context| {
         let from = bench.from(8);
         bench.mq.fp_msg(Fast::Send(bench.me, 0), [1, 0, 0], from, context).unwrap()
@@ -338,7 +338,8 @@ fn completions_are_offered_oldest_first_and_unaccepted_ones_stay() {
     });
     assert_eq!(stored, 2);
     assert_eq!(seen, [0, 1, 2, 3].map(|n| (requests[n], n as u64, [0, 1, 1, 2][n])));
-    // An accepted request is finished. A refused request is reported as the oldest again.
+    // If the callback accepts a request, the request is finished. If the callback refuses it, it
+    // stays the oldest.
     assert_eq!(bench.mq.test(&mut Some(requests[1])), Err(Code::ParamErr));
     let mut contexts = vec![];
     let mut offer = |bench: &mut Bench, entries, answer| {
@@ -353,7 +354,8 @@ fn completions_are_offered_oldest_first_and_unaccepted_ones_stay() {
     assert_eq!(offer(&mut bench, 2, Copied::Stored), 1);
     assert_eq!(offer(&mut bench, 2, Copied::Stored), 0);
     assert_eq!(contexts, [3, 4, 5, 6]);
-    // Without a completion the call polls. The messages have arrived, and each matches its receive.
+    // Without a completion the call polls. The messages have arrived, so each receive matches at
+    // once.
     let into = bench.to(8);
     let recv = bench.mq.fp_msg(Fast::Receive(Some(bench.me), ALL3), [1, 0, 0], into, 9).unwrap();
     let mut got = None;

@@ -1,4 +1,4 @@
-//! The compatibility layer and its peers: no peer delays another, and no peer leaves requests that
+//! Tests the PSM layer with several peers: no peer delays another, and no peer leaves requests that
 //! cannot complete.
 
 use fishplate_core::engine::Config;
@@ -16,7 +16,7 @@ const ALL3: [u32; 3] = [u32::MAX; 3];
 
 struct Bench {
     mq: Mq<'static, 'static, Loopback<256>, 1>,
-    /// The peers, which are all this engine.
+    /// The peers. All are this engine.
     peers: [PeerId; 3],
     out: LocalId,
     into: LocalId,
@@ -47,7 +47,7 @@ impl Bench {
         self.mq.isend(self.peers[to], 0, tag, self.from(8), tag).unwrap()
     }
 
-    /// Returns whether a receive from this peer with this tag completes soon.
+    /// True if a receive from this peer with this tag completes soon.
     fn receives(&mut self, from: usize, tag: u32) -> bool {
         let req = self.mq.irecv2(Some(self.peers[from]), [tag, 0, 0], ALL3, self.to(8), 0).unwrap();
         (0..200).any(|_| {
@@ -57,7 +57,7 @@ impl Bench {
     }
 }
 
-/// Limits under which the receiver stores only one header.
+/// Limits that give each stream room for one header and no payload.
 const TIGHT: MatchConfig = MatchConfig { credits: 0, headers: 1, ..SMALL };
 
 #[test]
@@ -67,7 +67,7 @@ fn a_send_without_room_delays_none_to_another_peer() {
         for n in 0..1 + blocked {
             bench.send(0, n);
         }
-        // Messages to peers 1 and 2 are received at once, while those to peer 0 wait.
+        // Messages to peers 1 and 2 are received at once, while messages to peer 0 wait.
         for n in 0..3 {
             bench.send(1, 10 + n);
             bench.send(2, 20 + n);
@@ -103,9 +103,9 @@ fn probes_retry_deferred_sends() {
     }
 }
 
-/// A new send does not overtake a deferred one, even if there is room for it. Passes made by the
-/// engine's owner, or by a probe that finds a message, free room without retrying the deferred
-/// send. With credits, the room is a credit, which only a send without a request can use at once.
+/// A new send waits behind a deferred one, even if the receiver has room again. A pass by the
+/// engine's owner, or by a probe that finds a message, frees room without retrying the deferred
+/// send. With credits, only a send without a request can use the new credit at once.
 #[test]
 fn a_send_does_not_overtake_a_deferred_one() {
     let credits = MatchConfig { credits: 2, headers: 1, ..SMALL };
@@ -185,7 +185,7 @@ fn a_claimed_message_of_a_removed_sender_fails() {
 }
 
 impl Bench {
-    /// Returns the contexts of all completions, in order.
+    /// Returns the context words of all completions, in order.
     fn completed(&mut self) -> Vec<u64> {
         let mut contexts = vec![];
         while let Ok((req, status)) = self.mq.ipeek_dequeue() {
@@ -195,7 +195,7 @@ impl Bench {
         contexts
     }
 
-    /// Makes the peer violate the protocol.
+    /// Makes a peer violate the protocol.
     fn fail(&mut self, peer: usize) {
         let mut ack = [0u8; 16];
         (ack[0], ack[11]) = (5, 0x40);

@@ -21,8 +21,8 @@ const FIN: u8 = 19;
 const PULL: u8 = 20;
 const CHUNK: u8 = 21;
 
-/// Sends three messages that match at once, each with an answer of `kind`. The rail refuses the
-/// second answer. Returns the outcomes of the receives.
+/// Sends three messages that match at once. The receiver answers each with a message of `kind`, and
+/// the rail refuses the second answer. Returns the outcomes of the receives.
 fn refused(kind: u8, len: usize, sync: bool) -> Vec<Received> {
     let control = shared();
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
@@ -157,7 +157,7 @@ fn a_pulled_send_of_a_lost_peer_completes_with_its_post() {
         Faulty::<_, 16>::new(Loopback::<64>::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
     let mut own = own1(Config::DEFAULT, SMALL, tap(rail, &control));
     control.borrow_mut().unreadable = true;
-    // The rail reports completions late. The request arrives and is answered, but no chunk is sent.
+    // Withholds completions. The request arrives and is answered, but no chunk is sent.
     let late = Rc::new(RefCell::new(vec![]));
     let ends = late.clone();
     control.borrow_mut().edit = Some(Box::new(move |_, event| match event {

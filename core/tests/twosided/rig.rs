@@ -29,8 +29,8 @@ pub const SMALL: MatchConfig = MatchConfig {
     seed: 7,
 };
 
-/// Returns the final room of a stream that begins with `each` and takes as much of the shared room
-/// as it can.
+/// Returns the final room of a stream that begins with `each` and doubles its room while the shared
+/// room allows.
 pub fn grown(each: u32, mut shared: u32) -> u32 {
     let mut has = each;
     while has != 0 && has <= shared {
@@ -101,7 +101,7 @@ pub fn faulty(matching: MatchConfig, seed: u64) -> Own1<Faulty<Loopback<64>, 16>
     own1(Config { window: 16, ..Config::DEFAULT }, matching, [rail(0), rail(1000)])
 }
 
-/// Creates a fleet whose nodes all match messages.
+/// Creates a fleet with tag matching at all nodes.
 pub fn tagged_fleet<const RAILS: usize>(
     nodes: u16,
     dials: Dials,
@@ -121,7 +121,7 @@ pub fn tag(lo: u64) -> Tag {
     Tag::from(lo)
 }
 
-/// Masks that ignore no bit and all bits.
+/// `EXACT` ignores no bit of a tag, and `ANY` ignores all bits.
 pub const EXACT: Tag = Tag::ZERO;
 pub const ANY: Tag = Tag::ALL;
 
@@ -171,7 +171,6 @@ pub fn pattern(at: u64, len: usize) -> Vec<u8> {
     (at..at + len as u64).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect()
 }
 
-/// Checks a status.
 pub fn check(status: &Status, outcome: Received, tag_lo: u64, len: u64, delivered: u64) {
     let envelope = status.envelope.expect("matched");
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Room for unexpected messages: streams that need more take it from the shared room, and return it
-//! later.
+//! Tests the room for unexpected messages: a stream that needs more takes shared room, and returns
+//! it later.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};
@@ -18,8 +18,8 @@ use super::support::*;
 const SHARED: MatchConfig =
     MatchConfig { credits: 2, headers: 2, shared_credits: 600, shared_headers: 120, ..SMALL };
 
-/// Sends unmatched messages to a peer, numbered from `first`, until there is no room. Returns their
-/// number.
+/// Sends unmatched messages to a peer, with tags from `first` on, until no room is left. Returns
+/// the number of messages sent.
 fn fill<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, to: PeerId, first: u64) -> u64 {
     let (mut n, mut refused) = (first, 0);
     while refused < 1000 {
@@ -37,7 +37,7 @@ fn fill<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, to: PeerId, first
     n - first
 }
 
-/// Receives these messages, newest first.
+/// Receives `count` messages with tags from `first` on, newest first.
 fn drain<R: Rail, const RAILS: usize>(
     own: &mut Own1<R, RAILS>,
     from: PeerId,
@@ -66,7 +66,7 @@ fn a_stream_s_room_grows_to_hundreds_of_messages() {
     assert_eq!(sent, most(&SHARED), "as far as doubling goes");
     assert!(sent > 500);
     drain(&mut own, me, 0, sent);
-    // The stream has the same room again.
+    // The stream has as much room as before.
     assert_eq!(fill(&mut own, me, 0), sent);
     drain(&mut own, me, 0, sent);
 }
@@ -83,7 +83,7 @@ fn a_greedy_peer_leaves_others_their_own_room() {
     let (modest, patient) = (next(), next());
     let all = fill(&mut own, greedy, 0);
     assert_eq!(all, most(&SHARED));
-    // The rest of the shared room is less than the greedy stream would request.
+    // The greedy stream leaves shared room that is less than its next request.
     let left = |each: u32, shared: u32| shared - (grown(each, shared) - each);
     let rest = MatchConfig {
         shared_credits: left(SHARED.credits, SHARED.shared_credits),
@@ -124,7 +124,7 @@ fn short_messages_have_room_beyond_the_credits() {
         assert_eq!(longer, Err(OpError::Again));
         drain(&mut own, me, 0, sent);
     }
-    // Removing a peer frees all of its room, whether its messages wait or were never sent.
+    // Removing a peer frees its room, whether that room holds messages or is unused.
     for sent in [most, most / 2, 40] {
         let me = own.me;
         for n in 0..sent {
@@ -165,8 +165,8 @@ fn one_way_traffic_needs_few_acknowledgements_and_little_room() {
         }
         alone.push(fleet[1].engine.stats().acks_alone - before);
     }
-    // In the first round, credits are returned after 2, 3, 5, 9 and 17 messages, and later after
-    // every 33 messages: half of 64, plus one.
+    // In the first round, the receiver returns credits after 2, 3, 5, 9 and 17 messages. Later it
+    // returns them after every 33 messages, half of 64 plus one.
     assert_eq!(alone[0], 5, "{alone:?}");
     assert_eq!(alone[10..].iter().sum::<u64>(), 20, "{alone:?}");
     assert_eq!(fleet[1].engine.matching_stats().kept, 0);
@@ -177,7 +177,7 @@ fn a_late_room_message_does_not_shrink_room() {
     let control = shared();
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
     let from = own.me.peer();
-    // The message has a header, then credits and headers.
+    // Forges a grant: the header, then the number of credits and the number of headers.
     for (credits, headers) in [(6u64, 5u64), (1, 1)] {
         let mut bytes = vec![22, 0, 0, 0];
         bytes.resize(16, 0);
@@ -186,7 +186,7 @@ fn a_late_room_message_does_not_shrink_room() {
         control.borrow_mut().inject.push_back(Event::Message(from, bytes));
     }
     passes(&mut own.engine, 3);
-    // The receiver is this engine too, and has granted 4 of each.
+    // The receiver is this engine too. It has granted 4 credits and 4 headers.
     control.borrow_mut().edit = Some(Box::new(|_, event| match event {
         Event::Message(..) => vec![],
         event => vec![event],
@@ -207,13 +207,13 @@ fn credits_of_received_messages_return_without_traffic_the_other_way() {
         fleet[1].engine.matching_stats().kept == most
             && fleet[0].engine.is_quiet(CX, to) == Ok(true)
     });
-    // Only the messages received from here on return credits.
+    // Only messages received from here on return credits.
     for n in 0..most {
         let into = Some((fleet[1].target.at(0), 8));
         let request = fleet[1].engine.recv(None, tag(n), EXACT, into, n).unwrap();
         check(&fleet[1].engine.test_recv(request).unwrap().unwrap(), Received::Ok, n, 8, 8);
     }
-    // Makes more turns than an acknowledgement waits for a message that can carry it.
+    // Waits longer than an acknowledgement waits for a message to carry it.
     let mut turns = 0;
     fleet::turn_until(&mut fleet, "some turns", |_| {
         turns += 1;

@@ -1,4 +1,4 @@
-//! Known errors and ambiguities of other message-passing libraries. Each has a test.
+//! Tests for known errors and ambiguities of other message-passing libraries.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use fishplate_core::rail::loopback::Loopback;
 use super::rig::*;
 use super::support::*;
 
-/// An engine with four sources, all of which are the engine itself.
+/// An engine with four peers that send. All of them are the engine itself.
 struct Many {
     own: Own1<Loopback<256>, 1>,
     sources: Vec<PeerId>,
@@ -101,7 +101,7 @@ fn o3_a_64_bit_receive_ignores_the_third_word() {
 
 #[test]
 fn o4_truncation_reports_both_lengths_in_every_protocol() {
-    // Also tests rendezvous and posted receives, for which other stacks overwrite the length.
+    // Also tests rendezvous and posted receives. There, other libraries overwrite the length.
     for (len, posted_first) in [(8, true), (8, false), (4000, true), (4000, false)] {
         let mut own = loopback(ROOMY);
         let early = posted_first.then(|| own.recv(1, EXACT, 0, 4));
@@ -288,7 +288,8 @@ fn o12_a_failed_peer_ends_only_receives_that_name_it() {
     let directed = many.recv(Some(1), tag(1), EXACT);
     let anybody = many.recv(None, tag(1), EXACT);
     let other = many.recv(Some(2), tag(3), EXACT);
-    // The source leaves a complete message, and a message whose payload stayed at its sender.
+    // The failing source has sent a complete message, and a message with its payload still at the
+    // sender.
     many.send(1, tag(7), b"here");
     let payload = Payload::Region(many.own.out.at(0), 4000);
     let gone = many.sources[1];
@@ -300,7 +301,7 @@ fn o12_a_failed_peer_ends_only_receives_that_name_it() {
     assert_eq!((end.outcome, end.envelope), (Received::Failed(Fault::Peer(why)), None));
     assert_eq!(many.own.engine.test_recv(anybody), Ok(None));
     assert_eq!(many.own.engine.test_recv(other), Ok(None));
-    // A complete message can be received, but no other.
+    // The complete message can be received. The other cannot.
     let request = many.recv(Some(1), tag(7), EXACT);
     check(&many.status(request), Received::Ok, 7, 4, 4);
     let request = many.recv(None, tag(8), EXACT);
@@ -316,7 +317,7 @@ fn o12_a_failed_peer_ends_only_receives_that_name_it() {
     assert_eq!(many.own.engine.recv(Some(gone), tag(9), EXACT, None, 0), Err(OpError::UnknownPeer));
 }
 
-/// Makes a source acknowledge a number that was never sent.
+/// Fails a source: delivers its acknowledgement of a number that was never sent.
 fn fail(many: &mut Many, source: usize) {
     use fishplate_core::mem::Untrusted;
     use fishplate_core::rail::Rail;

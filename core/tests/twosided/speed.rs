@@ -1,5 +1,5 @@
 //! The throughput of tagged messages over two rails of different speed, on a simulated fabric. The
-//! receiver reads the payloads. The requests to send wait behind them.
+//! receiver reads the payloads. The requests to send wait behind those reads.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload};
 use fishplate_core::engine::{Config, Engine, Notice};
@@ -12,9 +12,9 @@ use super::support::*;
 
 const MATCHING: MatchConfig = MatchConfig { headers: RECEIVES as u32, ..SMALL };
 
-/// Returns the bytes per poll of `total` bytes in messages of `len` bytes, with at most
-/// [`RECEIVES`] of them in flight. The rails buffer requests to send as tcp does, so the sender
-/// does not see how long they take.
+/// Sends `total` bytes in messages of `len` bytes, with at most [`RECEIVES`] in flight. Returns the
+/// bytes per poll. The rails buffer requests to send, as tcp does, so the sender cannot see a
+/// request's delay.
 fn messages(rates: [u32; 2], len: usize, total: u64) -> f64 {
     let dials = Dials { min_delay: 4, max_delay: 12, ..Dials::CALM };
     let sim = fabric(2, 2, 1024, dials, 7);

@@ -1,5 +1,5 @@
-//! Workers that stop: all sent messages are received by then, and no stop waits for a worker that
-//! has stopped.
+//! Tests workers that stop: a worker stops once all its messages are received, and does not wait
+//! for a stopped worker.
 
 use std::sync::atomic::AtomicBool;
 
@@ -23,10 +23,10 @@ use super::support::*;
 /// Acknowledgements are sent only on request or at half a window, never by age.
 const CONFIG: Config = Config { window: 64, ack_age: u32::MAX, ..Config::DEFAULT };
 
-/// Maximum number of checks until a condition must hold. It normally holds much earlier.
+/// Maximum number of checks until a condition must hold. Conditions normally hold much earlier.
 const PATIENCE: u32 = 20_000;
 
-/// An engine with a worker that the test drives, and its one user.
+/// An engine, a worker that the test drives, and the worker's only user.
 struct Place<const RAILS: usize> {
     node: Node<End, RAILS>,
     context: Context<'static, SpinHost>,
@@ -48,14 +48,14 @@ impl<const RAILS: usize> Place<RAILS> {
         places.collect::<Vec<_>>().try_into().ok().unwrap()
     }
 
-    /// Makes a turn of the worker, unless the worker has stopped.
+    /// Runs one turn of the worker, unless it has stopped.
     fn turn(&mut self) {
         if !self.stopped {
             Worker::new(&mut self.node.engine, &mut self.consumers, Policy::BALANCED).turn(host());
         }
     }
 
-    /// Tells the worker to stop, and lets it make a few turns. Returns whether it has stopped.
+    /// Tells the worker to stop, and lets it run for a few turns. Returns true if it has stopped.
     fn stop(&mut self) -> bool {
         let mut worker = Worker::new(&mut self.node.engine, &mut self.consumers, Policy::BALANCED);
         self.stopped |= worker.run(host(), &self.channels.send, None, &AtomicBool::new(true), 0);
@@ -94,7 +94,7 @@ impl<const RAILS: usize> Place<RAILS> {
     }
 }
 
-/// Makes turns of both workers until `ready` returns true.
+/// Runs turns of both workers until `ready` returns true.
 fn until<const RAILS: usize>(
     places: &mut [Place<RAILS>; 2],
     what: &str,
@@ -112,7 +112,7 @@ fn until<const RAILS: usize>(
     );
 }
 
-/// The last operation of one user, for which the other user waits.
+/// The last operation before the workers stop.
 #[derive(Clone, Copy, Debug)]
 enum Last {
     Send(usize),
@@ -120,8 +120,8 @@ enum Last {
     Amo,
 }
 
-/// Executes an operation of place `from`, and waits until the other place has received it and the
-/// payload may be reused.
+/// Executes an operation from place `from` to the other place. Waits until it has arrived there and
+/// the payload may be reused.
 fn carry_out<const RAILS: usize>(
     places: &mut [Place<RAILS>; 2],
     from: usize,
@@ -155,8 +155,7 @@ fn carry_out<const RAILS: usize>(
 /// The order in which the two workers stop.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// This worker stops while the other runs. The other stops after many turns in which nobody
-    /// drives the first.
+    /// The worker of this place stops while the other runs. The other stops many turns later.
     First(usize),
     Together,
 }
@@ -188,8 +187,8 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
         for order in [Order::First(0), Order::First(1), Order::Together] {
             let what = format!("{RAILS} rails, seed {seed}, {last:?}, {order:?}");
             let mut places = Place::<RAILS>::pair(dials, config, seed);
-            // Seven operations in turn, so the last operation has no answer. Then workers run over
-            // the same engines again.
+            // Seven operations, alternating between the places, so no operation answers the last
+            // one. Later rounds run new workers over the same engines.
             for _ in 0..3 {
                 for n in 0..7 {
                     carry_out(&mut places, n % 2, last, &what);
@@ -210,9 +209,8 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
 #[test]
 fn workers_stop_in_any_order_once_all_messages_are_received() {
     every_order::<1>(Dials::CALM, CONFIG, 1);
-    // If a rail refused a send at first, only an acknowledgement completes the send, and the sender
-    // does not request it. So the receiver also sends acknowledgements that have waited for
-    // `ack_age`.
+    // If a rail refuses a send at first, the send needs an acknowledgement to complete, but the
+    // sender does not request one. So here the receiver also acknowledges by age.
     let config = Config { ack_age: 1000, ..CONFIG };
     for seed in seeds(5) {
         every_order::<1>(Dials::WILD, config, seed);
@@ -244,8 +242,8 @@ fn a_stop_waits_until_messages_have_arrived() {
 
 #[test]
 fn a_worker_that_stops_gives_credits_back() {
-    // A signal acknowledges earlier messages, but returns no credits. The signal itself is
-    // acknowledged before any request.
+    // A signal back acknowledges earlier messages, but returns no credits. The signal itself is
+    // acknowledged by age, before any request.
     for signal in [false, true] {
         let mut places = Place::<1>::pair(Dials::CALM, Config { ack_age: 4, ..CONFIG }, 1);
         for _ in 0..2 {
