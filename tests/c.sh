@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Tests the C library as packagers install it: its header and examples in C11 and C++17, its
-# symbols, its ABI, the examples as two and four processes, the data of the other calls, and misuse
-# by programs. Runs the examples and misuse under Valgrind's memcheck too. AddressSanitizer covers
-# only the programs here; tests/sanitize.sh also covers the library. BLESS=1 accepts a changed ABI.
+# symbols, its ABI, the examples as two and four processes, the data that other calls move, and
+# misuse. Also runs the examples and the misuse test under Valgrind's memcheck. AddressSanitizer
+# covers only the programs here; tests/sanitize.sh also covers the library. BLESS=1 accepts a
+# changed ABI.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -49,7 +50,7 @@ for source in "$c"/examples/*.c; do
     say "$name.c in C++17" g++ -std=c++17 "${warnings[@]}" -x c++ "$source" "${flags[@]}" \
         -o "$place/cxx-$name"
 done
-# Compiles the example in docs/c.md. Its `swap` stands for any way to exchange bytes.
+# Compiles the example in docs/c.md. The example's `swap` stands for any way to exchange bytes.
 {
     echo '#include <fishplate.h>'
     echo 'size_t swap (const void *ours, size_t len, void *theirs);'
@@ -68,7 +69,8 @@ say "the version of header and library" "$place/layout"
 say "the same, linked statically" "$place/static"
 
 export place
-# The library exports exactly the symbols of the list, at most 40 functions, all of one version.
+# Checks that the library exports exactly the listed symbols, at most 40 functions, all of one
+# version.
 export c
 symbols() {
     nm -D --defined-only "$place/root/usr/lib/libfishplate.so.0" | awk '$2 != "A" { print $3 }' |
@@ -82,8 +84,8 @@ symbols() {
 export -f symbols
 say "40 symbols, those of the header, with a version" bash -c symbols
 
-# Compares the signatures of the header's functions with those of the library's. The sizes of the
-# structures are compared by the constants of src/layout.rs and by tests/layout.c.
+# Compares the function signatures of the header with the library's. src/layout.rs and
+# tests/layout.c check the sizes of the structures.
 signatures() {
     diff <(
         gcc -E -P "$c/include/fishplate.h" | tr '\n' ' ' |

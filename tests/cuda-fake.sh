@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Tests the device backends over a fake libcuda.so and libamdhip64.so, without a GPU: their
 # functions, how the library is found and loaded, and memory shared by two processes. Runs with
-# several modes of the fake driver. Also checks the errors without a driver and with an unusable
-# one.
+# several modes of the fake driver. Also checks the errors if the driver is missing or unusable.
 #
 # usage: tests/cuda-fake.sh [cuda|hip] (default: both)
 set -uo pipefail
@@ -76,14 +75,14 @@ node() {
     "${over[@]}" gpu::processes::a_killed_process || return
     rm -f "$place/report"
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" gpu:: --skip a_killed_process || return
-    # The report has a line for the tests and one for each of four child processes. Dropped nodes
-    # leave memory allocated while peers have it open.
+    # The report has a line for the test process, and one for each of four child processes. A
+    # dropped node keeps memory allocated while a peer has it open.
     cat "$place/report"
     [ "$(wc -l <"$place/report")" -eq 5 ] && ! grep -v ' violations \[\]$' "$place/report"
-    # Imported memory is freed, unless a peer makes no calls.
+    # Imported memory is freed. This skips the tests of a peer that makes no calls.
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" lent:: --skip makes_no_call || return
     tail -n 1 "$place/report" | grep -q 'held 0 violations \[\]$' || return
-    # Device memory over NICs, all within one process.
+    # Device memory over NICs, with both nodes in one process.
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" nics:: || return
     tail -n 1 "$place/report" | grep -q 'held 0 violations \[\]$'
 }
@@ -106,7 +105,7 @@ example() {
 }
 cargo build --locked --quiet --example device && say "the example over a fake driver" example
 
-# info: the tool lists the devices of the fake driver
+# info: checks that the tool lists the devices of the fake driver
 info() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=devices=3 "$target/debug/fishplate" info \
         -v >"$place/seen" || return
@@ -143,7 +142,8 @@ if [ "$api" = cuda ]; then
     say "perf over memory in physical segments: late" perf late,segments --ipc-path direct
 fi
 
-# fails MODE TEXT: after a driver error the tool exits with this text, without a panic
+# fails MODE TEXT: checks that after a driver error the tool prints this text and exits, without a
+# panic
 fails() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" timeout 60 "$target/debug/fishplate" perf put \
         --transport gpu \
@@ -166,15 +166,15 @@ cut() {
         return
     # Either process may fail first. The first process waits until the second has told why.
     cat "$place/report"
-    # Memory that it exported stays allocated, because the peer may have it open.
+    # A process may leave exported memory allocated, because the peer may have it open.
     grep -q 'opens 2 closes 2 ' "$place/report" && ! grep -v ' violations \[\]$' "$place/report"
 }
 [ "$api" = hip ] || say "a segment that does not open" cut
 say "no devices" fails devices=0 \
     "--device $api:0: no such device: the number of devices in this process is 0"
 
-# none: the loader finds no driver. On a machine with a driver this cannot be tested, because the
-# loader's cache contains it.
+# none: checks the error if the loader finds no driver. A machine with a driver cannot test this,
+# because the loader's cache contains the driver.
 none() {
     env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" "$api" --show-output >"$place/seen" \
         2>&1 || return
@@ -187,7 +187,7 @@ else
     say "no driver" none
 fi
 
-# old: the library lacks required functions
+# old: checks the error if the library lacks required functions
 old() {
     env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" "$api" --show-output >"$place/seen" 2>&1 ||
         return

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Tests two real rails over libfabric's tcp: two network namespaces on this machine, joined by two
-# veth pairs of a chosen speed. Checks that
+# veth pairs of limited speed. Checks that
 #
-#   - two equal rails carry at least 1.9 times as much as one; with speeds of 3:1, two rails carry
-#     at least 0.9 of the sum;
-#   - of a million put-signals none is misordered while one rail is slow;
+#   - two equal rails carry at least 1.9 times the data of one; with speeds of 3:1, two rails carry
+#     at least 0.9 of the sum of both;
+#   - while one rail is slow, none of a million put-signals is misordered;
 #   - if the only interface goes down, or a peer is killed, both ends fail within the deadline, with
 #     errors that name peer and rail. (With another interface the run continues: failover-netns.sh.)
 #
@@ -114,7 +114,7 @@ run() {
 }
 
 # speed INTERFACES: measures puts of 1 MiB, and stores megabytes per second in $mb. The window is
-# half the run, because at the end of each window the faster rail waits for the slower one.
+# half the run, because the faster rail idles at the end of each window.
 speed() {
     mb=0
     if run "$1" put -s 1M -n 512 -w 0 --window 256 -T 120; then
@@ -134,7 +134,7 @@ at_least() {
 }
 
 # together LEAST: compares rails 0 and 1 together with the sum of their separate speeds. Other load
-# only slows a run down, so the best of three attempts counts.
+# can only slow a run, so the best of three attempts counts.
 together() {
     local alone0 alone1 sum attempt
     for attempt in 1 2 3; do
@@ -163,8 +163,8 @@ check "two rails of 3:1 carry 0.9 of their sum" together 0.9
 
 shape 0 1000
 shape 1 20
-# Sizes on both sides of every limit, most of them small. A payload may wait on the slow rail while
-# its signal arrives on the fast one.
+# Sizes on both sides of each protocol limit, and the share of each in percent. A payload may wait
+# on the slow rail while its signal arrives on the fast one.
 done=0 wrong=0 disorder=0
 for share in "8 40" "200 31" "1000 20" "8K 9" "300K 1"; do
     read -r size percent <<<"$share"
@@ -185,8 +185,8 @@ sent() {
     ip netns exec "$here" cat /proc/net/dev | awk '/rail[01]:/ { sum += $11 } END { print sum + 0 }'
 }
 
-# lost_within SECONDS INTERFACES COMMAND...: after the command, both sides of an endless run must
-# fail in time, with errors that name peer and rail
+# lost_within SECONDS INTERFACES COMMAND...: starts an endless run, executes the command, and checks
+# that both sides fail within SECONDS
 lost_within() {
     local limit=$1 interfaces=$2 begun status=0 connector before rails
     shift 2
@@ -208,7 +208,7 @@ lost_within() {
     [ "$status" = 0 ] && [ "$took" -le $((limit * 1000)) ]
 }
 
-# told FILE PATTERN...: every pattern occurs in the file
+# told FILE PATTERN...: checks that every pattern occurs in the file
 told() {
     local file=$1 pattern
     shift

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Compares our declarations of libfabric's structures with the official binding (ofi-libfabric-sys),
-# built against the headers of libfabric 2. The binding does not accept the headers of 1.17 in
-# Debian 12. So the headers of Debian trixie's libfabric-dev are unpacked into a separate directory,
+# built against the headers of libfabric 2. The binding does not accept Debian 12's headers of 1.17.
+# So the script unpacks the headers of Debian trixie's libfabric-dev into a separate directory,
 # without installing the package. Installs pkg-config, libclang and libfabric1 if they are missing.
 # Exits with 77 if something is unavailable. Usage: tests/fabric-oracle.sh [DIRECTORY]. Keeps the
-# directory, and uses it again in later runs.
+# directory for later runs.
 set -eu
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 place=${1:-${TMPDIR:-/tmp}/fishplate-fabric-oracle}
@@ -51,7 +51,7 @@ ln -sf "$installed" "$library"
 export PKG_CONFIG_PATH="$(dirname "$config")"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$place/target}"
 cargo run --quiet --features oracle --manifest-path "$here/fabric-oracle/Cargo.toml"
-# Compares the same numbers with a C program, using these headers.
+# Compares the same sizes and offsets with a C program that uses these headers.
 cd "$here/.."
 FISHPLATE_FABRIC_INCLUDE="$root/usr/include" cargo test --quiet --package fishplate-sys \
     --test layout -- --nocapture

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Pulls cables while two nodes communicate (examples/outlive.rs). Two processes run in two network
 # namespaces, joined by two veth pairs, with libfabric's tcp on both. Every put-signal, message and
-# addition is checked: none may be lost, duplicated or misordered. Cables that are plugged in again
-# must be used again, so the last tenth of all rounds uses both.
+# addition is checked: none may be lost, duplicated or misordered. Rails must be used again once
+# their cables are plugged in, so the last tenth of the rounds uses both rails.
 #
 #   tests/failover-netns.sh [EXAMPLE [ROUNDS]]
 #
@@ -65,7 +65,7 @@ sent() {
 
 # job NAME FAILED RETURNED [back]: runs both processes, and `events` meanwhile. FAILED and RETURNED
 # are patterns for the number of rails that fail and return at each end. With `back` all rails must
-# return, and be used at the end.
+# return, and the last rounds must use both.
 job() {
     local pids=() pid status=0 side before=() after=() use=""
     port=$((port + 1))
@@ -88,7 +88,7 @@ job() {
     if [ -n "${4:-}" ]; then
         mapfile -t after < <(sent)
         use=$((after[0] - before[0])) both=$((after[1] - before[1]))
-        # Each rail carries at least a tenth of the other's traffic.
+        # Each rail must carry at least a tenth of the other's traffic.
         [ $((10 * use)) -ge $both ] && [ $((10 * both)) -ge $use ] || status=2
         use="        | last rounds: $use bytes on rail 0, $both on rail 1"
     fi
@@ -126,7 +126,7 @@ events() {
         ip -n "$there" link set rail1 up
 }
 job "both cables are pulled and put back, one after the other" "[2-9]" "[2-9]" back
-# While the address is missing, no new endpoint can be opened.
+# Without the address, no new endpoint can be opened.
 events() {
     reached 2 && ip -n "$here" addr del 10.97.0.1/24 dev rail0 &&
         ip -n "$here" link set rail0 down &&

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of devices, and of nodes with devices, over the drivers of NVIDIA and AMD GPUs,
-# with two processes. Then runs the tool's measurements with every payload verified. Without such a
-# GPU it prints SKIPPED and the reasons.
+# with two processes. Then runs the tool's measurements, and verifies every payload. Without a GPU
+# the script prints SKIPPED and the reasons.
 #
 # usage: tests/gpu.sh [--figures]; --figures also prints a table of figures from a release build
 set -uo pipefail
@@ -13,7 +13,7 @@ status=0 tested=0
 log=$(mktemp)
 trap 'rm "$log"' EXIT
 
-# gpus API: tests the devices of a driver, if there are any
+# gpus API: tests the devices of a driver, if it has any
 gpus() {
     local api=$1 why test path
     timeout 600 cargo test --locked --quiet -p fishplate-gpu --features cuda,hip --test device \

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Tests jobs of four processes under launchers: mpiexec.hydra (PMI-1), Open MPI's mpirun (PMIx),
-# srun (with PMIx, with PMI-2's descriptor, with neither) and torchrun. Other jobs have only the
-# variables of a launcher, or no launcher and meet by tcp:// or file://. Every process writes,
-# signals, adds and sends to every other one, and all data is checked (examples/all_to_all.rs). Also
-# tests failing jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs
+# srun (with PMIx, with PMI-2's descriptor, with neither) and torchrun. Other jobs set only the
+# variables of a launcher, or use no launcher and meet by tcp:// or file://. Every process writes,
+# signals, adds and sends to every other process, and all data is checked (examples/all_to_all.rs).
+# Also tests failing jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs
 # `fishplate perf job` under each launcher, in every pattern.
 #
 #   tests/jobs.sh [KILLS or --long [EXAMPLE TOOL]]
 #
-# KILLS: 10 by default, 100 for --long; above 10 also that many under each launcher. EXAMPLE and
-# TOOL: the built example and tool; by default they are built, optimised. Prints SKIPPED for
-# launchers that cannot be installed.
+# KILLS: number of killed ranks, by default 10, with --long 100. Above 10, as many under each
+# launcher too. EXAMPLE and TOOL: the built example and tool; by default they are built, optimised.
+# Prints SKIPPED for launchers that cannot be installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -29,7 +29,7 @@ program=$(readlink -f "$program") tool=$(readlink -f "$tool")
 [ -x "$program" ] && [ -x "$tool" ] || { echo "no such program: $program or $tool"; exit 1; }
 
 work=$(mktemp -d)
-# Copies have unique paths, so leftover processes of this run can be recognized.
+# Unique copies of the programs, so that leftover processes of this run can be recognized.
 cp "$program" "$work/all_to_all" && program=$work/all_to_all
 cp "$tool" "$work/fishplate" && tool=$work/fishplate
 # shellcheck disable=SC2317  # called by trap
@@ -46,7 +46,7 @@ down() {
 trap down EXIT
 trap 'exit 130' INT TERM
 
-# left: prints the processes of this run; succeeds if there are none
+# left: prints the processes of this run; fails if it finds some
 left() {
     local exe found=1
     for exe in /proc/[0-9]*/exe; do
@@ -80,7 +80,7 @@ good() {
         [ "$(cat "$work"/out* | grep -c 'rank 0: .* counted 400')" = 1 ]
 }
 
-# four VARIABLE=VALUE...: runs four processes with these variables; %r stands for the rank
+# four VARIABLE=VALUE...: runs four processes with these variables; replaces %r by the rank
 four() {
     local rank pids=() pid status=0
     for rank in 0 1 2 3; do
@@ -99,7 +99,7 @@ launched() {
         "$program" "$work/out" >"$work/out-launcher" 2>&1 </dev/null && good
 }
 
-# four_by_srun MPI VARIABLE=VALUE...: four processes by srun
+# four_by_srun MPI VARIABLE=VALUE...: runs four processes under srun with these variables
 four_by_srun() {
     local mpi=$1
     shift
@@ -125,7 +125,7 @@ else
     echo "SKIPPED mpirun of Open MPI: it is missing and cannot be installed"
 fi
 
-# Each job uses a new port. torchrun's store uses the port before.
+# Sets `port` to a new port for the next job. torchrun's store uses the port below it.
 port=$((20000 + $$ % 9000))
 next() {
     port=$((port + 2))
@@ -159,7 +159,7 @@ measured() {
         [ "$(grep -c '"ranks":4.*"errors":0' "$work/out")" = 5 ]
 }
 
-# by_hand VARIABLE=VALUE...: runs four ranks of the tool with these variables; %r stands for the
+# by_hand VARIABLE=VALUE...: runs four ranks of the tool with these variables; replaces %r by the
 # rank
 by_hand() {
     local rank pids=() pid status=0
@@ -209,7 +209,7 @@ else
     slurm_down
 fi
 
-# missing: starts ranks 0, 1 and 3 of four; each must name rank 2
+# missing: starts ranks 0, 1 and 3 of four; checks that the error of each names rank 2
 missing() {
     local rank pids=()
     for rank in 0 1 3; do
@@ -222,8 +222,8 @@ missing() {
 }
 say "a missing rank is named by those who wait" missing
 
-# missing_under TEXT COMMAND...: rank 2 of a launcher's job never joins; a rank that waits must say
-# TEXT, and the launcher must end the job
+# missing_under TEXT COMMAND...: runs a launcher's job without rank 2; checks that a waiting rank
+# prints TEXT, and that the launcher ends the job
 missing_under() {
     local text=$1
     shift
@@ -236,13 +236,13 @@ missing_under() {
 }
 for launcher in ${launchers[@]+"${launchers[@]}"}; do
     declare -n command=$launcher
-    # PMI-1 does not tell who has not reached its barrier.
+    # PMI-1 does not tell which rank is missing at its barrier.
     text='rank 2 did not come within 3s'
     [ "$launcher" != hydra ] || text="not all 4 ranks reached PMI's barrier"
     say "a missing rank under ${command[*]}: $text" missing_under "$text" "${command[@]}"
 done
 
-# cookie: a process with a wrong cookie is refused, and the job continues without it
+# cookie: checks that a process with a wrong cookie is refused, and that the job continues
 cookie() {
     local place=tcp://127.0.0.1:$port pids=() rank
     for rank in 0 1; do
@@ -263,7 +263,7 @@ say "a wrong cookie is refused" cookie
 
 RANDOM=${FISHPLATE_SEED:-$$}
 echo "seed ${FISHPLATE_SEED:-$$}"
-# ended PID...: all these processes exit within the job's timeout and a margin
+# ended PID...: checks that these processes exit within the job's timeout plus a margin
 ended() {
     local pid tries
     for pid; do
@@ -276,8 +276,8 @@ ended() {
     done
 }
 
-# clean: no process of this run is left, and the folder is empty; waits, because a launcher's kill
-# takes a moment
+# clean: checks that no process of this run is left and that the folder is empty; waits a while,
+# because a launcher needs time to kill
 clean() {
     local tries
     for ((tries = 0; tries < 200; tries++)); do
@@ -287,8 +287,8 @@ clean() {
     left >>"$work/out-left" && [ -z "$(ls -A "$meet")" ]
 }
 
-# killed VICTIM DELAY VARIABLE=VALUE...: kills one of four processes; the others must exit by
-# themselves, with status 1, and each must name a rank, unless none had been assigned
+# killed VICTIM DELAY VARIABLE=VALUE...: kills one of four processes; checks that the others exit
+# with status 1, and that each error names a rank if ranks were assigned
 killed() {
     local victim=$1 delay=$2 rank status pids=()
     shift 2
@@ -321,7 +321,8 @@ for ((n = 0; n < kills; n++)); do
     say "process $victim killed after $delay s, $place" killed "$victim" "$delay" "${variables[@]}"
 done
 
-# killed_of_tool: kills one of four ranks that the tool started, or the tool; all others must exit
+# killed_of_tool: kills one of four ranks that the tool started, or the tool; checks that all others
+# exit
 killed_of_tool() {
     local tries victim
     "$tool" perf job -N 4 -n 1e12 -T 60 >"$work/out" 2>&1 </dev/null &
@@ -338,7 +339,8 @@ for ((n = 0; n < kills; n++)); do
     say "a rank of fishplate perf job killed, $((n + 1))" killed_of_tool
 done
 
-# killed_under COMMAND...: kills one process of a launcher's job; the launcher must end the others
+# killed_under COMMAND...: kills one process of a launcher's job; checks that the launcher ends the
+# others
 killed_under() {
     local victim tries
     "$@" "$program" 100000 10 >"$work/out" 2>&1 </dev/null &
@@ -359,7 +361,7 @@ for launcher in ${launchers[@]+"${launchers[@]}"}; do
         say "a process killed under $launcher, $((n + 1))" killed_under "${command[@]}"
     done
 done
-# Segments have no names. The names of sockets disappear with their process.
+# Checks /dev/shm. Segments have no names, and the names of sockets disappear with their process.
 nothing_remains() {
     find /dev/shm -maxdepth 1 -name '*fishplate*' >"$work/out"
     [ ! -s "$work/out" ]

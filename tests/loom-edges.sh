@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs every loom model of memory shared between threads or processes. Then repeats them with each
 # ordering weakened in turn, and checks that a model fails each time. A model is a test in a module
-# named `races`. The orderings are found by their `edge!` or `edge_fence!` in the source, so none
-# can be forgotten. For AcqRel each half is weakened separately: NAME/acquire, NAME/release.
+# named `races`. The script finds the orderings by their `edge!` or `edge_fence!` in the source, so
+# it tests all of them. It weakens each half of an AcqRel separately: NAME/acquire, NAME/release.
 #
 # usage: tests/loom-edges.sh [edge...] (default: all of them)
 set -u
@@ -25,8 +25,8 @@ build() { # build PACKAGE: where the test binary of its library is
         sed -n 's/.*"executable":"\([^"]*fishplate_'"$1"'-[^"]*\)".*/\1/p' | tail -n 1
 }
 
-# models PACKAGE [EDGE]: runs its models. With an edge, weakens it, and ends when a model fails.
-# Status 124: the time limit was reached.
+# models PACKAGE [EDGE]: runs the package's models. If EDGE is given, weakens it, and ends when a
+# model fails. Status 124: the time limit expired.
 models() {
     local binary="binary_$1" pid until=$((SECONDS + limit_s))
     FISHPLATE_WEAKEN="${2:-}" "${!binary}" races:: --test-threads=2 >"$log" 2>&1 &

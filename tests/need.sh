@@ -1,5 +1,5 @@
-# shellcheck shell=bash Sourced by the other scripts. Finds a command or a file. If it is missing,
-# installs the Debian package that contains it, and says so.
+# shellcheck shell=bash Sourced by the other scripts. Functions that find a command or a file. If it
+# is missing, they install a Debian package, and say so.
 
 # need COMMAND PACKAGE: fails if the command is missing and cannot be installed
 need() {
@@ -8,7 +8,7 @@ need() {
     command -v "$1" >/dev/null
 }
 
-# need_file PATTERN PACKAGE: the same for a file; PATTERN is a path or a glob
+# need_file PATTERN PACKAGE: like `need`, for a file; PATTERN is a path or a glob
 need_file() {
     compgen -G "$1" >/dev/null && return
     fetch_package "$1" "$2"

@@ -7,7 +7,7 @@
 
 export here=fpa$$ there=fpb$$
 
-# hosts PAIRS NET: creates the namespaces; prints the reason if it fails
+# hosts PAIRS NET: creates both namespaces and PAIRS pairs; prints the reason if that fails
 hosts() {
     local pair end
     [ "$(id -u)" = 0 ] || { echo "namespaces need root"; return 1; }
@@ -25,8 +25,8 @@ hosts() {
     links_up "$1"
 }
 
-# links_up PAIRS: waits until all links are up, because a node does not use interfaces that were
-# down when it was opened
+# links_up PAIRS: waits until all links are up, because a node ignores interfaces that are down when
+# it opens
 links_up() {
     local end
     for end in "$here" "$there"; do

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Tests the NIXL plugin with memory of an NVIDIA GPU: two processes move random lists between device
-# memory and host memory, with every byte and every notification checked. On a machine without a GPU
-# it prints SKIPPED and the reason. tests/nixl.sh runs the same lists over a fake driver.
+# memory and host memory, and check every byte and every notification. On a machine without a GPU
+# the script prints SKIPPED and the reason. tests/nixl.sh runs the same lists over a fake driver.
 #
 # usage: tests/nixl-gpu.sh [--figures]
 #
-#   --figures      also prints a table that compares our plugin with UCX
-#   PLUGIN=FOLDER  has libplugin_FISHPLATE.so; by default the script builds it
-#   PYTHON=PATH    a Python that has the NIXL wheel and numpy, and tests tensors if it has PyTorch;
+# --figures also prints a table that compares our plugin with UCX PLUGIN=FOLDER the folder of
+# libplugin_FISHPLATE.so; by default the script builds it PYTHON=PATH a Python that has the NIXL
+# wheel and numpy, and tests tensors if it has PyTorch;
 #                  by default that of tests/nixl.sh
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -29,7 +29,7 @@ fi
 export PYTHONDONTWRITEBYTECODE=1
 failed=0
 
-# lists KINDS: two processes move lists between memory of these kinds
+# lists KINDS: runs two processes that move lists between memory of these kinds
 lists() {
     local folder pids=() status=0 name
     folder=$(mktemp -d -p "$work")
@@ -56,7 +56,8 @@ if "$python" -c "import torch" 2>/dev/null; then
 fi
 
 if [ "${1:-}" = --figures ]; then
-    # run NAME [VARIABLE=VALUE...] BACKEND [PARAM...]: runs a pair once, and keeps its figures
+    # run NAME [VARIABLE=VALUE...] BACKEND [PARAM...]: runs nixl-pair.py once, and appends its
+    # figures to file NAME
     run() {
         local name=$1
         shift

@@ -58,8 +58,8 @@ say() {
     fi
 }
 
-# transfers PROCESSES COUNT SEED [PARAMS [OTHER]]: each process moves COUNT lists; with OTHER, every
-# second process is on the other host
+# transfers PROCESSES COUNT SEED [PARAMS [OTHER]]: runs processes that move COUNT lists each; with
+# OTHER, every second process is on the other host
 transfers() {
     local names pids=() status=0 folder starter number=0
     names=$(seq -f p%g -s, "$1")

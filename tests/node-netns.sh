@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests four processes on two "hosts": two network namespaces joined by four veth pairs. Every
-# process writes, signals, adds and sends to every other one (examples/all_to_all.rs). The transport
-# is shared memory on the same host, and 1, 2 or 4 rails of libfabric's tcp between the hosts. The
-# two hosts may have different numbers of rails. All data is checked.
+# process writes, signals, adds and sends to every other process (examples/all_to_all.rs). The
+# transport is shared memory on the same host, and 1, 2 or 4 rails of libfabric's tcp between the
+# hosts. The two hosts may have different numbers of rails. All data is checked.
 #
 #   tests/node-netns.sh [EXAMPLE]
 #
@@ -47,8 +47,8 @@ hosts 4 98 >"$work/why" || skip "$(cat "$work/why")"
 
 port=7200 failed=0
 
-# job OURS THEIRS JOINED: runs two processes on each side with these interfaces; JOINED rails must
-# connect the sides
+# job OURS THEIRS JOINED: runs two processes on each side with these interfaces; checks that JOINED
+# rails connect the sides
 job() {
     local pids=() pid status=0 side
     port=$((port + 1))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks the static tracing probes of the feature `probes`. A program built with the feature has a
-# note for each probe, with the address of a nop. A program built without it has no notes. Needs no
-# tracer.
+# Checks the static tracing probes of the feature `probes`. A program with the feature has an ELF
+# note for each probe, with the address of a nop. A program without the feature has no such notes.
+# Needs no tracer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh
@@ -12,7 +12,8 @@ case $(uname -m) in x86_64 | aarch64) ;; *) echo "SKIPPED probes: none on $(unam
     exit 77 ;; esac
 
 program=${CARGO_TARGET_DIR:-target}/debug/examples/tagged
-# notes FEATURES...: builds the example `tagged` with these features, and prints its notes
+# notes FEATURES...: builds the example `tagged` with these features, and prints the notes of its
+# probes
 notes() {
     cargo build --quiet --locked --package fishplate --example tagged "$@"
     readelf --notes --wide "$program" 2>/dev/null | grep -A4 NT_STAPSDT || true

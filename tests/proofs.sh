@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the long checks of the contract. Each prints its figures, and fails if one is wrong.
+# Runs the long checks of the contract. Each check prints its figures, and fails if a figure is
+# wrong.
 #
-#   tests/proofs.sh            in full
-#   tests/proofs.sh --short    a tenth of it, as in .ci/run
-#   PROOF_ITERS, PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES,
-#   PROOF_ATOMICS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS, PROOF_SCHEDULES: the lengths
+# tests/proofs.sh in full tests/proofs.sh --short a tenth of the work, as in .ci/run PROOF_ITERS,
+# PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES, PROOF_ATOMICS,
+# PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS, PROOF_SCHEDULES: the lengths
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -26,7 +26,7 @@ matches=${PROOF_MATCHES:-40000000} # random operations of tag matching; half a m
 words=${PROOF_WORDS:-6}            # operations per sequence; 7 take a quarter of an hour
 
 need jq jq || { echo "SKIPPED proofs: jq is missing and cannot be installed"; exit 77; }
-# One command for all tests of a package, because cargo builds them side by side.
+# Builds all tests of a package with one command, because cargo builds them in parallel.
 build() { cargo test --release --locked --quiet --no-run "$@"; }
 cargo build --release --locked --quiet && build --package fishplate-sys --test linux &&
     build --package fishplate-core --test twosided --test failover --test tag &&
@@ -97,7 +97,7 @@ closing_rails() {
     return $status
 }
 
-# Uses the debug build, which has more checks and has usually been built already.
+# Uses the debug build, because it has more checks and usually exists already.
 memory_oracle() {
     FISHPLATE_PROGRAMS=$programs timeout 3000 cargo test --locked --quiet --test oracle -- \
         memory_is --nocapture >"$log" 2>&1
@@ -124,9 +124,9 @@ tagged_flood() {
     return $status
 }
 
-# Kills either process at a random moment after both have met. The other process must then fail. The
-# median time until it fails must be below 100 ms; on a busy machine some are late. The next pair
-# under the same name must connect.
+# Kills one of two connected processes at a random moment. The other process must then fail. The
+# median time until that failure must be below 100 ms; other load delays some. The next pair under
+# the same name must connect.
 kill_nine() {
     local pair=@fishplate-proof-$$ before after victim survivor began status took=() tries n
     local run=("$fishplate" perf put-signal --transport shm -s 8 -n 1000000000 --pin none \
@@ -138,7 +138,7 @@ kill_nine() {
         : >"$log.met"
         "${run[@]}" --connect $pair >"$log.met" 2>>"$log" &
         local two=$!
-        # The program prints a line once the two have met.
+        # A process prints a line once the two are connected.
         for ((tries = 0; tries < 2000; tries++)); do
             [ -s "$log.met" ] && break
             sleep 0.01
@@ -166,7 +166,7 @@ kill_nine() {
     [ "$before" = "$after" ] && ((median < 100000 && worst < 20000000))
 } 2>/dev/null # where bash reports each kill
 
-# Mostly sleeps, so it runs beside the others. Uses the debug build, like memory_oracle.
+# Runs beside other checks, because it mostly sleeps. Uses the debug build, like memory_oracle.
 stands_still() {
     timeout 600 cargo test --locked --quiet --package fishplate-tool --test cli_fabric -- \
         a_side_that_stands_still --ignored --nocapture >"$log.still" 2>&1
@@ -179,7 +179,7 @@ stood_still() {
     return $status
 }
 
-# Checks device memory: all opened memory is closed, and nothing of a killed peer is left.
+# Checks that all opened device memory is closed, and that nothing of a killed peer is left.
 memory_cycles() {
     FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet \
         --package fishplate-gpu --test memory -- \
@@ -255,7 +255,7 @@ proof "device memory: connect, transfer, kill: $cycles" memory_cycles
 proof "ping-pongs with random delays between threads that park: $pingpongs" no_lost_wake_up
 proof "a side over tcp that stands still for 12 s, which is longer than an operation may take by default" stood_still
 beside_done || failed+=("what ran beside the others")
-# Takes minutes, most of them to build with sanitizers.
+# Takes minutes, mostly to build with sanitizers.
 [ $share != 1 ] || proof "random calls from Python, under AddressSanitizer" python_calls
 
 if [ ${#failed[@]} -gt 0 ]; then

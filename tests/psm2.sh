@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests libpsm2.so.2: its symbols and layouts against Debian's headers, wrong calls, and a killed
-# peer. Then runs stock Open MPI over it, with our own program and mpi4py's tests. Our counters show
-# whether a job really ran over it.
+# peer. Then runs stock Open MPI over the library, with our own program and mpi4py's tests. The
+# library's counters show whether a job really ran over it.
 #
 #   tests/psm2.sh [--long]
 #
@@ -86,8 +86,8 @@ limit=600 say "no error while the program waits for a third endpoint" \
     env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2 "$work/stuck" third 8
 limit=600 say "an error while it waits for a third endpoint that never sends" \
     env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=1 "$work/stuck" cycle 8
-# Runs `fi_pingpong` over libfabric's psm2 provider, which verifies the data. The client finds the
-# server by TCP.
+# Runs `fi_pingpong` over libfabric's psm2 provider. fi_pingpong verifies the data. The client finds
+# the server by TCP.
 pingpong() {
     local port=$((20000 + $$ % 20000)) pair=(fi_pingpong -p psm2 -e rdm -m tagged -c)
     export LD_PRELOAD=$work/lib/libfishplate_hfi1.so FISHPLATE_PSM2_STATS=1
@@ -115,7 +115,7 @@ tail -n 1 "$work/log"
 limit=600 say "$rounds killed peers" "$work/killed" $rounds
 tail -n 1 "$work/log"
 
-# Two hosts, joined by two rails of libfabric.
+# Creates two hosts, joined by two rails of libfabric.
 if hosts 2 77 >"$work/why"; then
     two_hosts=true
     limit=600 say "2 killed peers on two hosts" "$work/killed" 2 "$here" "$there"
@@ -130,8 +130,8 @@ need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev ||
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
 # job RANKS PROGRAM...: runs a program, and checks our counters to see that each rank ran over our
-# library. Each rank writes its own output file, because mpirun cuts lines. It also records its exit
-# status, because mpirun kills the other ranks as soon as one exits with 1.
+# library. Each rank writes its own output file, because mpirun cuts lines. A rank also records its
+# exit status there, because mpirun kills the other ranks as soon as one exits with 1.
 job() {
     local ranks=$1
     shift
@@ -156,7 +156,8 @@ program() {
     job "$1" "$work/mpi" "$2" && ended "$1" 0 &&
         [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
 }
-# Runs with room for fewer short messages than are sent before the first one is received.
+# Sends more short messages than the receiver has room for, before the first receive. Checks the
+# error.
 crowded() {
     export FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2
     ! program 2 100000 &&
@@ -176,7 +177,7 @@ threads() {
 export -f threads
 for ranks in 2 3; do say "$ranks ranks of 4 threads" bash -c "threads $ranks"; done
 
-# The command by which mpirun starts processes on the other host: "agent HOST COMMAND".
+# mpirun starts processes on the other host with this script: "agent HOST COMMAND".
 cat >"$work/agent" <<'AGENT'
 #!/usr/bin/env bash
 while [[ ${1:-} == -* ]]; do shift; done
@@ -215,8 +216,8 @@ fi
 $long && limit=600 say "8 ranks, 2000000 messages in reverse" bash -c "program 8 2000000" &&
     grep "in reverse" "$work/log"
 
-# NetPIPE verifies the data in 32 lengths, and in lengths slightly below and above them. hpcc
-# verifies its results.
+# NetPIPE verifies the data of 32 lengths, and of lengths slightly below and above. hpcc verifies
+# its results.
 pipe() {
     job 2 NPopenmpi -i -u 300000 -n 2 -o "$work/pipe" && ended 2 0 &&
         [ "$(grep -ac 'Integrity check passed' "$work/rank.0")" -gt 30 ]
@@ -224,7 +225,7 @@ pipe() {
 # challenge RANKS: runs hpcc
 challenge() {
     mkdir "$work/hpcc.$1" && cd "$work/hpcc.$1" || return
-    # A matrix of 200, on a grid of one row.
+    # Sets a matrix of 200, on a grid of one row.
     sed -E "s/^[0-9]+( +)Ns/200\1Ns/; s/^[0-9]+( +)Ps/1\1Ps/; s/^[0-9]+( +)Qs/$1\1Qs/" \
         /usr/share/doc/hpcc/examples/_hpccinf.txt >hpccinf.txt
     job "$1" hpcc && ended "$1" 0 && grep -E 'PASSED|Success=1' hpccoutf.txt &&
@@ -242,7 +243,7 @@ elif $long; then
     echo "SKIPPED hpcc over libpsm2: hpcc could not be installed"
 fi
 
-# mpi4py's own tests, in the version of the installed package.
+# Finds mpi4py's own tests, in the version of the installed package.
 need_file /usr/lib/python3/dist-packages/mpi4py/MPI.*.so python3-mpi4py ||
     { echo "SKIPPED mpi4py over libpsm2: python3-mpi4py could not be installed"; exit $failed; }
 version=$(/usr/bin/python3 -c 'import mpi4py; print(mpi4py.__version__)')
@@ -255,9 +256,8 @@ if [ ! -d "$source/test" ]; then
         { echo "SKIPPED mpi4py over libpsm2: its tests are not to be had from PyPI"
         tail -n 3 "$work/log"; exit $failed; }
 fi
-# suite RANKS: runs mpi4py's tests. Only tests that also fail over the real library may fail. Leaves
-# out tests that do not concern messages or Open MPI's mtl: files, windows, spawned programs,
-# pickles.
+# suite RANKS: runs mpi4py's tests. Fails if a test fails, unless that test also fails over the real
+# library. Leaves out tests of other parts than messages: files, windows, spawned programs, pickles.
 suite() {
     # shellcheck disable=SC2086  # several words
     job "$1" /usr/bin/python3 "$source/test/runtests.py" -q --no-threads $2 -e spawn -e io -e rma \
@@ -268,8 +268,8 @@ suite() {
 }
 export -f suite
 export source
-# mpi4py RANKS WHAT: runs the suite. Skips it on a busy machine, where it would take too long,
-# because ranks wait for the other processes on their processors.
+# mpi4py RANKS WHAT: runs the suite. Skips it on a busy machine, where the ranks would often wait
+# for a processor and take too long.
 mpi4py() {
     local busy
     busy=$(awk -v most="$(($(nproc) * 2))" '{ print ($1 > most) }' /proc/loadavg)

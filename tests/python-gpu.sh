@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Tests device memory of the Python wheel on a machine with an NVIDIA GPU: two processes push
-# tensors of torch to each other, and kernels of cupy poll words that signals set. Prints a table
-# that compares the speed with torch's CUDA IPC. Builds the wheel unless it is given. Installs it
-# into a temporary folder, without a network. On a machine without a GPU or torch it prints SKIPPED
+# Tests device memory of the Python wheel on a machine with an NVIDIA GPU: two processes push torch
+# tensors to each other, and cupy kernels poll words that signals set. Prints a table that compares
+# the speed with torch's CUDA IPC. Builds the wheel unless WHEEL is given. Installs the wheel into a
+# temporary folder, without a network. On a machine without a GPU or torch the script prints SKIPPED
 # and the reason.
 #
 # usage: tests/python-gpu.sh [WHEEL]

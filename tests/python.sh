@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the Python wheel as users install it: maturin builds it, it is installed into a new
+# Tests the Python wheel as users install it: maturin builds the wheel, pip installs it into a new
 # environment, and pytest runs there with two and four processes. Then runs the examples as two
 # processes.
 set -uo pipefail
@@ -46,7 +46,7 @@ say "its licences and stubs are inside" \
     bash -c "for file in LICENSE-MIT LICENSE-APACHE py.typed _native.pyi; do
     python3 -m zipfile -l $place/wheels/*.whl | grep -q /\$file || exit 1; done"
 
-# Each test prints ok, FAILED or SKIPPED.
+# pytest's log has ok, FAILED or SKIPPED for each test.
 cd "$place" || exit
 timeout --kill-after=10 1500 python3 -m pytest -p no:cacheprovider -rs -q --rootdir "$package" \
     "$package/tests" \
@@ -61,13 +61,13 @@ else
     tail -n 100 "$place/log"
 fi
 
-# Device memory over a fake driver, without a GPU. tests/python-gpu.sh does the same on a GPU.
+# Tests device memory over a fake driver, without a GPU. tests/python-gpu.sh uses a GPU.
 cd "$package/../.." || exit
 mkdir "$place/fake"
 say "the driver without a GPU is built" cargo build --locked --quiet -p fishplate-fake-cuda
 cp "${CARGO_TARGET_DIR:-target}/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
-# devices MODE: runs the tests of device memory over the fake driver; nothing may be skipped or
-# misused
+# devices MODE: runs the tests of device memory over the fake driver; fails if a test is skipped or
+# memory is misused
 devices() {
     rm -f "$place/report"
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
@@ -84,8 +84,8 @@ for mode in "" late,segments flush,nowords; do
     say "device memory over a fake driver${mode:+: $mode}" bash -c 'devices "$0"' "$mode"
 done
 
-# Type-checks the examples in the documentation pages. Their undefined names stand for objects of a
-# program.
+# Type-checks the examples in the documentation pages. Declares the names that the pages leave
+# undefined.
 cd "$package/../.." || exit
 code() { sed -n '/^```python$/,/^```$/{ /^```/!p }' "$1"; }
 {
@@ -113,7 +113,7 @@ two() {
 export -f two
 for example in "$package"/examples/*.py; do
     say "$(basename "$example") as two processes" bash -c 'two "$0"' "$example"
-    # Prints the cost figures of the example.
+    # Prints the figures of the example latency.py.
     grep 'one way\|the call' "$place/log"
 done
 exit $failed

@@ -42,19 +42,19 @@ need valgrind valgrind ||
 need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
 
 printf '== cargo test --workspace\n'
-# Each test prints ok or FAILED; of passing tests only lines that start with SKIPPED are shown.
+# Each test prints ok or FAILED. Of the output of passing tests, only SKIPPED lines are shown.
 RUST_BACKTRACE=${RUST_BACKTRACE:-0} timeout --kill-after=10 1500 \
     cargo test --workspace --locked --no-fail-fast -- --show-output </dev/null 2>&1 | tee "$log" |
     awk '/^successes:$/ { quiet = 1 } /^(failures:|test result:.*)$/ { quiet = 0 }
         !quiet || /^SKIPPED/'
 status=${PIPESTATUS[0]}
 read -r passed failed skipped < <(awk '
-    # test result: ok. 12 passed; 0 failed; 1 ignored; ...
+    # The format: test result: ok. 12 passed; 0 failed; 1 ignored; ...
     /^test result:/ { passed += $4; failed += $6; skipped += $8 }
     /^SKIPPED/ { skipped++; passed-- }
     END { print passed + 0, failed + 0, skipped + 0 }' "$log")
-# Nothing was built, the time limit was reached, or a test program died. The lines above show none
-# of these.
+# The build failed, the time limit expired, or a test program died. The test results do not count
+# these.
 if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
     failed=1
     echo "FAILED cargo test (status $status)"

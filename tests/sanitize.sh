@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # Runs the unit tests of every package under AddressSanitizer or ThreadSanitizer. Under
 # AddressSanitizer also runs the lifecycles of engines and nodes, device memory behind NICs, and the
-# C library: its examples, the data of its calls, and misuse. `python` makes random calls of the
-# Python package under AddressSanitizer.
-# Needs a nightly toolchain; std is not instrumented.
+# C library: its examples, the data that its calls move, and misuse. `python` makes random calls of
+# the Python package under AddressSanitizer. Needs a nightly toolchain; std is not instrumented.
 #
 #   tests/sanitize.sh address|thread|python
 #
-# ThreadSanitizer does not understand fences. That does not matter, because the eventcount's fences
-# order only atomics. ThreadSanitizer checks that plain memory is handed over by a release and an
-# acquire of the same word, as in the rings.
+# ThreadSanitizer does not support fences. That causes no false reports, because the eventcount's
+# fences order only atomics. ThreadSanitizer checks that plain memory is handed over by a release
+# and an acquire of the same word, as in the rings.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -43,7 +42,8 @@ if [ "$1" = python ]; then
     trap 'rm -r "$place"' EXIT
     cp -r bindings/python/python/fishplate "$place"
     cp "$CARGO_TARGET_DIR/$host/debug/libfishplate_python.so" "$place/fishplate/_native.abi3.so"
-    # The interpreter is not instrumented, and leaks. Its own allocator would hide errors.
+    # Turns off leak detection, because the interpreter leaks. Python's own allocator would hide
+    # errors.
     LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
         PYTHONPATH=$place python3 bindings/python/tests/test_fuzz.py 20000
     exit
@@ -58,7 +58,7 @@ if [ "$1" = address ]; then
     # Nodes that connect, exchange data, disconnect with traffic outstanding, and connect again.
     FISHPLATE_SEEDS=${FISHPLATE_SEEDS:-60} cargo "+$toolchain" test --test node --locked \
         --target $host -- lives::
-    # Wrong calls by a C program, and random ones. libfabric 1.17 leaks memory of each endpoint.
+    # Runs wrong and random calls of C programs. libfabric 1.17 leaks memory of each endpoint.
     cargo "+$toolchain" rustc --package fishplate-c --lib --crate-type staticlib --locked \
         --target $host
     place=$(mktemp -d)

@@ -1,7 +1,7 @@
-# shellcheck shell=bash Sourced by jobs.sh: a Slurm cluster of only this host, without systemd and
-# control groups. Needs root, because only root may start job steps of other users.
+# shellcheck shell=bash Sourced by jobs.sh: Functions for a Slurm cluster of only this host, without
+# systemd and control groups. Needs root, because only root may start job steps of other users.
 #
-# slurm_up FOLDER: starts it, with all of its state in the folder, and exports SLURM_CONF. Fails if
+# slurm_up FOLDER: starts the cluster, with all state in FOLDER, and exports SLURM_CONF. Fails if
 # the node does not become idle.
 slurm_up() {
     local folder=$1 host tries

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Plants one bug after another in a copy of the matcher, and checks that a test fails each time. A
-# mutant is a line of the table below: its name, the file under core/src/engine/tag, an expression
-# that occurs there exactly once, and its replacement. The run fails if an expression is not found
-# exactly once: then adapt it to the code.
+# mutant is a line of the table below: name, file under core/src/engine/tag, expression,
+# replacement. The expression must occur exactly once in the file; otherwise the run fails, and the
+# line must be adapted to the code.
 #
 # usage: tests/tag-mutants.sh [name...] (default: all of them; about two minutes on two cores)
 set -u
@@ -41,13 +41,13 @@ copy=${CARGO_TARGET_DIR:-target}/tag-mutants
 mkdir -p "$copy/tree" && copy=$(cd "$copy" && pwd)
 rm -rf "$copy/tree" && mkdir "$copy/tree"
 git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy/tree" || exit
-# Each mutant changes one file of one package.
+# Each mutant changes one file, so incremental builds are faster.
 export CARGO_TARGET_DIR=$copy/target CARGO_INCREMENTAL=1 CARGO_PROFILE_TEST_DEBUG=0 RUST_BACKTRACE=0
 limit_s=60 # for one run of the tests: some seconds on an idle machine
 log=$copy/log
 
-# Builds and runs the tests of the matcher, until one fails. Status 1: it does not build. 2: a test
-# failed, or the time limit was reached, because some mutants loop for ever.
+# Builds and runs the tests of the matcher, until one fails. Status 1: the build failed. 2: a test
+# failed, or the time limit expired, because some mutants loop for ever.
 tests() {
     local binary pid until=$((SECONDS + limit_s))
     binary=$(cd "$copy/tree" &&

@@ -32,14 +32,15 @@ const MAPPED: &str = "a peer writes mapped memory without the target's check";
 const COPIED: &str = "the kernel copies without asking the target";
 const STAGED: &str = "bytes in the lane stay there for the target";
 
-/// The numbers under which the two ends attach each other.
+/// The peer numbers of the link: the origin knows the target as `TO`, the target knows the origin
+/// as `FROM`.
 const TO: Peer = Peer(5);
 const FROM: Peer = Peer(2);
 
 /// State of a test besides its link.
 #[derive(Default)]
 struct Aside {
-    /// The target's socket.
+    /// A clone of the target's socket, for [`kill`].
     socket: Option<OwnedFd>,
     /// The unused part of the common segment.
     common: Option<Region>,
@@ -49,7 +50,7 @@ thread_local! {
     static ASIDE: RefCell<Aside> = RefCell::default();
 }
 
-/// Varies the size of the lanes, and includes the smallest, so that lanes fill and wrap.
+/// Returns settings with one of the three smallest lane sizes, so that lanes fill and wrap.
 fn config(seed: u64) -> ShmConfig {
     ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() }
 }

@@ -27,7 +27,7 @@ impl Guarded {
         Guarded(room)
     }
 
-    /// Returns the address of the first or the last `len` bytes.
+    /// Returns the start of the first or the last `len` bytes.
     fn place(&self, len: usize, at_end: bool) -> *mut u8 {
         // SAFETY: the address lies inside the memory, because `len <= ROOM`.
         unsafe { self.0.add(if at_end { ROOM - len } else { 0 }).as_ptr() }

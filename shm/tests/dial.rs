@@ -1,4 +1,4 @@
-//! Handshakes that a listener dials itself, without waiting.
+//! Handshakes that a listener starts itself, without waiting.
 
 use std::ffi::OsString;
 use std::thread;
@@ -67,7 +67,7 @@ impl Party {
     }
 }
 
-/// Each party dials all earlier ones, while all of them accept. No party waits for another.
+/// Each party dials all earlier parties, while all parties accept. No party waits for another.
 #[test]
 fn all_dial_each_other_at_once() {
     let _alone = alone();
@@ -190,7 +190,7 @@ fn a_peer_that_stalls_halfway_never_delays_a_poll() {
             }
             (0..100).for_each(|_| assert!(party.look().is_none(), "{dialled} {steps}"));
             drop(raw);
-            // The peer has hung up.
+            // Polls until the listener notices that the peer has hung up.
             let end = soon();
             let ended = || party.listener.refused().len() + party.listener.failed().len() > 0;
             while !ended() {

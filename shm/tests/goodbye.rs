@@ -25,7 +25,6 @@ fn sizes(staged: bool) -> ShmConfig {
     ShmConfig { force_staging: staged, lane_cells: 256, ..ShmConfig::default() }
 }
 
-/// The results of one end.
 struct Fate {
     sent: u64,
     got: u64,

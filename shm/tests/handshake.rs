@@ -21,7 +21,6 @@ use support::*;
 
 const CELLS: u32 = 64;
 const LANE: usize = 4096 + CELLS as usize * 64;
-/// The version of the protocol.
 const VERSION: u16 = 5;
 const HELLO: u16 = 1;
 const OFFER: u16 = 2;
@@ -317,7 +316,7 @@ fn b9_a_wrong_echo_and_a_stale_segment_are_refused() {
         raw.offer(&[&raw.lane(|_| ()), &event_page()]);
         raw.send(&packet(READY, &raw.ours), &[]);
     });
-    // Spoils in turn: the nonce of the creator, that of the peer, the magic number, and the sizes.
+    // Spoils in turn: the creator's nonce, the peer's nonce, the magic number, and the sizes.
     for byte in [16, 32, 0, 8] {
         refused(HandshakeError::Segment(SegmentError::Foreign), move |raw| {
             raw.greet();
@@ -454,7 +453,7 @@ fn a_listener_survives_failed_peers_and_clients_wait_for_it() {
         begins.send(this_thread()).unwrap();
         connect(&there, &profile, soon())
     });
-    // The first attempt to connect was refused, because there is no listener yet.
+    // The first attempt to connect was refused, because no listener exists yet.
     until_asleep(began.recv().unwrap());
     let listener = Listener::bind(&address).unwrap();
     let link = listener.accept(&near.profile(), soon()).unwrap();

@@ -1,10 +1,10 @@
-//! No call on the progress path takes long, whatever a peer sends, withholds or passes as a
-//! descriptor. Honest peers make progress meanwhile.
+//! Tests that no call on the progress path takes long, whatever a peer sends, withholds or passes
+//! as a descriptor. Meanwhile honest peers must make progress.
 //!
 //! The victim is an engine over [`ShmRail`](fishplate_shm::ShmRail) in this process. The honest
 //! peer and the hostile one are separate processes. The hostile process plays one [trick](tricks)
-//! and then waits until it is killed. The victim uses its memory meanwhile. A trick counts as slow
-//! if it delays a call in most attempts.
+//! and then waits until it is killed. Meanwhile the victim accesses the hostile process's memory. A
+//! trick counts as slow if it delays a call in most attempts.
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read};
@@ -57,13 +57,14 @@ const MATCHING: MatchConfig = MatchConfig {
     seed: 3,
 };
 
-/// The tags of messages for any peer, of messages to the honest peer, and of its answers.
+/// The tags of messages for any peer, of messages to the honest peer, and of the honest peer's
+/// answers.
 const ANY: Tag = Tag { lo: 1, hi: 0 };
 const THERE: Tag = Tag { lo: 2, hi: 0 };
 const BACK: Tag = Tag { lo: 3, hi: 0 };
 
-/// Number of any-source receives, offset of the honest peer's answers, and offset of what is read
-/// from the hostile peer.
+/// Number of any-source receives, offset of the honest peer's answers, and offset of data read from
+/// the hostile peer.
 const POSTED: u64 = 6;
 const ANSWERS: u64 = 32 << 10;
 const READ: u64 = 48 << 10;
@@ -98,7 +99,7 @@ fn connect_raw(address: &OsStr) -> OwnedFd {
     }
 }
 
-/// Runs in the child processes.
+/// The entry point of the child processes. Does nothing in the parent.
 #[test]
 fn child() {
     let Some((role, address)) = role() else { return };
@@ -116,7 +117,7 @@ fn child() {
         tricks::lend(&mut raw);
         (tricks::all().nth(at).unwrap().2)(&mut raw);
         played();
-        // Stays connected.
+        // Keeps the connection open.
         std::mem::forget(raw);
     };
     if role != forks::ROLE {
@@ -126,12 +127,13 @@ fn child() {
     forks::serve(|order| trick(order[0].into(), OsStr::from_bytes(&order[1..])));
 }
 
-/// The role of the hostile process that connects as many strangers, and their number.
+/// The role of the process that connects many strangers, and the number of strangers.
 const STRANGERS: (&str, usize) = ("strangers", 20);
 
-/// Connects again and again. Each connection leaves 16 descriptors whose close blocks.
+/// Connects to the victim many times, each time as another stranger. Each connection leaves 16
+/// descriptors that block when they are closed.
 fn strangers(address: &OsStr) {
-    // The victim's own low limit was inherited.
+    // Raises the descriptor limit, because this process has inherited the victim's low limit.
     std::mem::forget(Limited::to(2048));
     for n in 0..STRANGERS.1 {
         let all: [OwnedFd; 16] = std::array::from_fn(|_| tricks::lingering());
@@ -202,7 +204,7 @@ fn begin(role: &str, address: &str) -> Process {
 }
 
 impl Process {
-    /// Returns whether the process has played its trick, or has exited.
+    /// True if the process has played its trick or has exited.
     fn has_played(&mut self) -> bool {
         match self.line.read(&mut [0; 1]) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => false,
@@ -262,7 +264,6 @@ impl Victim {
         (victim, honest)
     }
 
-    /// Returns the payload of a round.
     fn payload(round: u64) -> [u8; 64] {
         std::array::from_fn(|i| (round as u8).wrapping_mul(31).wrapping_add(i as u8))
     }
@@ -275,7 +276,7 @@ impl Victim {
         self.engine.send(CX, self.honest, THERE, Payload::Bytes(&bytes), Notice::Silent).unwrap();
     }
 
-    /// Does one pass of normal work, and measures each call.
+    /// Runs one turn of normal work, and measures each call.
     fn turn(&mut self) {
         let Victim { engine, meter, .. } = self;
         let events = meter.call("progress", || engine.progress());
@@ -304,7 +305,7 @@ impl Victim {
         }
     }
 
-    /// Imports memory of a hostile peer: private memory, or its segment.
+    /// Imports memory of a hostile peer: the region with this key and base.
     fn import(&mut self, peer: PeerId, key: u64, base: u64) -> Option<RemoteId> {
         // The key and the base of our own region end the handle.
         let mut handle = [0; HANDLE_MAX];
@@ -314,7 +315,8 @@ impl Victim {
         self.engine.import(peer, &handle[..len]).ok()
     }
 
-    /// Starts each operation on memory of a hostile peer, which may be gone or never answers.
+    /// Starts every kind of operation on memory of a hostile peer. The peer may be dead or may
+    /// never answer.
     fn uses(&mut self, peer: PeerId, there: RemoteId) {
         let Victim { engine, meter, region, .. } = self;
         let (from, at) = (region.at(ANSWERS), there.at(64));
@@ -330,7 +332,8 @@ impl Victim {
         let _ = meter.call("fence", || engine.fence(CX, peer));
     }
 
-    /// Lets a hostile process play its trick. Returns the reported error and the longest call.
+    /// Forks a hostile process that plays a trick. Returns the victim's error for that peer, and
+    /// the longest call.
     fn suffers(&mut self, hostile: &mut Forks, trick: usize) -> (Option<PeerError>, Took) {
         let (name, end, _) = tricks::all().nth(trick).unwrap();
         hostile.fork(&[&[trick as u8], self.address.as_bytes()].concat());
@@ -348,7 +351,7 @@ impl Victim {
         let why = loop {
             self.turn();
             let Victim { engine, meter, .. } = self;
-            // Also sends to the hostile peer, which need not read the message.
+            // Also sends to the hostile peer. That peer need not read the message.
             let bytes = Payload::Bytes(&[7; 100]);
             let _ = meter.call("send", || engine.send(CX, peer, ANY, bytes, Notice::Silent));
             let _ = meter.call("quiet", || engine.quiet(CX, peer, &mut waiter, 1));
@@ -381,16 +384,16 @@ impl Victim {
     }
 }
 
-/// Runs alone like [`alone`], but uses threads to close descriptors whose close may block, as real
-/// programs do.
+/// Like [`alone`], but closes descriptors in threads, as real programs do, because a close may
+/// block.
 fn alone_with_a_closer() -> MutexGuard<'static, ()> {
     let alone = alone();
     fishplate_shm::set_closer(|| drop(std::thread::spawn(fishplate_shm::close_aside)));
     alone
 }
 
-/// Lets hostile processes play all tricks except the first `skipped`. Checks the result of each,
-/// and that no call takes too long.
+/// Lets hostile processes play all tricks except the first `skipped`. Checks the victim's error
+/// after each trick, and that no call takes too long.
 fn play(config: ShmConfig, skipped: usize) {
     let _alone = alone_with_a_closer();
     let (mut victim, _honest) = Victim::new(config);
@@ -406,7 +409,7 @@ fn play(config: ShmConfig, skipped: usize) {
             nothing_left(before, name);
             let as_said = match end {
                 End::Blamed => matches!(why, Some(PeerError::Protocol(_))),
-                // A copy to or from a dead process fails before its death is noticed.
+                // A copy to or from a dead process may fail before the victim notices the death.
                 End::Gone => {
                     matches!(why, Some(PeerError::Died | PeerError::Closed | PeerError::Rail(_)))
                 }
@@ -460,7 +463,7 @@ fn a_planted_wait_is_detected_and_load_is_not() {
     }
     busy.into_iter().for_each(|thread| thread.join().unwrap());
     assert!(shortest <= LIMIT, "{shortest:?}");
-    // A trick counts as slow if it delays seven of eight attempts, but not if it delays the first
+    // Eight attempts: a trick counts as slow if it delays seven, but not if it delays the first
     // five.
     let slow_if = |slow: fn(u32) -> bool| {
         let mut n = 0;
@@ -472,10 +475,10 @@ fn a_planted_wait_is_detected_and_load_is_not() {
     assert!(slow_if(|n| n % 8 != 1).0 > LIMIT && slow_if(|n| n < 6).0 <= LIMIT);
 }
 
-/// The name of a trick, and the trick.
+/// The name of a trick, and the function that plays it.
 type Approach = (&'static str, fn(Raw));
 
-/// Returns what hostile processes do instead of a handshake.
+/// Returns the tricks that replace a handshake.
 fn handshakes() -> [Approach; 5] {
     [
         ("a socket that lingers instead of a Hello", |raw| {
@@ -556,7 +559,7 @@ fn unaccepted_descriptors_do_not_delay_a_hang_up() {
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
-/// Lowers the number of descriptors that this process may open, while it exists.
+/// Lowers this process's limit of open descriptors, until dropped.
 struct Limited(libc::rlimit);
 
 impl Limited {
@@ -581,7 +584,7 @@ impl Drop for Limited {
 }
 
 impl Victim {
-    /// Works and accepts until `done`, which gets the accepted links. Returns those.
+    /// Runs turns and accepts links until `done` returns true for the links. Returns the links.
     fn accepts(&mut self, mut done: impl FnMut(&[Link]) -> bool) -> Vec<Link> {
         let (mut links, end) = (Vec::new(), soon());
         while !done(&links) {
@@ -600,7 +603,7 @@ impl Victim {
 #[test]
 fn strangers_leave_few_descriptors_and_do_not_delay_progress() {
     let _alone = alone();
-    // Closes nothing, like a closer whose threads are all blocked.
+    // Closes nothing, like a closer with only blocked threads.
     fishplate_shm::set_closer(|| {});
     let (mut victim, _honest) = Victim::new(config());
     let limited = Limited::to(64);
@@ -612,7 +615,7 @@ fn strangers_leave_few_descriptors_and_do_not_delay_progress() {
     victim.accepts(|links| links.len() == 1);
     drop(honest);
 
-    // Half of the 64 descriptors: more strangers wait in the backlog.
+    // The strangers accepted so far use half of the 64 descriptors. Others wait in the backlog.
     let mut second = begin(STRANGERS.0, &victim.address);
     while !second.has_played() {
         std::thread::yield_now();
@@ -646,7 +649,7 @@ fn without_free_descriptors_progress_does_not_wait() {
         std::thread::yield_now();
     }
     victim.meter = Meter::new();
-    // All numbers below the lowest free one are in use.
+    // Lowers the limit to the lowest free descriptor, so that no descriptor can be opened.
     let lowest = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     let limited = Limited::to(lowest.as_raw_fd() as u64);
     drop(lowest);

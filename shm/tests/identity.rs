@@ -1,4 +1,5 @@
-//! A peer is identified by the process that sends, not by the process that created the socket.
+//! Tests that the rail identifies a peer by the process that sends, not by the process that created
+//! the socket.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -72,7 +73,7 @@ fn a_forked_peer_cannot_make_the_kernel_write_our_memory() {
     let local = Local { ptr: NonNull::from(&mut bytes).cast(), len: 64, desc: 0 };
     // SAFETY: the bytes outlive the rail.
     let posted = unsafe { rail.post_write(PEER, local, Remote { key, offset: 0 }, None, 1) };
-    // The kernel writes to the child, or the data is staged.
+    // Done: the kernel wrote to the child. Pending: the data is staged.
     assert!(matches!(posted, Ok(Posted::Done | Posted::Pending)), "{posted:?}");
     // SAFETY: nothing in this process writes to the static.
     assert_eq!(unsafe { (&raw const NEVER_LENT).read_volatile() }, [7; 8]);
@@ -134,8 +135,8 @@ fn a_peer_in_this_process_is_reached() {
     }
 }
 
-/// Sends a packet with the credentials of another process, which the kernel permits to the
-/// superuser. Returns whether the packet was sent.
+/// Sends a packet with the credentials of process `pid`. The kernel permits that to the superuser.
+/// Returns whether the packet was sent.
 fn send_as(raw: &Raw, bytes: &[u8], pid: i32) -> bool {
     use std::os::fd::AsRawFd;
 
@@ -159,7 +160,7 @@ fn send_as(raw: &Raw, bytes: &[u8], pid: i32) -> bool {
     }
 }
 
-/// Only the superuser can send such credentials. The kernel refuses them for others.
+/// The kernel refuses forged credentials from anyone but the superuser.
 #[test]
 fn a_peer_that_claims_to_be_this_process_is_refused() {
     let _alone = alone();

@@ -1,5 +1,5 @@
-//! Many handshakes at once: each has its own deadline, and at the limit the least advanced one is
-//! evicted.
+//! Many handshakes at once. Each handshake has its own deadline. At the limit, the least advanced
+//! handshake is evicted.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fishplate_shm::meeting::{HalfOpen, MOST, Meetings, Step, meet};
 
-/// A handshake that expects a long word, byte by byte, and fails on any other byte.
+/// A handshake that expects the bytes of [`WORD`] one by one, and fails on any other byte.
 #[derive(Debug)]
 struct Word {
     stream: UnixStream,

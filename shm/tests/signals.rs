@@ -1,5 +1,5 @@
-//! A process that handles signals constantly, as under a profiler, behaves like one without
-//! signals.
+//! Tests that calls behave the same while the process handles signals constantly, as under a
+//! profiler.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -18,8 +18,8 @@ extern "C" fn handle(_: i32) {
     HANDLED.fetch_add(1, Relaxed);
 }
 
-/// Runs `work` while this thread receives signals. The next signal is sent as soon as the last one
-/// was handled.
+/// Runs `work` while this thread receives signals. A new signal is sent as soon as the previous
+/// signal was handled.
 fn under_signals(work: impl FnOnce()) {
     // SAFETY: the handler only increments an atomic counter.
     unsafe { libc::signal(libc::SIGUSR1, handle as extern "C" fn(i32) as libc::sighandler_t) };

@@ -1,4 +1,4 @@
-//! Unrelated clients of a listener lose only their own connections.
+//! Tests that unrelated clients of a listener lose only their own connections.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ struct Strangers<'s, 'e> {
 }
 
 impl<'s> Strangers<'s, '_> {
-    /// Starts `count` clients that connect once. Returns their results when all have run `each`.
+    /// Starts `count` clients. Each connects once and runs `each`. Returns the results.
     fn many<T: Send + 's>(
         &self,
         count: usize,
@@ -43,7 +43,7 @@ impl<'s> Strangers<'s, '_> {
         all.into_iter().collect()
     }
 
-    /// Starts a client that connects repeatedly.
+    /// Starts a client that connects repeatedly, and runs `each` on every connection.
     fn flood(&self, each: impl Fn(OwnedFd) + Send + 's) {
         let (name, stop) = (self.name, self.stop);
         self.scope.spawn(move || {
@@ -54,9 +54,9 @@ impl<'s> Strangers<'s, '_> {
     }
 }
 
-/// Checks that the expected peer connects in less than half of a handshake's time limit, so it
-/// waited for none of the other clients. Returns why the other clients were refused. Other load may
-/// delay some of the five attempts, but waiting for a client would delay all.
+/// Checks that the expected peer connects in less than half of a handshake's time limit. So the
+/// peer did not wait for the other clients. Returns why the other clients were refused. Other load
+/// may delay some of the five attempts, but waiting for a client would delay all five.
 #[track_caller]
 fn meets_beside<T>(
     config: ShmConfig,
@@ -72,7 +72,7 @@ fn meets_beside<T>(
     panic!("{late:?}");
 }
 
-/// Makes one attempt. Also returns its duration.
+/// Makes one attempt. Returns why the other clients were refused, and the attempt's duration.
 fn meets_once<T>(
     config: ShmConfig,
     strangers: impl Fn(&Strangers<'_, '_>) -> T,
@@ -266,7 +266,7 @@ fn a_handshake_continues_in_the_next_call() {
         assert_eq!(here.join().unwrap(), Ok([7; 16]));
     });
     assert_eq!(listener.refused(), []);
-    // Another profile means another rail, so unfinished handshakes are dropped.
+    // A call with another rail's profile drops unfinished handshakes.
     let mut raw = Raw::new(knock(&name, 0).unwrap(), &config());
     assert_eq!(looks().map(drop), Err(HandshakeError::Deadline));
     raw.hello([7; 16]);

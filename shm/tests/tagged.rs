@@ -92,9 +92,9 @@ fn turns(ends: &mut [End], count: u32) {
     }
 }
 
-/// Sends and receives messages of many lengths, in both orders, into buffers that fit or are too
-/// short. The sender's memory begins at offset 0, the receiver's buffer in the middle of the
-/// region.
+/// Sends messages of many lengths into buffers that fit or are too short. Posts the receive before
+/// or after the message arrives. The sender's memory begins at offset 0, the receiver's buffer in
+/// the middle of the region.
 fn exchange(mut ends: Vec<End>, what: &str) {
     let half = (SIZE / 2) as u64;
     let lengths = [0, 1, 8, 9, 15, 16, 17, 47, 48, 4095, 4096, 4097, 100_000];

@@ -50,8 +50,8 @@ fn sizes(staged: bool) -> ShmConfig {
     }
 }
 
-/// Exports a segment, private memory and common memory. Then returns every message reversed, until
-/// it is stopped.
+/// Exports a segment, private memory and common memory. Then answers every message with the
+/// reversed bytes, until a message stops it.
 fn serve(address: &std::ffi::OsStr, staged: bool) {
     let mut rail = rail(sizes(staged));
     let link = connect(address, &rail.profile(), soon()).unwrap();
@@ -190,7 +190,7 @@ fn data_arrives_staged_through_the_lane() {
     data_arrives(true);
 }
 
-/// Answers each message after the thread that the message names is asleep.
+/// Answers each message once a thread of the parent sleeps. The message contains the thread's id.
 fn slow(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig::default());
     let link = connect(address, &rail.profile(), soon()).unwrap();
@@ -228,14 +228,14 @@ fn a_sleeper_is_woken_by_the_other_process_before_its_deadline() {
             slept += u32::from(woken.is_some());
             rail.poll(32, &mut seen);
         }
-        // A wait object that is notified at its deadline may report the notification, not the
+        // A wait that is notified at its deadline may report the notification instead of the
         // timeout.
         assert!(began.elapsed() < Duration::from_secs(60), "slept through it");
     }
     assert!(slept >= 30, "slept only {slept} times: the test proves nothing");
 }
 
-/// Sends without end, and handles what it receives, until it is killed.
+/// Posts writes and messages, and polls, until killed.
 fn busy(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig { force_staging: true, ..small() });
     let link = connect(address, &rail.profile(), soon()).unwrap();
@@ -278,8 +278,8 @@ fn small() -> ShmConfig {
     ShmConfig { lane_cells: 128, max_message: 2048, ..ShmConfig::default() }
 }
 
-/// Performs every operation of a rail with a peer until the peer is killed. Returns how many posts
-/// were pending at that time.
+/// Performs every operation of a rail with a peer until the peer is killed. Returns the number of
+/// posts that were pending then.
 fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed: u64) -> usize {
     let mut child = child;
     let link = address_listener.accept(&rail.profile(), soon()).unwrap();
@@ -374,8 +374,8 @@ fn b17_b20_a_killed_peer_leaves_nothing_behind() {
     assert!(cut > 0, "no post was ever in flight: the test proves nothing");
 }
 
-/// Plays the connecting process of a pair. Checks that it reports its peer's death, and then holds
-/// no resources of the link.
+/// Connects to a listening process that is killed later. Checks that the rail reports the peer's
+/// death, and that no resources of the link remain.
 fn bereaved(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig::default());
     let before = held();
@@ -391,12 +391,12 @@ fn bereaved(address: &std::ffi::OsStr) {
     assert_eq!(std::io::stdin().read(&mut line).unwrap(), 0);
 }
 
-/// Returns the address at which the connecting side reports the connection.
+/// Returns the address of a socket on which the connecting process reports that it is connected.
 fn met_at(address: &std::ffi::OsStr) -> SocketAddr {
     SocketAddr::from_abstract_name([address.as_encoded_bytes(), b"-met"].concat()).unwrap()
 }
 
-/// Listens, accepts one peer, and then does nothing until it is killed.
+/// Listens, accepts one peer, and stays idle until killed.
 fn hang(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig::default());
     let listener = Listener::bind(address).unwrap();
@@ -421,7 +421,7 @@ fn the_connecting_side_detects_the_death_of_the_listening_side() {
     }
 }
 
-/// Runs in the child processes.
+/// The entry point of the child processes. Does nothing in the parent.
 #[test]
 fn child() {
     let Some((role, address)) = role() else { return };

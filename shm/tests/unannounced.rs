@@ -1,4 +1,5 @@
-//! Checks that progress does not wait for segments that a message names but no peer has announced.
+//! Checks that progress does not wait for a segment that a message names before its peer announces
+//! it.
 
 use fishplate_core::engine::Engine;
 use fishplate_core::mem::{PeerId, RailId};

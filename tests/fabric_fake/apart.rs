@@ -1,6 +1,6 @@
 //! Device memory that NICs do not access, over a fake provider without `FI_HMEM` and a fake GPU
-//! driver whose copies are late. Each engine has a rail with the device, which reaches no peer, and
-//! four libfabric rails.
+//! driver with late copies. Each engine has four libfabric rails, and a rail for the device that
+//! reaches no peer.
 
 use std::env;
 use std::ptr::NonNull;
@@ -46,8 +46,8 @@ macro_rules! each {
     };
 }
 
-// SAFETY: forwards every call to one rail. A refused call changes nothing. The setup is used by
-// tests, which allocate through it.
+// SAFETY: forwards every call to one rail. A refused call changes nothing. Through `Setup` the
+// tests only allocate memory.
 unsafe impl Rail for Mixed {
     type Setup<'a> = &'a mut Mixed;
 
@@ -215,7 +215,6 @@ struct Two {
     _fake: Checked,
 }
 
-/// The settings of matching in these tests.
 pub const MATCHING: MatchConfig = MatchConfig {
     pieces: 8,
     shared_credits: 0,
@@ -352,13 +351,12 @@ impl Two {
     }
 }
 
-/// Returns the number of put-signals per provider and seed: `FISHPLATE_STRESS`, or a few.
+/// Returns the number of put-signals per provider and seed: `FISHPLATE_STRESS`, by default 1000.
 fn rounds() -> u64 {
     env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1000)
 }
 
-/// When a signal is visible, in host memory or in device memory, the data of all puts before it is
-/// visible to kernels.
+/// When a signal in host or device memory is visible, kernels see the data of all earlier puts.
 #[test]
 fn put_signals_between_devices_that_no_nic_accesses_are_visible_in_order() {
     const SLOTS: u64 = 8;

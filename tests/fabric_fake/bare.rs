@@ -1,5 +1,5 @@
-//! Tests an interface that has lost its address, so that no endpoint can be opened on it. Peers
-//! join over the other rails. The rail joins when the interface has an address again.
+//! Tests an interface without an address, so that no endpoint can be opened on it. Peers join over
+//! the other rails. The interface's rail joins once the interface has an address again.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ fn until<const N: usize>(
     while !ready(all) {
         for node in all.iter_mut() {
             node.progress();
-            // The wait functions of an engine make the same call.
+            // `check_peers` is part of each wait function of an engine.
             node.check_peers();
         }
         assert!(Instant::now() < end, "{what}");
@@ -71,7 +71,7 @@ fn joins_over_the_other_rail(seed: u64) {
     let to_b = connect(&mut nodes[0], &addresses[1]).unwrap();
     connect(&mut nodes[1], &addresses[0]).unwrap();
     until("a and b have met", &mut nodes, |nodes| nodes[0].has_failover(to_b) == Ok(true));
-    // Fencing closes the endpoint, and no new one can be opened.
+    // Fencing closes the endpoint. A new endpoint cannot be opened.
     fake.set_address("eth1", false);
     nodes[0].disable_rail(to_b, RailId(1)).unwrap();
     until("a has fenced b", &mut nodes, |nodes| {
@@ -119,8 +119,7 @@ fn a_peer_that_returns_at_our_own_address_is_refused() {
     while a.reopen(Peer(0), &mut [0; REOPEN_MAX]).is_none() {
         assert!(Instant::now() < end, "it opens again");
     }
-    // A rail's address is 16 bytes, which contain its signature, followed by the provider's
-    // address.
+    // An address of a rail: 16 bytes with the rail's random id, then the provider's address.
     let own = [&theirs[..16], &a.address().unwrap()[16..]].concat();
     assert_eq!(a.rejoin(Peer(0), &own), Err(AttachError::BadHandle));
     assert!(a.is_fenced(Peer(0)), "nothing has changed");
@@ -157,7 +156,7 @@ fn a_peer_that_has_left_is_fenced_without_closing_the_endpoint() {
         c.poll(8, &mut seen);
         assert!(Instant::now() < end, "the other peer hears from it");
     }
-    // Both attach each other again, one of them at the address of its new endpoint.
+    // Both attach each other again. `b` attaches `a` at the address of a new endpoint.
     while b.reopen(Peer(0), &mut [0; REOPEN_MAX]).is_none() {
         b.poll(8, &mut seen);
         assert!(Instant::now() < end, "it opens again");

@@ -1,6 +1,6 @@
-//! A provider that frees the record of a read twice if the endpoint is closed while the data
-//! arrives, as tcp of libfabric 1.17.0 does. The domain is damaged then, so the rail must use
-//! another one.
+//! A provider that frees the record of a read twice if the endpoint closes while the data arrives.
+//! tcp of libfabric 1.17.0 does that. The bug damages the domain, so the rail must open another
+//! domain.
 
 use std::time::{Duration, Instant};
 
@@ -128,7 +128,7 @@ fn a_fence_during_a_read_replaces_the_domain() {
     let mut three = Three::new();
     let objects = three.network.0.open_objects();
     three.read(A, B, 1).unwrap();
-    // The read has left, but its data has not arrived.
+    // The read is in flight: its data has not arrived.
     let End { rail, seen, .. } = &mut three.ends[0];
     rail.poll(1, seen);
     assert_eq!(seen.done, []);
@@ -136,7 +136,7 @@ fn a_fence_during_a_read_replaces_the_domain() {
     assert_eq!(three.network.0.counts().damaged, 1, "the read was in flight");
     assert_eq!(three.ends[1].rail.fence(A), Fence::Fenced);
     assert_eq!(three.ends[2].rail.fence(A), Fence::Fenced);
-    // In a different order than before, so the peers get other numbers in the address vector.
+    // Rejoins in a different order, so that the peers get other indexes in the address vector.
     three.rejoin(A, C);
     three.rejoin(A, B);
     assert_eq!(three.ends[0].seen.done, [(1, Err(CompleteError::PeerDown))]);
@@ -151,7 +151,7 @@ fn a_fence_during_a_read_replaces_the_domain() {
     assert_eq!(three.network.0.open_objects(), objects - 1);
 }
 
-/// The rail stays out of use, and says why. It returns once memory can be registered.
+/// The rail stays out of use and reports the error. It returns once memory can be registered.
 #[test]
 fn memory_that_cannot_be_registered_again_keeps_the_rail_out_of_use() {
     let mut three = Three::new();
@@ -178,7 +178,7 @@ fn memory_that_cannot_be_registered_again_keeps_the_rail_out_of_use() {
     assert_eq!(three.read(A, B, 2), Err(PostError::PeerDown));
     assert_eq!(three.network.0.open_objects(), objects - 1, "nothing but the endpoint is closed");
     three.network.0.refuse_registrations(false);
-    // Opens the endpoint, in another domain.
+    // Opens an endpoint in another domain.
     three.ends[0].rail.rejoin(B, &theirs).unwrap();
     let ours = three.ends[0].rail.address().unwrap();
     three.until("it opens again", |ends| ends[1].rail.reopen(A, &mut [0; REOPEN_MAX]).is_some());
@@ -188,7 +188,7 @@ fn memory_that_cannot_be_registered_again_keeps_the_rail_out_of_use() {
     assert_eq!(three.network.0.open_objects(), objects);
 }
 
-/// The provider does not close the old registrations. The rail keeps them, and works.
+/// The provider does not close the old registrations. The rail keeps them open, and works.
 #[test]
 fn old_registrations_that_stay_open_are_kept() {
     let mut three = Three::new();

@@ -27,7 +27,7 @@ use crate::two::CX;
 
 const SIZE: u64 = 1 << 20;
 
-/// The bus between NICs and the devices of both processes.
+/// The bus of the fake NICs: it accesses the devices of both processes.
 #[derive(Debug)]
 pub struct Devices(pub [FakeProcess; 2]);
 
@@ -56,7 +56,7 @@ impl Bus for Devices {
     }
 }
 
-/// Two engines, each with device memory on all of its rails. The first sends to the second.
+/// Two engines with device memory that all their rails reach. The first engine sends to the second.
 struct Two<const RAILS: usize> {
     nodes: Vec<Node<FabricRail, RAILS>>,
     processes: [FakeProcess; 2],
@@ -104,12 +104,10 @@ impl<const RAILS: usize> Two<RAILS> {
         Two { nodes, processes, memory, theirs, _devices: devices, fake: Checked(fake) }
     }
 
-    /// Writes to device memory of a node.
     fn fill(&self, node: usize, at: u64, bytes: &[u8]) {
         self.processes[node].poke(self.memory[node].1.at(at), bytes).unwrap();
     }
 
-    /// Reads device memory of a node.
     fn seen(&self, node: usize, at: u64, len: usize) -> Vec<u8> {
         self.processes[node].peek(self.memory[node].1.at(at), len).unwrap()
     }
@@ -156,7 +154,7 @@ enum Words {
 }
 
 /// Sends put-signals of mixed lengths from device memory to device memory. When a signal is
-/// visible, all earlier puts must be visible to kernels, which may poll a word of the device.
+/// visible, all earlier puts must be visible to kernels.
 fn put_signals(
     name: &str,
     persona: Persona,
@@ -167,7 +165,7 @@ fn put_signals(
 ) {
     const SLOTS: u64 = 16;
     const SLOT: u64 = SIZE / SLOTS;
-    // Offset of the word, after the longest payload of the last slot.
+    // Offset of the signal word, after the longest payload of the last slot.
     const WORD: u64 = SIZE - 8;
     let mut two = Two::<4>::new(name, persona, behaviour, seed);
     let mut random = Random(!seed);
@@ -202,7 +200,7 @@ fn put_signals(
                 (checked..=n).contains(&arrived),
                 "{name}: seed {seed}: {arrived} after {checked}"
             );
-            // Later payloads may have overwritten all but the last few.
+            // Later payloads may have overwritten older slots, so only the last slots are checked.
             for n in (checked + 1).max(arrived.saturating_sub(SLOTS / 2))..=arrived {
                 let payload = &sent[(n % SLOTS) as usize];
                 let there = two.seen(1, (n % SLOTS) * SLOT, payload.len());
@@ -222,7 +220,7 @@ fn put_signals(
     assert_eq!(two.fake.0.device_registrations(), (2 * 4, 0));
 }
 
-/// Returns the number of put-signals per provider: `FISHPLATE_STRESS`, or a few.
+/// Returns the number of put-signals per provider: `FISHPLATE_STRESS`, by default 500.
 fn rounds() -> u64 {
     env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(500)
 }
@@ -295,7 +293,7 @@ fn messages(name: &str, mut two: Two<2>, seed: u64) {
         let len = [1, 64, 5000, 70_000][random.below(4) as usize];
         let payload = bytes(&mut random, len);
         two.fill(0, 0, &payload);
-        // Alternates whether the receive or the message comes first.
+        // Posts the receive before the message in every second round.
         let early = round % 2 == 0;
         let post = |two: &mut Two<2>| {
             let (node, into) = (&mut two.nodes[1], two.memory[1].0.at(0));
@@ -367,7 +365,8 @@ fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
             .unwrap()
     };
     let reached = |ordinal| direct(processes[0].device(ordinal).unwrap(), Interface::Cuda);
-    // A rail without a device, a rail opened without device memory, and a rail with another device.
+    // Memory is refused by a rail without a device, one opened without device memory, and one with
+    // another device.
     let mut without = open(true);
     assert_eq!(without.register(&memory), Err(AttachError::Unsupported));
     let mut unasked = open(false);
@@ -383,7 +382,7 @@ fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
         Err(AttachError::Full("a rail has one device; use another rail for another device"))
     );
     assert!(rail.register(&memory).is_ok());
-    // Host memory that is declared as device memory.
+    // Host memory, declared as device memory, is refused.
     let mut host = vec![0u8; 4096];
     // SAFETY: `register` refuses the region before any access.
     let claimed = unsafe {

@@ -1,5 +1,5 @@
-//! Edge cases of ordering and connecting that involve a provider: fetches after quiets, many
-//! senders, failed posts, missing keys, unattached senders, and closing during traffic.
+//! Tests edge cases of ordering and connecting over a provider: fetches after quiets, many senders,
+//! failed posts, missing keys, unattached senders, and closing during traffic.
 
 use fishplate::bootstrap::{BootstrapError, Card, RailCard};
 use fishplate::topology::Mismatch;

@@ -10,7 +10,7 @@ use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::{fleet, oracle, seeds};
 
-/// Small sizes, so that tests reach every limit.
+/// Returns a configuration with small sizes, so that tests reach every limit.
 fn config(seed: u64) -> FabricConfig {
     FabricConfig {
         depth: 32,
@@ -22,7 +22,7 @@ fn config(seed: u64) -> FabricConfig {
     }
 }
 
-/// Connects all engines to each other; rail i is on interface i.
+/// Creates engines, and connects each engine to all. Rail i is on interface i.
 pub fn join<const RAILS: usize>(
     fake: &Fake,
     (name, persona): (&str, &Persona),
@@ -34,7 +34,8 @@ pub fn join<const RAILS: usize>(
     join_prepared(fake, (name, persona), (seed, true), nodes, engines, size, |_| ())
 }
 
-/// Like [`join`], for engines that are prepared before they connect. Rails may inject.
+/// Like [`join`]. Calls `prepare` for each engine before it connects. With `inject`, the rails
+/// inject short posts.
 pub fn join_prepared<const RAILS: usize>(
     fake: &Fake,
     (name, persona): (&str, &Persona),

@@ -20,12 +20,12 @@ use crate::behaviour::{Random, failover, seeds};
 use crate::devices::{Devices, region};
 use crate::engines;
 
-/// Pieces are short, so that most transfers have several.
+/// Settings with short pieces, so that most transfers have several pieces.
 const SMALL: MatchConfig = MatchConfig { eager: 256, ..MATCHING };
 
 const INTERFACES: [&str; 4] = ["eth0", "eth1", "eth2", "eth3"];
 
-/// Maximum delay of a late operation, in reads of a queue.
+/// Maximum delay of a late operation, in reads of a completion queue.
 const LATE: u32 = 2000;
 
 /// The device memory of each process.
@@ -63,7 +63,7 @@ struct Totals {
     late: u64,
 }
 
-/// Moves data while cables are pulled and plugged in again. `first` is the engines' number of the
+/// Moves data while cables are pulled and plugged in again. `first` is the index of the engine's
 /// rail on the first interface.
 fn run<R: Rail, const RAILS: usize>(
     fake: &Fake,
@@ -107,8 +107,8 @@ fn run<R: Rail, const RAILS: usize>(
                     late => {
                         fake.pull(INTERFACES[rail], if late == 1 { LATE } else { 20 });
                         down[rail] = true;
-                        // A message that has left is lost silently, so the nodes act as if they
-                        // watched the link.
+                        // A message in flight is lost silently. So the nodes report the failure, as
+                        // if they watched the link.
                         for Node { engine, peers, .. } in &mut nodes {
                             for &peer in &*peers {
                                 _ = engine.disable_rail(peer, id(rail));

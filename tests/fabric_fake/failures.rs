@@ -17,7 +17,6 @@ use crate::behaviour::fleet::turn;
 use crate::fixture::{pair, rail};
 use crate::two::{CX, efa};
 
-/// Records the reports of a rail.
 #[derive(Default)]
 struct Seen {
     down: Vec<(Peer, PeerError)>,
@@ -38,7 +37,7 @@ impl Sink for Seen {
     }
 }
 
-/// A silent peer fails at the deadline, whether or not `check_peers` is called.
+/// Checks that a silent peer fails at the deadline, even if `check_peers` is not called.
 fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
     let fake = Fake::new(persona.calm(), 1);
     let offer =
@@ -77,7 +76,7 @@ fn a_silent_peer_fails_with_polls_alone() {
     a_silent_peer(Persona::efa_direct(), "efa-direct", "rdmap0-rdm", false);
 }
 
-/// One poll handles as many entries as its budget allows, in several reads if needed.
+/// One poll handles entries up to its budget, in several reads if needed.
 #[test]
 fn a_poll_reads_on_after_a_full_batch() {
     for (persona, name, interface) in [
@@ -147,7 +146,7 @@ fn a_registration_that_the_provider_keeps_is_reported() {
     assert_eq!(engine.deregister(region), Err(AttachError::UnknownRegion));
     let stats = [RailId(0), RailId(1)].map(|id| engine.rail(id).unwrap().stats().kept);
     assert_eq!(stats, [1, 1]);
-    // The rails retry the deregistration on drop.
+    // Lets the rails deregister on drop, where they retry.
     two.fake.0.keep_registrations(false);
 }
 

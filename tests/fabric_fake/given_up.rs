@@ -1,4 +1,4 @@
-//! Memory must stay in use while an abandoned copy between host and device continues.
+//! Tests that memory counts as in use while an abandoned copy between host and device continues.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::conformance::leaked;
 use crate::devices::{Devices, region};
 use crate::fixture::Checked;
 
-/// A device whose copies to device memory fail, and continue in the background while the flag is
+/// A device. Its copies to device memory fail, but continue in the background while the flag is
 /// set.
 struct Slow(Box<dyn DeviceMemory>, Arc<AtomicBool>);
 

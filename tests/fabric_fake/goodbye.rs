@@ -9,8 +9,8 @@ use crate::behaviour::fleet::Node;
 use crate::behaviour::{goodbye, seeds};
 use crate::engines::join;
 
-/// Runs until all engines have shut down. Each process stops its progress when its engine is done.
-/// If `dies`, its endpoint is killed too.
+/// Runs until all engines have shut down. An engine that is done makes no more progress. If `dies`,
+/// its endpoint is killed too.
 fn run<const RAILS: usize>(
     fake: &Fake,
     seed: u64,

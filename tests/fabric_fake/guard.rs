@@ -49,7 +49,7 @@ impl Sink for Down {
     }
 }
 
-/// Creates a guarded rail with number 2, and the rail of a peer whose process the guard watches
+/// Creates a guarded rail with id 2, and the rail of a peer. The guard watches the peer's process
 /// through `wire`.
 fn guarded(fake: &Fake, wire: &Wire) -> (Guard<FabricRail>, FabricRail) {
     let [mut here, there] = [1, 2].map(|seed| rail(fake, "efa-direct", "rdmap0-rdm", seed));

@@ -1,6 +1,5 @@
-//! Tests of the libfabric rail over the fake provider, with a persona for each provider whose
-//! hardware is not available here: the contract of `Rail`, clause by clause, and further behaviour
-//! of providers.
+//! Tests of the libfabric rail over the fake provider, with personas for providers that need
+//! hardware: the contract of `Rail`, clause by clause, and further behaviour of providers.
 
 mod apart;
 mod bare;

@@ -1,5 +1,5 @@
 //! Pulled cables, with engines that survive the loss of a rail. Operations in flight fail, but may
-//! still land soon, late or never. Every operation must take effect once and in order.
+//! still land, soon or late. The test checks that every operation takes effect once and in order.
 
 use fishplate_core::engine::Config;
 use fishplate_core::mem::RailId;
@@ -11,10 +11,10 @@ use crate::behaviour::oracle::Streams;
 use crate::behaviour::{Random, failover, oracle, seeds};
 use crate::engines::join_prepared;
 
-/// Maximum delay of a late operation, in reads of a queue.
+/// Maximum delay of a late operation, in reads of a completion queue.
 const LATE: u32 = 4000;
 
-/// When each rail fails, and which node reports the failure first, if any.
+/// The turns at which links are cut, and the calls of `disable_rail`: turn, node, peer and rail.
 struct Plan {
     cuts: Vec<(u64, usize, bool)>,
     disables: Vec<(u64, usize, usize, usize)>,
@@ -22,7 +22,7 @@ struct Plan {
 
 impl Plan {
     /// Creates a random plan. All rails but one may fail in the first turns. Injected posts are
-    /// lost silently, so at least one node is notified of the cut, as if it watched the link.
+    /// lost silently, so at least one node disables the rail, as if it watched the link.
     fn new(nodes: usize, rails: usize, inject: bool, random: &mut Random) -> Plan {
         let (mut cuts, mut disables) = (vec![], vec![]);
         let spared = random.below(rails as u64) as usize;
@@ -59,7 +59,7 @@ impl Plan {
     }
 }
 
-/// Runs the given plan for four nodes, or a random plan for two or three.
+/// Runs the given plan with four nodes, or a random plan with two or three nodes.
 fn run<const RAILS: usize>(seed: u64, given: Option<Plan>) -> (u64, u64) {
     let interfaces = ["eth0", "eth1", "eth2", "eth3"];
     let provider = if seed % 4 < 2 { Persona::tcp() } else { Persona::net() };
@@ -134,15 +134,15 @@ fn streams_over_tcp_are_what_the_model_says_while_cables_are_pulled() {
         seeds.len(),
         seeds.last()
     );
-    // Checks the coverage of the test. A fence drops the other strays.
+    // Checks that some strays land late and that fences drop the others.
     assert!(
         seeds.len() < 100 || (late > 0 && late < strays),
         "{strays} strays, {late} landed late"
     );
 }
 
-/// Each end reports a rail failure over the rail that is dead at the other end, so both reports are
-/// lost. The ends must repeat them.
+/// Each end reports its failed rail over the rail that has failed at the other end. Both reports
+/// are lost, and the ends must repeat them.
 #[test]
 fn two_ends_that_lose_two_rails_at_once_tell_each_other_until_they_are_heard() {
     run::<4>(4642, None);

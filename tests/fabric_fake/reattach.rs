@@ -1,5 +1,5 @@
-//! Engines over fake networks reattach while earlier traffic is in flight, or in a completion queue
-//! that nobody polls.
+//! Engines over fake networks reattach while earlier traffic is in flight or in an unread
+//! completion queue.
 
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
 use fishplate_core::mem::{PeerId, RailId};

@@ -68,7 +68,7 @@ impl<const RAILS: usize> Two<RAILS> {
         self.end(issued).expect("a fetch has a value")
     }
 
-    /// Waits for an operation. Returns its value if it succeeded.
+    /// Waits for an operation. Returns its value, or `None` if it failed.
     pub fn end(&mut self, issued: Issued) -> Option<u64> {
         let token: Token = match issued {
             Issued::Done { value } => return Some(value),

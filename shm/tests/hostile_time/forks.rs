@@ -1,5 +1,5 @@
-//! Processes that play a role, one after the other. They are forked from one process, because
-//! starting a program takes longer than most tricks.
+//! Hostile processes, one after the other. A helper process forks each of them, because starting a
+//! program takes longer than most tricks.
 
 use std::io::{ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
@@ -14,13 +14,13 @@ use fishplate_shm::socket_pair;
 /// Maximum size of an order or of a message.
 const LONGEST: usize = 4096;
 
-/// The message that separates those of two processes.
+/// The message that the helper sends between the messages of two forked processes.
 const NEXT: &[u8] = b".";
 
-/// The role of the process from which the others are forked.
+/// The role of the helper process that forks the others.
 pub const ROLE: &str = "forks";
 
-/// The process from which the others are forked. Dropping it kills all of them.
+/// The helper process that forks the others. Dropping this kills all of them.
 pub struct Forks {
     child: Child,
     /// A socket that keeps the boundaries of messages.
@@ -28,7 +28,7 @@ pub struct Forks {
 }
 
 impl Forks {
-    /// Starts this test binary again. There the test `child` calls [`serve`].
+    /// Starts this test binary again as the helper. Its test `child` calls [`serve`].
     pub fn begin() -> Self {
         let (ours, theirs) = socket_pair().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
@@ -42,10 +42,10 @@ impl Forks {
         Forks { child, line: UnixStream::from(ours) }
     }
 
-    /// Kills the forked process, and forks one that plays this role.
+    /// Kills the current forked process, and forks a new one that runs `play` with this order.
     pub fn fork(&mut self, order: &[u8]) {
         self.line.set_nonblocking(true).unwrap();
-        // Takes all messages, because the forked process may fill the socket.
+        // Reads pending messages, because the forked process may fill the socket.
         let end = Instant::now() + Duration::from_secs(20);
         while self.line.write(order).is_err() {
             self.heard();
@@ -82,8 +82,8 @@ fn line() -> ManuallyDrop<UnixStream> {
     ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(0) })
 }
 
-/// Forks a process for each order of the test, until the test ends. `play` runs in the forked
-/// process, which then waits until it is killed.
+/// Forks a process for each order of the test, until the test ends. The forked process runs `play`,
+/// then waits until it is killed.
 pub fn serve(play: impl Fn(&[u8])) {
     let (mut line, mut order, mut forked) = (line(), vec![0; LONGEST], 0);
     while let Ok(len @ 1..) = line.read(&mut order) {
@@ -116,7 +116,7 @@ pub fn tell(message: &[u8]) {
     let _ = line().write(message);
 }
 
-/// Waits until the test has ended.
+/// Waits until the test closes the socket.
 pub fn until_the_end() {
     let mut end = libc::pollfd { fd: line().as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: `end` is one entry, and the count is 1.

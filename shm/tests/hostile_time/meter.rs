@@ -1,4 +1,4 @@
-//! Measures the duration of a call without the influence of other threads.
+//! Measures how long a call takes, without the time that other threads take.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 /// Maximum duration of a call.
 pub const LIMIT: Duration = Duration::from_millis(10);
 
-/// Maximum number of attempts, and how many of them must be within the limit. The host of a virtual
-/// machine may delay some attempts, which this kernel cannot detect. A trick that works delays most
-/// attempts.
+/// Maximum number of attempts, and required number of attempts within the limit. The host of a
+/// virtual machine may delay some attempts, and this kernel cannot detect that. A trick that works
+/// delays most attempts.
 const ATTEMPTS: usize = 8;
 const GOOD: usize = 3;
 
@@ -17,8 +17,8 @@ const GOOD: usize = 3;
 pub type Took = (Duration, &'static str);
 
 /// Repeats an attempt until [`GOOD`] attempts are within the limit, at most [`ATTEMPTS`] times.
-/// Returns the longest call of the attempt that is number `GOOD` by duration. That call exceeds the
-/// limit if too few attempts are within it.
+/// Sorts the attempts by their longest call, and returns the longest call of attempt `GOOD`. That
+/// call exceeds the limit if fewer than `GOOD` attempts are within the limit.
 pub fn repeat(mut attempt: impl FnMut() -> Took) -> Took {
     let mut all: Vec<Took> = vec![];
     while all.len() < ATTEMPTS && all.iter().filter(|(took, _)| *took <= LIMIT).count() < GOOD {
@@ -29,14 +29,13 @@ pub fn repeat(mut attempt: impl FnMut() -> Took) -> Took {
 }
 
 /// Measures calls of one thread: the elapsed time, minus the time that the thread was runnable but
-/// not running. So waiting and working count, and other load does not.
+/// not running. So the time of blocking and of working counts, and delay by other load does not.
 pub struct Meter {
     /// The kernel's statistics of this thread, in nanoseconds: its run time, and its time waiting
     /// for a processor.
     schedule: Option<File>,
-    /// The longest call so far.
     pub longest: Took,
-    /// When the lap began, and how long this thread had been kept from running then.
+    /// The start of the lap, and the value of [`kept`](Self::kept) at that time.
     lap: (Instant, Duration),
 }
 
@@ -55,7 +54,6 @@ impl Meter {
         Duration::from_nanos(text.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or(0))
     }
 
-    /// Makes a call and measures it.
     pub fn call<T>(&mut self, what: &'static str, call: impl FnOnce() -> T) -> T {
         self.begin();
         let result = call();
@@ -63,12 +61,11 @@ impl Meter {
         result
     }
 
-    /// Begins a lap.
     pub fn begin(&mut self) {
         self.lap = (Instant::now(), self.kept());
     }
 
-    /// Measures the time since the lap began, and begins the next one.
+    /// Measures the time since the lap began, and begins the next lap.
     pub fn lap(&mut self, what: &'static str) {
         let (began, kept) = self.lap;
         let took = began.elapsed().saturating_sub(self.kept() - kept);

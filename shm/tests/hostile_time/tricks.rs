@@ -7,23 +7,23 @@ use std::sync::atomic::Ordering;
 
 use crate::raw::*;
 
-/// The outcome of a trick for the peer that plays it.
+/// What happens to the link of the peer that plays a trick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The peer fails for a protocol violation.
+    /// The victim fails the peer for a protocol violation.
     Blamed,
-    /// The peer fails: it is dead, it has closed the link, or a copy to or from its memory fails.
+    /// The victim fails the peer, because it died or closed the link, or because a copy failed.
     Gone,
-    /// The peer does not fail.
+    /// The victim does not fail the peer.
     Harmless,
-    /// The peer fails for a protocol violation, or does not fail.
+    /// The victim may fail the peer for a protocol violation.
     Either,
-    /// The peer fails if a copy to or from its memory fails.
+    /// The victim fails the peer if a copy to or from the peer's memory fails.
     Unreachable,
 }
 use End::{Blamed, Either, Gone, Harmless, Unreachable};
 
-/// The name of a trick, its outcome, and the trick.
+/// The name of a trick, its outcome, and the function that plays it.
 pub type Trick = (&'static str, End, fn(&mut Raw));
 
 /// The key of the victim's private region. It is the first region, so its key is known.
@@ -46,7 +46,7 @@ pub fn lend(raw: &mut Raw) {
     keep(segment(raw, SEGMENT, SIZE));
 }
 
-/// Changes the access to the memory that the victim uses.
+/// Changes the access rights of the memory that the victim uses.
 fn protect(access: i32) {
     // SAFETY: `lend` mapped the memory, and nothing here refers to it.
     assert_eq!(unsafe { libc::mprotect(AT as *mut _, SIZE, access) }, 0);
@@ -89,7 +89,7 @@ fn keep<T>(thing: T) {
     std::mem::forget(thing);
 }
 
-/// Returns a TCP connection full of unread bytes. Closing it lingers for a minute.
+/// Returns a TCP connection full of unread bytes. Closing the connection blocks for up to a minute.
 pub fn lingering() -> OwnedFd {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     // The kernel raises small buffers to its minimum.
@@ -121,12 +121,12 @@ fn segment(raw: &mut Raw, number: u32, len: usize) -> OwnedFd {
     fd
 }
 
-/// Sends a request to send whose payload is in a segment.
+/// Sends a request to send with its payload in a segment.
 fn request_from(raw: &mut Raw, segment: u32, size: u64) {
     raw.message(&request_to_send(0, 64, size, shared_key(0, segment), 0));
 }
 
-/// Waits until the victim has received everything that was sent over the socket.
+/// Waits until the victim has read all packets from the socket.
 fn until_taken(raw: &Raw) {
     say(raw, &packet(BLOB, &[]));
     let mut unread = 1;
@@ -157,7 +157,6 @@ pub fn played() {
     unsafe { libc::write(0, b"p".as_ptr().cast(), 1) };
 }
 
-/// Generates pseudo-random numbers.
 fn noise(seed: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(seed), |x| {
         let x = x ^ x << 13;
@@ -166,7 +165,6 @@ fn noise(seed: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// All tricks.
 pub fn all() -> impl Iterator<Item = &'static Trick> {
     PACKETS.iter().chain(MEMORY)
 }
@@ -380,7 +378,7 @@ pub const MEMORY: &[Trick] = &[
         }
     }),
     ("its segment, withdrawn while in use", Either, |raw| {
-        // Leaves time for the victim to import it.
+        // Leaves the victim time to import the segment.
         std::thread::sleep(std::time::Duration::from_millis(5));
         say(raw, &withdraw(SEGMENT));
     }),

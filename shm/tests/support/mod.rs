@@ -30,7 +30,7 @@ use fishplate_core::sync::host::Host;
 use fishplate_shm::{Link, Role, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
 
-/// The number under which each end attaches the other.
+/// The peer number of the other end, at both ends.
 pub const PEER: Peer = Peer(0);
 
 /// Returns a deadline long enough for any expected event.
@@ -42,8 +42,8 @@ pub fn soon() -> Instant {
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Closes descriptors at once, so that counts are exact. A test whose peer sends descriptors
-    // that are slow to close uses a thread instead.
+    // Closes descriptors at once, so that counts are exact. If a peer sends descriptors that are
+    // slow to close, the test uses a thread instead.
     fishplate_shm::set_closer(fishplate_shm::close_aside);
     alone
 }
@@ -51,13 +51,12 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// A rail that sleeps and wakes by Linux calls.
 pub type TestRail = ShmRail<LinuxHost>;
 
-/// Creates a [`TestRail`].
 pub fn rail(config: ShmConfig) -> TestRail {
     let (host, config) = linux(config);
     ShmRail::new(host, config).unwrap()
 }
 
-/// Returns the host of a [`TestRail`], and the configuration that matches it.
+/// Returns a host for a [`TestRail`], and `config` with the host's use of membarrier.
 pub fn linux(config: ShmConfig) -> (LinuxHost, ShmConfig) {
     let host = LinuxHost::shared().peer_uses_membarrier(true);
     let membarrier = host.sleeper_uses_membarrier();
@@ -72,7 +71,7 @@ pub fn meet(near: &TestRail, far: &TestRail, (ours, theirs): (OwnedFd, OwnedFd))
     [link, other.join().unwrap()]
 }
 
-/// Returns memory that is never freed.
+/// Leaks `n` copies of a value.
 pub fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
     Box::leak(vec![value; n].into_boxed_slice())
 }
@@ -125,15 +124,14 @@ pub fn bytes(seed: usize, len: usize) -> Vec<u8> {
     (seed..seed + len).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
 }
 
-/// Returns a name that no other test uses.
+/// Returns an abstract socket name that no other test uses.
 pub fn name() -> String {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("@fishplate-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Runs this test binary again as a child that plays `role`. The child's test `child` reads
-/// [`role`].
+/// Runs this test binary again as a child that plays `role`. The child runs only the test `child`.
 pub fn spawn(role: &str, address: &str) -> Killed {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture", "--test-threads=1"])
@@ -176,8 +174,8 @@ pub fn held() -> (usize, usize) {
     (fds, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
-/// Waits until this process holds as many resources as before, because a thread may still be
-/// closing some.
+/// Waits until this process holds the same number of descriptors and mappings as before. A thread
+/// may still be closing some.
 #[track_caller]
 pub fn nothing_left(before: (usize, usize), what: &str) {
     let deadline = soon();

@@ -1,5 +1,5 @@
-//! A peer that does not use this crate. It implements the protocol byte by byte, and violates it as
-//! tests need. It panics if the listener is gone, but not if the victim has hung up.
+//! A peer that does not use this crate. It implements the protocol byte by byte, so that tests can
+//! violate it. It panics if the listener is gone, but not if the victim has hung up.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fishplate_shm::ShmConfig;
 
-/// The version of the protocol.
 const VERSION: u16 = 5;
 
 pub const HELLO: u16 = 1;
@@ -36,12 +35,10 @@ pub fn packet(kind: u16, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Encodes the announcement of a segment.
 pub fn announce(number: u32, len: u64) -> Vec<u8> {
     packet(ANNOUNCE, &[&number.to_ne_bytes()[..], &len.to_ne_bytes()].concat())
 }
 
-/// Encodes the withdrawal of a segment.
 pub fn withdraw(number: u32) -> Vec<u8> {
     packet(WITHDRAW, &number.to_ne_bytes())
 }
@@ -86,7 +83,7 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32], flags: i32) -> bool {
     }
 }
 
-/// Returns a socket of the listener's kind, and the address of an abstract name.
+/// Returns a new seqpacket socket, and the address of abstract name `name` with its length.
 pub fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
     // SAFETY: `sockaddr_un` consists of numbers, so all zeroes are a valid value.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -175,13 +172,13 @@ impl Raw {
         send(&self.socket, bytes, &fds, 0)
     }
 
-    /// Answers the victim's Hello, with this nonce.
+    /// Receives the victim's Hello, and answers with our Hello, which contains this nonce.
     pub fn hello(&mut self, nonce: [u8; 16]) {
         let hello = self.answer(nonce);
         self.send(&hello, &[]);
     }
 
-    /// Receives the victim's Hello. Returns an answer with this nonce.
+    /// Receives the victim's Hello, and returns our answer, which contains this nonce.
     pub fn answer(&mut self, nonce: [u8; 16]) -> Vec<u8> {
         let mut hello = self.recv();
         assert_eq!(hello.len(), NONCE + 16);
@@ -192,7 +189,7 @@ impl Raw {
         hello
     }
 
-    /// Sends a correct Offer, and receives the victim's.
+    /// Sends a correct Offer, and receives the victim's Offer.
     pub fn offer(&mut self) {
         self.send_offer();
         self.recv();
@@ -229,7 +226,7 @@ impl Raw {
         self.send(&packet(OFFER, &self.theirs), &[&lane, &memory(4096, 0, SEALS)]);
     }
 
-    /// Sends a correct Ready, and receives the victim's.
+    /// Sends a correct Ready, and receives the victim's Ready.
     pub fn ready(&self) {
         self.send(&packet(READY, &self.theirs), &[]);
         self.recv();
@@ -243,7 +240,7 @@ impl Raw {
         self.ready();
     }
 
-    /// Returns a word of our segment at an offset in bytes.
+    /// Returns the word of our lane's segment at an offset in bytes.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < 4096 + self.cells as usize * 64);
         // SAFETY: the assertion above keeps the word inside our segment, which stays mapped. Both
@@ -251,19 +248,20 @@ impl Raw {
         unsafe { &*self.lane.add(offset).cast() }
     }
 
-    /// Writes payload and header of the next record, but not its stamp. The header may claim a
+    /// Writes payload and header of the next record without publishing it. The header may claim a
     /// wrong length.
     pub fn begin(&self, header: u64, payload: &[u8]) {
         let ring = self.cells as usize * 64;
         let first = self.at as usize * 64;
         for (i, byte) in payload.iter().enumerate() {
-            // SAFETY: the index is taken modulo the ring, so it stays inside the segment.
+            // SAFETY: the index is taken modulo the ring's size, so the address stays inside the
+            // segment.
             unsafe { self.lane.add(4096 + (first + 16 + i) % ring).write_volatile(*byte) };
         }
         self.word(4096 + (first + 8) % ring).store(header, Ordering::Relaxed);
     }
 
-    /// Publishes the record that `begin` wrote, as one of `cells` cells.
+    /// Publishes the record that `begin` wrote: stores its stamp. The record spans `cells` cells.
     pub fn publish(&mut self, cells: u64) {
         let ring = self.cells as usize * 64;
         // Clears the next stamp first, because old contents could look like one.
@@ -282,15 +280,15 @@ impl Raw {
     }
 }
 
-/// Encodes a request to send, with number `seq` in its stream and tag 1. The payload has `len`
-/// bytes, at the start of a region of `size` bytes with this key and base.
+/// Encodes a request to send with sequence number `seq` and tag 1. The payload has `len` bytes, at
+/// the start of a region of `size` bytes with this key and base.
 pub fn request_to_send(seq: u32, len: u64, size: u64, key: u64, base: u64) -> Vec<u8> {
     let mut message = vec![18u8, 0, 0, 0];
     message.extend(seq.to_le_bytes());
     // The message acknowledges nothing and returns no credit.
     message.extend([0; 8]);
-    // The tag, our token, the length and the offset. Then the region: its number here, generation
-    // 0, and one key.
+    // The tag, our token, the length and the offset. Then the region: its size, its index,
+    // generation 0, and one key.
     let last = u64::from(seq) | 1 << 32;
     for word in [1, 0, 77 + u64::from(seq), len, 0, size, last, key, base] {
         message.extend(word.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A peer that sends requests to send whose payloads are in unannounced memory.
+//! A peer that sends requests to send with payloads in unannounced memory.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ pub fn requests<R: Rail>(
         assert!(took < TIMEOUT / 2, "{took:?} for key {key:#x}");
         assert_eq!(victim.peer_error(peer), Ok(None));
     }
-    // The engine requests each payload in chunks instead.
+    // The engine cannot import the regions, so it requests each payload in chunks.
     let mut seen = Seen::default();
     while far.poll(32, &mut seen) > 0 {}
     let pulls = seen.messages.iter().filter(|message| message[0] == 20).count();

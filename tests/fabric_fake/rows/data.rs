@@ -1,4 +1,4 @@
-//! Features 1 to 7: providers, memory and keys, puts and gets.
+//! Tests features 1 to 7: providers, memory and keys, puts and gets.
 
 use fishplate_core::engine::{Config, HANDLE_MAX, Issued, Notice, RailPolicy, Signal, handle_len};
 use fishplate_core::error::AttachError;
@@ -31,7 +31,7 @@ fn row_02_keys_by_address_and_keys_by_offset() {
         assert_eq!(persona.mr_mode & FI_MR_VIRT_ADDR != 0, by_address);
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 2);
         let device = std::ptr::NonNull::new(0x0A5A_0000_0000_1000 as *mut u8).unwrap();
-        // Without a device that it was opened with, a rail refuses device memory.
+        // A rail that was opened without a device refuses device memory.
         // SAFETY: the region is refused, so nothing accesses it.
         let region = unsafe { Region::new(device, 4096, RegionKind::Device { ordinal: 0 }) };
         assert_eq!(two.nodes[0].engine.register(region), Err(AttachError::Unsupported), "{name}");
@@ -46,7 +46,7 @@ fn row_02_keys_by_address_and_keys_by_offset() {
 fn row_03_unexported_memory_works_locally() {
     let mut two = efa::<2>(Config::DEFAULT, 3);
     let bytes = two.fill(256, 3);
-    // The source is registered with the engine, so it can be sent from and read into.
+    // The source is registered with the engine, so operations may read it and write it.
     two.put(0, 256, 0);
     two.quiet();
     let issued = two.issue(|node| {
@@ -72,7 +72,7 @@ fn row_04_a_handle_holds_the_keys_of_16_rails() {
 
 #[test]
 fn row_05_two_engines_of_a_process_progress_separately() {
-    // Each engine has a network of its own, which counts its calls.
+    // Each pair of engines has its own network, which counts calls.
     let fakes = [5, 6].map(|seed| Fake::new(Persona::efa_direct(), seed));
     let persona = Persona::efa_direct();
     let this = ("efa-direct", &persona);

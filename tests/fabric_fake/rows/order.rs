@@ -1,4 +1,4 @@
-//! Features 8 to 16 and 28 to 30: signals, atomics, and their completion.
+//! Tests features 8 to 16 and 28 to 30: signals, atomics, and their completion.
 
 use fishplate_core::engine::{Config, Issued, Notice, RailPolicy, Signal};
 use fishplate_core::error::OpError;

@@ -1,4 +1,4 @@
-//! Features 21 to 27 and 32: windows, passes, refusals, errors and counters.
+//! Tests features 21 to 27 and 32: windows, passes, refusals, errors and counters.
 
 use fishplate_core::engine::{Config, Notice, Signal};
 use fishplate_core::error::{OpError, PostError};
@@ -103,7 +103,7 @@ fn row_26_refusals_are_retried_and_permanent_ones_fail_the_peer() {
     two.quiet();
     assert_eq!((two.there(64, 100_000), two.word(0)), (bytes, 1));
     assert!(two.fake.0.counts().refused > 10);
-    // A provider that always refuses: each post returns `Again` and changes nothing.
+    // With a provider that refuses every post, each post returns `Again` and changes nothing.
     let never = Fake::new(Persona { refuse: 100, ..Persona::tcp() }, 26);
     let mut rail = pair(&never, "tcp", "eth0", 26).rails.swap_remove(0);
     for _ in 0..1000 {

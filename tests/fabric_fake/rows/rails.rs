@@ -1,4 +1,4 @@
-//! Features 17 to 20, 31 and 34: rails, and which traffic uses which rail.
+//! Tests features 17 to 20, 31 and 34: rails, and the traffic on each rail.
 
 use fishplate::Limits;
 use fishplate::config::Settings;
@@ -46,7 +46,7 @@ fn row_18_a_large_put_is_spread_over_the_rails() {
     }
 }
 
-/// A machine with four NICs, two per node.
+/// Returns a machine with four NICs, two per NUMA node.
 fn machine() -> Machine {
     let nic = |at: usize| Nic {
         name: format!("cxi{at}"),
@@ -109,7 +109,7 @@ fn row_34_rails_open_and_close_without_leaks() {
     for (name, persona) in Persona::all() {
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 34);
         two.put(0, 10_000, 0);
-        // Traffic continues meanwhile.
+        // Puts more traffic in flight before the drop.
         turn(&mut two.nodes);
         let Two { nodes, fake } = two;
         assert!(fake.0.open_objects() > 0);

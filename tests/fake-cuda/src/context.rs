@@ -1,5 +1,5 @@
-//! Devices and their primary contexts. A context handle is the device's ordinal plus a constant
-//! that is not an address.
+//! Devices and their primary contexts. A context handle is a constant plus the device's ordinal,
+//! and never an address.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -75,7 +75,7 @@ unsafe extern "C" fn cuDeviceGetAttribute(
     let outcome = library().and_then(|library| {
         let ordinal = ordinal(library, device)?;
         let behaviour = library.process.driver().behaviour();
-        // Numbers of attributes in cuda.h.
+        // The keys are attribute numbers from cuda.h.
         let told = match attribute {
             33 => ordinal as c_int + 1,
             34 | 50 => 0,

@@ -1,5 +1,5 @@
-//! The functions of `libamdhip64.so`, over those of `libcuda.so`. Numbers, layouts and behaviour
-//! follow HIP 6.2 and 7.1 to 7.14, with its differences from CUDA.
+//! The functions of `libamdhip64.so`, implemented with the functions of `libcuda.so`. Numbers,
+//! layouts and behaviour follow HIP 6.2 and 7.1 to 7.14, including the differences from CUDA.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -16,7 +16,7 @@ use crate::{
 /// `hipErrorInvalidDevicePointer`.
 const INVALID_DEVICE_POINTER: Code = 17;
 
-/// The registers that flush writes over the bus, one for each device.
+/// For each device, the register that requests a flush of writes over the bus.
 static REGISTERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
 }
 
 /// Stores the result of a call as the thread's last error. Since HIP 7, success and "not ready" do
-/// not replace the last error.
+/// not replace an earlier error.
 fn left(code: Code) -> Code {
     if version() < 70_000_000 || !matches!(code, 0 | NOT_READY) {
         LAST_ERROR.set(code);
@@ -47,7 +47,7 @@ extern "C" fn hipPeekAtLastError() -> Code {
     LAST_ERROR.get()
 }
 
-/// Declares functions. Each has the arguments and the behaviour of a CUDA function.
+/// Declares HIP functions that have the arguments and the behaviour of a CUDA function.
 macro_rules! same {
     ($($hip:ident $cuda:ident($($name:ident: $kind:ty),*);)*) => {$(
         #[unsafe(no_mangle)]
@@ -128,7 +128,8 @@ unsafe extern "C" fn hipDriverGetVersion(place: *mut c_int) -> Code {
     answer(unsafe { put(place, version()) })
 }
 
-/// Returns the current device, which is initially the first one. Carries out requested flushes.
+/// Returns the current device, initially the first one. Executes the flushes that registers
+/// request.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipGetDevice(place: *mut c_int) -> Code {
     let found = library().map(|library| {
@@ -160,7 +161,7 @@ unsafe extern "C" fn hipDeviceGetAttribute(
     attribute: c_uint,
     device: c_int,
 ) -> Code {
-    // The attributes' numbers in hip_runtime_api.h, and their numbers in cuda.h.
+    // Maps attribute numbers of hip_runtime_api.h to those of cuda.h.
     let same = match attribute {
         67 => 33,
         68 => 34,
@@ -209,7 +210,8 @@ unsafe extern "C" fn hipPointerGetAttribute(
             },
             7 => put(place.cast(), found.buffer as u32),
             9 => put(place.cast(), library()?.process.ordinal_of(DevicePtr(ptr)).map_err(code)?),
-            // HIP writes only 32 bits of the size, so sizes from 4 GiB on are wrong.
+            // Not supported here, so that no caller relies on them. HIP writes only 32 bits of a
+            // size (12).
             10 | 12 | 14 | 15 | 17 => Err(NOT_SUPPORTED),
             _ => Err(INVALID_VALUE),
         }
@@ -247,7 +249,7 @@ unsafe extern "C" fn hipMemImportFromShareableHandle(
     }
 }
 
-/// Accepts only the start of a mapping of virtual memory.
+/// Accepts only the start address of a mapping of virtual memory.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipMemGetAccess(
     place: *mut u64,
@@ -288,7 +290,7 @@ unsafe extern "C" fn hipMemcpyAsync(
     kind: c_uint,
     handle: *mut c_void,
 ) -> Code {
-    // Rejects all kinds except `hipMemcpyDefault`, because they state where the memory is.
+    // Rejects all kinds except `hipMemcpyDefault` (4). Other kinds claim where the memory is.
     if kind != 4 {
         return left(INVALID_VALUE);
     }
@@ -298,7 +300,7 @@ unsafe extern "C" fn hipMemcpyAsync(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipEventCreateWithFlags(place: *mut *mut c_void, flags: c_uint) -> Code {
-    // Without `hipEventReleaseToSystem`, other processes and NICs might not see what was written.
+    // Without `hipEventReleaseToSystem`, other processes and NICs might not see the written data.
     if flags != 0x8000_0002 || current().is_err() {
         return left(INVALID_VALUE);
     }

@@ -1,11 +1,11 @@
 //! A `libcuda.so` and a `libamdhip64.so` without a GPU: the functions that the device backends use,
-//! over the fake driver. Memory is host memory, which processes of one user can share. The
+//! over the fake driver. Device memory is host memory, which processes of one user can share. The
 //! processor makes the copies.
 //!
-//! `tests/cuda-fake.sh` installs it under one of these names in a folder of `LD_LIBRARY_PATH`.
-//! It has no other functions of the drivers.
+//! `tests/cuda-fake.sh` installs the library under one of these names in a folder of
+//! `LD_LIBRARY_PATH`. The library has no other functions of the drivers.
 //!
-//! `FAKE_CUDA` selects its behaviour, as words separated by commas:
+//! `FAKE_CUDA` selects the behaviour, as words separated by commas:
 //!
 //! | word | behaviour |
 //! |---|---|
@@ -19,8 +19,8 @@
 //! | `segments` | `cuMemAlloc` maps adjacent physical segments, as a framework's allocator may |
 //! | `fail=CALL:SKIP:CODE` | injects an error |
 //!
-//! If `FAKE_CUDA_REPORT` names a file, each process appends a line at exit: its calls, and the
-//! memory that it has not freed.
+//! If `FAKE_CUDA_REPORT` names a file, each process appends a line to that file at exit: its calls,
+//! and the memory that it has not freed.
 //!
 //! `context` implements devices and contexts, `memory` all kinds of memory, `stream` streams and
 //! events, and `hip` the functions of HIP.
@@ -60,7 +60,6 @@ const SEGMENT: u64 = 1 << 16;
 /// A pinned host range: host address, length, device address.
 type Pin = (usize, usize, u64);
 
-/// The driver's state in this process.
 struct Library {
     process: FakeProcess,
     /// The kind of memory that `cuMemAlloc` allocates.
@@ -89,7 +88,7 @@ thread_local! {
     static CONTEXT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Returns the library, if it is initialised.
+/// Returns the library. Fails before `cuInit`.
 fn library() -> Result<&'static Library, Code> {
     LIBRARY.get().ok_or(NOT_INITIALIZED)
 }
@@ -100,7 +99,6 @@ impl Library {
     }
 }
 
-/// Initialises the library.
 fn start() {
     LIBRARY.get_or_init(|| {
         let words = std::env::var("FAKE_CUDA").unwrap_or_default();
@@ -140,13 +138,13 @@ fn start() {
                 }
             });
         }
-        // SAFETY: `report` may run at the end of the process.
+        // SAFETY: `report` has no arguments and may run at exit.
         unsafe { libc::atexit(report) };
         Library { process, kind: behaviour.kind, hip, handles: Mutex::default() }
     });
 }
 
-/// Returns the version that HIP reports, also before the library is initialised.
+/// Returns the version that HIP reports. Initialises the library if necessary.
 fn version() -> c_int {
     start();
     library().map_or(0, |library| library.hip)
@@ -159,12 +157,12 @@ fn fault(what: &str) -> Option<(Call, u64, i32)> {
     Some((call, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Appends the report of this process to the file.
+/// Appends this process's line to the file in `FAKE_CUDA_REPORT`.
 extern "C" fn report() {
     let Some(path) = std::env::var_os("FAKE_CUDA_REPORT") else { return };
     let Ok(library) = library() else { return };
     let (counts, violations) = (library.process.counts(), library.process.driver().violations());
-    // Handles of unmapped memory must be released too.
+    // A handle of physical memory must be released even after its memory is unmapped.
     let physical = library.handles().physical.iter().flatten().count() as u64;
     let line = format!(
         "pid {} calls {} flushes {} opens {} closes {} held {} violations {violations:?}\n",
@@ -176,8 +174,8 @@ extern "C" fn report() {
         counts.held() + physical,
     );
     if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
-        // One write, so that lines of several processes do not mix. An error cannot be reported
-        // anywhere.
+        // Makes one write, so that lines of several processes do not mix. Ignores errors, because
+        // this runs at exit.
         let _ = file.write_all(line.as_bytes());
     }
 }
@@ -188,7 +186,6 @@ fn current() -> Result<(&'static Library, u32), Code> {
     Ok((library, CONTEXT.get().ok_or(INVALID_CONTEXT)?))
 }
 
-/// Converts an error to the driver's code.
 fn code(error: DeviceError) -> Code {
     match error {
         DeviceError::NoDevice(_) => INVALID_DEVICE,
@@ -203,7 +200,6 @@ fn code(error: DeviceError) -> Code {
     }
 }
 
-/// Converts a result to a code.
 fn answer(outcome: Result<(), Code>) -> Code {
     outcome.err().unwrap_or(0)
 }
@@ -214,7 +210,7 @@ fn add<T>(list: &mut Vec<Option<T>>, what: T) -> usize {
     list.len()
 }
 
-/// Returns the object of a handle.
+/// Returns the object of a handle. Fails if the handle is invalid or the object was removed.
 fn find<T>(list: &mut [Option<T>], handle: usize) -> Result<&mut Option<T>, Code> {
     let there = handle.checked_sub(1).and_then(|at| list.get_mut(at));
     there.filter(|there| there.is_some()).ok_or(INVALID_HANDLE)
@@ -234,7 +230,6 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
     Ok(())
 }
 
-/// Converts the driver's device number to an ordinal.
 fn ordinal(library: &Library, device: c_int) -> Result<u32, Code> {
     u32::try_from(device)
         .ok()

@@ -36,7 +36,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Describes memory of the first device.
+    /// Describes pinned memory of device 0.
     pub fn pinned(shared: bool) -> Asked {
         let handles = if shared { DESCRIPTOR } else { 0 };
         let location = Location { kind: 1, id: 0 };
@@ -102,8 +102,8 @@ unsafe extern "C" fn cuPointerGetAttributes(
         let found =
             owner.and_then(|ordinal| library.process.allocation(ordinal, DevicePtr(ptr))).ok();
         let is = |share| found.is_some_and(|found| found.share == share);
-        // Attributes of virtual memory describe the reserved range, even if nothing is mapped
-        // there.
+        // The range attributes of virtual memory describe the reservation, even if nothing is
+        // mapped there.
         let reserved = library.process.reservation(DevicePtr(ptr));
         let range = reserved.or(found.map(|found| (found.base, found.size)));
         for at in 0..count as usize {
@@ -116,7 +116,7 @@ unsafe extern "C" fn cuPointerGetAttributes(
                     2 if is(Share::Never(Unshared::Host)) => put(place.cast(), 1u32)?,
                     2 => put(place.cast(), if range.is_some() { 2u32 } else { 0 })?,
                     7 => put(place.cast(), found.map_or(0, |found| found.buffer))?,
-                    // `CU_DEVICE_INVALID`, if no device has the memory.
+                    // `CU_DEVICE_INVALID`, if the memory belongs to no device.
                     9 => put(place.cast(), owner.map_or(-2, |ordinal| ordinal as c_int))?,
                     8 => put(place.cast(), u8::from(is(Share::Never(Unshared::Managed))))?,
                     10 => put(place.cast(), u8::from(is(Share::Legacy)))?,

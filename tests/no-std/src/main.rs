@@ -1,6 +1,6 @@
 //! Uses the ring and the engine without std, an allocator or an operating system. All memory is on
-//! the stack, and the clock counts calls. Exits with 0, or with the number of the first failed
-//! check.
+//! the stack, and the clock counts calls. Exits with 0, or with the index of the first failed
+//! check, from 1.
 #![no_std]
 #![no_main]
 
@@ -20,7 +20,7 @@ use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::host::SpinHost;
 use fishplate_core::sync::ring::{self, Header};
 
-// Needs only the C library's startup code, memcpy and abort.
+// Links only the C library, for its startup code, memcpy and abort.
 #[link(name = "c")]
 unsafe extern "C" {
     fn abort() -> !;
@@ -82,7 +82,7 @@ fn put_signal_over(rail: impl Rail) -> Option<()> {
         remotes: &mut [RemoteSlot::EMPTY],
         pending: &mut [PendingSlot::EMPTY; 8],
     };
-    // Bytes 0 to 7 are sent to bytes 8 to 15; the signal is at 16.
+    // Byte 0: source of the put; byte 8: its target; byte 16: the signal word.
     let words = [const { AtomicU64::new(0) }; 3];
     let mut engine = Engine::new(config, [rail], memory).ok()?;
     let peer = engine.reserve_peer().ok()?;

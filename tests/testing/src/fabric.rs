@@ -1,23 +1,23 @@
-//! A fake libfabric provider inside the process, for tests. It implements the function tables of
-//! the `fid`s, and is called through the same wrappers as real providers. It needs no libfabric,
+//! A fake libfabric provider inside the process, for tests. The fake implements the function tables
+//! of the `fid`s, and is called through the same wrappers as real providers. It needs no libfabric,
 //! network or hardware.
 //!
 //! A [`Fake`] is one network of endpoints. Its [`Persona`] selects the imitated provider and its
-//! behaviour: required modes, ordering, how often it refuses with `-FI_EAGAIN`, and whether
-//! completions come late, reordered or a few at a time. All randomness comes from one seed. Time
-//! advances with calls: an operation advances when a completion queue is read. With manual progress
-//! a stage advances only when the endpoint that executes it reads its queue.
+//! behaviour: required modes, ordering, the rate of `-FI_EAGAIN`, and completions that come late,
+//! reordered or a few at a time. All randomness comes from one seed. Time advances with calls: an
+//! operation advances when a completion queue is read. With manual progress, a stage advances only
+//! when the executing endpoint reads its queue.
 //!
 //! The fake detects errors that a real provider might not detect: a context that is used twice or
 //! written while the provider owns it, a buffer outside its registration, a missing descriptor, an
-//! overrun queue, an object closed while in use. [`Fake::violations`] lists them. A correct program
-//! causes none.
+//! overrun queue, an object closed while in use. [`Fake::violations`] lists these errors. A correct
+//! program causes none.
 //!
 //! A lock makes all calls thread-safe. The fake allocates in many calls, so measurements over it
 //! mean nothing.
 //!
-//! `persona` describes providers, `info` implements `fi_getinfo`, `object` the objects that are
-//! opened and closed, `post` operations, `queue` completions, and `world` the network.
+//! `persona` describes providers, `info` implements `fi_getinfo`, `object` the objects that
+//! programs open and close, `post` operations, `queue` completions, and `world` the network.
 
 mod info;
 mod object;
@@ -42,29 +42,31 @@ use world::{Fault, State, World};
 /// Maximum number of networks in a process.
 pub const FAKES_MAX: usize = 64;
 
-/// The networks that `fi_getinfo` can find. Each has its own entry point.
+/// The networks that exist. Each has its own `fi_getinfo`.
 static WORLDS: [Mutex<Option<Arc<World>>>; FAKES_MAX] = [const { Mutex::new(None) }; FAKES_MAX];
 
-/// The path between a network's NICs and device memory. Also says which addresses are device
+/// The path between a network's NICs and device memory. Also distinguishes device memory from host
 /// memory.
 pub trait Bus: fmt::Debug + Send + Sync {
-    /// Returns the devices' interface, as in `fi_mr_attr::iface`.
+    /// Returns the devices' interface, a value of `fi_mr_attr::iface`: CUDA by default.
     fn interface(&self) -> c_int {
         FI_HMEM_CUDA
     }
 
-    /// Returns the number of the device whose memory holds this range.
+    /// Returns the number of the device that contains this address range, or `None` for host
+    /// memory.
     fn device_of(&self, at: u64, len: usize) -> Option<u32>;
 
-    /// Writes as a NIC does. The owner may see the data only after a flush.
+    /// Writes to device memory as a NIC does. The device's owner may see the data only after a
+    /// flush.
     fn write(&self, at: u64, bytes: &[u8]);
 
-    /// Reads as a NIC does.
+    /// Reads device memory as a NIC does.
     fn read(&self, at: u64, into: &mut [u8]);
 }
 
-/// A network of simulated endpoints. After it is dropped, open endpoints continue to work, but no
-/// object can be opened.
+/// A network of simulated endpoints. After the network is dropped, open endpoints continue to work,
+/// but no object can be opened.
 #[derive(Debug)]
 pub struct Fake {
     place: usize,
@@ -88,16 +90,16 @@ impl Fake {
         panic!("{FAKES_MAX} fake networks at once, and one more");
     }
 
-    /// Returns the library with which to open fabrics. Its calls fail after this network is
-    /// dropped.
+    /// Returns a library to open fabrics with. After this network is dropped, the library can open
+    /// no fabric.
     pub fn library(&self) -> Library {
         // SAFETY: the functions behave as libfabric's manual pages require, and every table begins
         // with its size.
         unsafe { Library::from_entries(info::entries(self.place)) }
     }
 
-    /// Makes one operation fail after `skip` successful ones, with libfabric's code, the provider's
-    /// code, and error data.
+    /// Makes one operation fail after `skip` other operations. `code` is libfabric's error code,
+    /// `provider` the provider's, and `data` the error data.
     pub fn fail(&self, skip: u32, code: i32, provider: i32, data: &[u8]) {
         self.state().faults.push(Fault { skip, code, provider, data: data.to_vec() });
     }
@@ -112,7 +114,7 @@ impl Fake {
         self.state().refuses_registrations = refuse;
     }
 
-    /// Connects the NICs to devices, if the persona has `FI_HMEM`.
+    /// Connects the NICs to device memory through `bus`. Requires a persona with `FI_HMEM`.
     pub fn join_devices(&self, bus: Arc<dyn Bus>) {
         self.state().bus = Some(bus);
     }
@@ -125,21 +127,22 @@ impl Fake {
         (of_devices.clone().count(), of_devices.filter(|mr| mr.by_descriptor).count())
     }
 
-    /// Kills an endpoint, as if its process had died. `address` is the result of `fi_getname`, or
-    /// ends with it. The persona determines what other endpoints see.
+    /// Kills an endpoint, as if its process had died. `address` ends with the endpoint's
+    /// `fi_getname` address. [`Persona::dead`] determines what other endpoints see.
     pub fn kill(&self, address: &[u8]) {
         self.state().kill(address);
     }
 
-    /// Cuts the cable of an interface. Nothing passes any more, and no error is reported.
+    /// Cuts the cable of an interface. Operations on it make no more progress, and no error is
+    /// reported.
     pub fn cut(&self, interface: &str) {
         self.state().cut.push(interface.to_owned());
     }
 
-    /// Pulls the cable of an interface, which breaks its connections. Every operation on it, in
-    /// flight or later, fails with `FI_ECONNRESET`, or silently if it was injected. Some of the
-    /// writes and messages still land, within `late` reads of a queue, unless their target endpoint
-    /// is closed before.
+    /// Pulls the cable of an interface, and so breaks its connections. Every operation on the
+    /// interface, in flight or later, fails with `FI_ECONNRESET`, or silently if it was injected.
+    /// Some writes and messages in flight still land, within `late` reads of a completion queue,
+    /// unless their target endpoint closes first.
     pub fn pull(&self, interface: &str, late: u32) {
         self.state().pull(interface, late);
     }
@@ -150,7 +153,7 @@ impl Fake {
     }
 
     /// Removes or restores the address of an interface. Without an address no new endpoint can be
-    /// opened on it; open ones stay.
+    /// opened on the interface. Open endpoints stay open.
     pub fn set_address(&self, interface: &str, has: bool) {
         let bare = &mut self.state().bare;
         bare.retain(|name| name != interface);
@@ -198,7 +201,7 @@ pub struct Counts {
     pub posted: u64,
     /// Posts answered with `-FI_EAGAIN`.
     pub refused: u64,
-    /// Operations that overtook an earlier operation of the same endpoint to the same target.
+    /// Operations that overtook an earlier operation from the same endpoint to the same target.
     pub overtaken: u64,
     /// Completions reported while older operations of the queue's endpoint were outstanding.
     pub early: u64,
@@ -208,12 +211,13 @@ pub struct Counts {
     pub reads: u64,
     /// Posts with `FI_MORE`.
     pub held_back: u64,
-    /// Posts with `FI_MORE` that were not followed by another post before the queue was read.
+    /// Posts with `FI_MORE` without another post before the next read of the queue.
     pub left_open: u64,
-    /// Writes and messages that a pulled cable left in the network.
+    /// Writes and messages that were still in the network after their origin saw the error of a
+    /// pulled cable.
     pub strays: u64,
-    /// Strays that have landed.
+    /// Number of [`strays`](Self::strays) that have landed.
     pub landed_late: u64,
-    /// Domains that were damaged.
+    /// Domains damaged by [`Persona::frees_reads_twice`].
     pub damaged: u64,
 }

@@ -1,5 +1,5 @@
-//! `fi_getinfo` and related calls. Structures are Rust boxes. Strings are allocated by the C
-//! library, because callers who fill in hints expect that.
+//! `fi_getinfo` and related calls. Structures are Rust boxes. The C library allocates the strings,
+//! because callers who fill in hints expect that.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
@@ -28,7 +28,7 @@ pub(super) fn entries(place: usize) -> Entries {
     }
 }
 
-/// Returns the network with this number.
+/// Returns the network in slot `place`, if it exists.
 pub(super) fn world(place: usize) -> Option<Arc<World>> {
     WORLDS.get(place)?.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
@@ -96,7 +96,7 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
     let mut progress = persona.progress;
     let mut threading = FI_THREAD_SAFE;
     let mut mr_mode = persona.mr_mode;
-    // The mode applies only to callers who request device memory.
+    // `FI_MR_HMEM` applies only to callers who request `FI_HMEM`.
     if asked.is_none_or(|(hints, ..)| hints.caps & FI_HMEM == 0) {
         mr_mode &= !FI_MR_HMEM;
     }
@@ -107,7 +107,7 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
             return None;
         }
         if hints.caps != 0 {
-            // Capabilities that are not requested are not granted, except secondary ones.
+            // Grants only requested capabilities, except for two secondary capabilities.
             caps = hints.caps | persona.caps & (FI_LOCAL_COMM | FI_REMOTE_COMM);
         }
         if let Some(fabric) = fabric {
@@ -230,7 +230,7 @@ fn empty() -> Box<fi_info> {
     }
 }
 
-/// Creates a PCI adapter. Its address depends on the index of the interface.
+/// Creates the description of a PCI NIC. Its PCI address depends on the index of the interface.
 fn nic(persona: &Persona, interface: &str) -> *mut fid_nic {
     let at = persona.interfaces.iter().position(|name| *name == interface).unwrap_or(0);
     // SAFETY: zeros are valid: null pointers, numbers, and the first value of every enumeration.
@@ -300,7 +300,7 @@ unsafe extern "C" fn freeinfo(info: *mut fi_info) {
     // SAFETY: `part` is null or a box that this file created.
     unsafe fn free<T>(part: *mut T) {
         if !part.is_null() {
-            // SAFETY: `zeroed` or `copy` created it, and it is freed once.
+            // SAFETY: `zeroed` or `copy` created `part`, and it is freed once.
             drop(unsafe { Box::from_raw(part) });
         }
     }

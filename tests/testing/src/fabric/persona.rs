@@ -2,7 +2,7 @@
 
 use fishplate_sys::fabric::raw::*;
 
-/// How other endpoints see an endpoint whose process has died.
+/// How a dead endpoint looks to other endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dead {
     /// Operations to the dead endpoint fail with `FI_ECONNRESET`.
@@ -12,8 +12,8 @@ pub enum Dead {
     Silence,
 }
 
-/// The attributes and the behaviour of a provider. Start from one of the functions and change
-/// fields.
+/// The attributes and the behaviour of a provider. Start from one of the associated functions and
+/// change fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Persona {
     /// `fi_fabric_attr.prov_name`.
@@ -32,13 +32,14 @@ pub struct Persona {
     pub mr_mode: i32,
     /// True if device memory can be registered by a descriptor (`FI_MR_DMABUF`).
     pub dmabuf: bool,
-    /// Data progress. `FI_PROGRESS_AUTO` also accepts a request for manual progress.
+    /// `fi_domain_attr.data_progress`. `FI_PROGRESS_AUTO` also accepts a request for manual
+    /// progress.
     pub progress: i32,
     /// True if the provider offers only `FI_THREAD_SAFE`.
     pub locks: bool,
     /// The message order that the provider preserves: `FI_ORDER_*` bits, or 0.
     pub order: u64,
-    /// Bytes of completion data. Further bytes are cut off.
+    /// Bytes of completion data that a write carries. Higher bytes are cut off.
     pub data_bytes: usize,
     /// Maximum length of an injected operation in bytes.
     pub inject: usize,
@@ -48,23 +49,24 @@ pub struct Persona {
     pub rx_size: usize,
     /// Maximum length of a message in bytes.
     pub max_message: usize,
-    /// Maximum length of a write or read in bytes; the value of `max_msg_size`.
+    /// `fi_ep_attr.max_msg_size`: maximum length of a write or read in bytes.
     pub max_rma: usize,
-    /// Length of a key in bytes, if the program chooses keys.
+    /// Maximum length of a key in bytes, if the program chooses keys.
     pub key_bytes: usize,
-    /// True if the provider waits while a queue is full. Otherwise completions that do not fit are
-    /// lost, which is an overrun.
+    /// True if operations wait while a completion queue is full. Otherwise completions that do not
+    /// fit are lost (an overrun).
     pub protects_queue: bool,
-    /// True if a write with data consumes a receive at the target. `mode` then has `FI_RX_CQ_DATA`.
+    /// True if a write with data consumes a receive at the target. If so, `mode` must have
+    /// `FI_RX_CQ_DATA`.
     pub data_takes_receive: bool,
     /// True if the completion of an incoming write has an arbitrary context, as with shm of 1.17.
     pub stray_context: bool,
     /// True if the completion of an incoming write has only the data flag, as with shm of libfabric
     /// 2.
     pub data_flag_alone: bool,
-    /// True if the provider frees the record of a read twice if the endpoint is closed while the
-    /// data arrives, as `net` of libfabric 1.17.0 does. That damages the domain, so no other
-    /// endpoint may be opened in it.
+    /// True if the provider frees the record of a read twice when the endpoint closes while the
+    /// data arrives, as `net` of libfabric 1.17.0 does. That damages the domain: no endpoint may be
+    /// opened in it any more.
     pub frees_reads_twice: bool,
     /// True if the provider executes only 8-byte additions and compare-and-swaps, as InfiniBand
     /// NICs do.
@@ -75,7 +77,7 @@ pub struct Persona {
     pub refuse: u32,
     /// True if a read of a queue returns only some of the available completions.
     pub short_reads: bool,
-    /// How other endpoints see dead endpoints.
+    /// How a dead endpoint looks to other endpoints.
     pub dead: Dead,
 }
 
@@ -102,8 +104,8 @@ const ALL_ORDERS: u64 = FI_ORDER_RAR
     | FI_ORDER_SAS;
 
 impl Persona {
-    /// EFA's own fabric: no order, no atomics, 4 bytes of data, injects up to 32 bytes, automatic
-    /// progress.
+    /// AWS EFA without libfabric's RDM layer: no order, no atomics, 4 bytes of data, injects up to
+    /// 32 bytes, automatic progress.
     pub fn efa_direct() -> Persona {
         Persona {
             provider: "efa",
@@ -137,7 +139,7 @@ impl Persona {
         }
     }
 
-    /// EFA with libfabric's RDM layer: ordered messages, software atomics, manual progress.
+    /// AWS EFA with libfabric's RDM layer: ordered messages, software atomics, manual progress.
     pub fn efa() -> Persona {
         Persona {
             fabric: "efa",
@@ -171,8 +173,8 @@ impl Persona {
         }
     }
 
-    /// Slingshot: registrations bound to an endpoint, keys relative to the start of the memory,
-    /// manual progress.
+    /// HPE Slingshot: registrations bound to an endpoint, offsets relative to the start of the
+    /// memory, manual progress.
     pub fn cxi() -> Persona {
         Persona {
             provider: "cxi",
@@ -193,7 +195,7 @@ impl Persona {
         }
     }
 
-    /// PSM3: one context per operation, keys chosen by the program.
+    /// PSM3: each operation needs a context, and the program chooses the keys.
     pub fn psm3() -> Persona {
         Persona {
             provider: "psm3",
@@ -214,7 +216,7 @@ impl Persona {
         }
     }
 
-    /// Plain tcp: no required modes, ordered, automatic progress.
+    /// libfabric's tcp: no required modes, ordered, automatic progress.
     pub fn tcp() -> Persona {
         Persona {
             provider: "tcp",
@@ -234,7 +236,8 @@ impl Persona {
         }
     }
 
-    /// The tcp of libfabric 1.17.0.
+    /// The `net` provider of libfabric 1.17.0: its tcp, with
+    /// [`frees_reads_twice`](Self::frees_reads_twice).
     pub fn net() -> Persona {
         Persona { provider: "net", frees_reads_twice: true, ..Self::tcp() }
     }
@@ -261,7 +264,7 @@ impl Persona {
         Persona { stray_context: false, data_flag_alone: true, ..Self::shm() }
     }
 
-    /// All personas, by name.
+    /// Returns all personas, with their names.
     pub fn all() -> [(&'static str, Persona); 9] {
         [
             ("efa-direct", Self::efa_direct()),
@@ -276,7 +279,7 @@ impl Persona {
         ]
     }
 
-    /// Adds access to device memory.
+    /// Adds access to device memory: `FI_HMEM` and `FI_MR_HMEM`.
     pub fn with_devices(self) -> Persona {
         Persona { caps: self.caps | FI_HMEM, mr_mode: self.mr_mode | FI_MR_HMEM, ..self }
     }

@@ -53,7 +53,6 @@ pub(super) static ATOMIC: fi_ops_atomic = fi_ops_atomic {
     compwritevalid: Some(compare_valid),
 };
 
-/// The arguments of any post.
 struct Post {
     verb: Verb,
     local: *mut u8,
@@ -65,8 +64,8 @@ struct Post {
     data: Option<u64>,
     context: *mut c_void,
     flags: u64,
-    /// True for injected calls. They have no context, copy the source, and complete only on
-    /// failure.
+    /// True for an inject call. It has no context, copies the source, and reports a completion only
+    /// on failure.
     inject: bool,
 }
 
@@ -129,7 +128,7 @@ unsafe fn post(ep: *mut fid_ep, post: Post) -> isize {
 }
 
 /// # Safety
-/// The same as for `post`.
+/// The arguments are valid as `post` requires.
 unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
     let Post { verb, local, len, desc, to, addr, key, data, context, flags, inject } = post;
     let Some(ep) = state.eps.get(&id).filter(|ep| ep.enabled) else {
@@ -137,7 +136,7 @@ unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
     };
     let (selective, op_flags) = (ep.selective, ep.op_flags);
     let known = ep.av.and_then(|av| state.avs.get(&av));
-    // The vector never returned this address, or the address was removed.
+    // The address vector never returned `to`, or the address was removed.
     let Some(dst) = known.and_then(|known| *known.get(to as usize)?) else {
         state.violation("a post to an address that is not in the vector");
         return Err(libc::EINVAL);
@@ -364,7 +363,7 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
 /// # Safety
 /// `desc` is null or points to at least one descriptor.
 unsafe fn first(desc: *mut *mut c_void) -> *mut c_void {
-    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
+    // SAFETY: our caller guarantees at least one descriptor.
     if desc.is_null() { ptr::null_mut() } else { unsafe { *desc } }
 }
 
@@ -385,7 +384,7 @@ fn width(datatype: c_int) -> Option<u8> {
 unsafe fn operand(from: *const c_void, width: u8) -> u64 {
     let mut bytes = [0u8; 8];
     if !from.is_null() {
-        // SAFETY: libfabric's manual requires the caller to pass valid arguments.
+        // SAFETY: our caller guarantees `width` readable bytes, and `width` is at most 8.
         unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), bytes.as_mut_ptr(), width.into()) };
     }
     u64::from_ne_bytes(bytes)
@@ -559,7 +558,7 @@ unsafe fn valid(
         return -libc::EOPNOTSUPP;
     }
     if !count.is_null() {
-        // SAFETY: libfabric's manual requires the caller to pass valid arguments.
+        // SAFETY: our caller guarantees that `count` is writable if it is not null.
         unsafe { count.write(1) };
     }
     0

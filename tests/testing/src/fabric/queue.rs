@@ -1,4 +1,4 @@
-//! Completion queues: the calls with which a program reads them.
+//! The calls that read completion queues.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -8,7 +8,7 @@ use fishplate_sys::fabric::raw::*;
 
 use super::object::FakeCq;
 
-/// A completion or an error.
+/// An entry of a completion queue: a completion or an error.
 #[derive(Debug)]
 pub(super) enum Item {
     Good { entry: fi_cq_data_entry, source: u64 },
@@ -140,7 +140,7 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, out: *mut fi_cq_err_entry, _flags:
     (out.len, out.olen, out.data, out.tag) = (0, 0, 0, 0);
     queue.last = data;
     if out.err_data_size == 0 {
-        // The caller has no buffer, so point to ours.
+        // The caller has no buffer, so point to the queue's own copy.
         out.err_data = queue.last.as_mut_ptr().cast();
     } else {
         let len = queue.last.len().min(out.err_data_size);

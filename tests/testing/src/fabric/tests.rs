@@ -19,7 +19,7 @@ use super::*;
 const LEN: usize = 4096;
 const ACCESS: u64 = FI_READ | FI_WRITE | FI_SEND | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// One side: an endpoint, and the memory of all its operations. The fields are dropped in this
+/// One side: an endpoint, and the memory of all its operations. The fields are declared in drop
 /// order.
 struct Side {
     mr: MemoryRegion,
@@ -82,7 +82,7 @@ impl Side {
         self.memory.iter().flat_map(|word| word.to_ne_bytes()).skip(at).take(len).collect()
     }
 
-    /// Reads completions, or the error code and the provider's text.
+    /// Reads completions. An error is returned as its code and the provider's text.
     fn read(&mut self) -> Vec<Result<fi_cq_data_entry, (i32, String)>> {
         let mut entries = [EMPTY; 16];
         let mut seen = vec![];
@@ -106,7 +106,7 @@ impl Side {
     }
 }
 
-/// Creates two connected sides. Each has number 0 in the other's address vector.
+/// Creates two connected sides. Each side is peer 0 in the other's address vector.
 fn pair(fake: &Fake, completions: usize) -> (Side, Side) {
     let (mut a, mut b) = (Side::new(fake, completions), Side::new(fake, completions));
     a.ep.insert(&b.ep.name().unwrap()).unwrap();
@@ -175,7 +175,7 @@ fn every_persona_moves_bytes_without_leaks() {
     }
 }
 
-/// Returns the completion data in order of arrival.
+/// Sends `count` writes, and returns their completion data in the order of arrival.
 fn arrivals(fake: &Fake, count: u64) -> Vec<u64> {
     let (mut a, mut b) = pair(fake, 1024);
     let (from, to) = (a.buffer(0, 8), b.target(0));
@@ -313,7 +313,7 @@ fn an_unprotected_short_queue_overruns() {
             unsafe { a.ep.write(from, to, Some(n), context) }.unwrap();
         }
         for _ in 0..50 {
-            // Only the origin reads its queue.
+            // Only the origin reads its queue, so that the target's queue fills.
             a.read();
         }
         let seen: Vec<_> = (0..50).flat_map(|_| b.read()).collect();

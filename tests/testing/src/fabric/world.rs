@@ -2,10 +2,11 @@
 //!
 //! An operation leaves its origin (`Leaving`), travels (`Flying`), is executed at its target, and
 //! its completion returns (`Returning`). Each stage lasts some reads of a completion queue. With
-//! automatic progress any read advances everything. With manual progress the origin's reads advance
-//! the first and the last stage, the target's reads the middle one.
+//! automatic progress any read advances everything. With manual progress, the origin's reads
+//! advance the first and the last stage, and the target's reads advance the middle stage.
 //!
-//! This file holds the state and starts operations; `step` advances them, `target` executes them.
+//! This file contains the state and starts operations. `step` advances operations, and `target`
+//! executes them.
 
 mod step;
 mod target;
@@ -31,7 +32,7 @@ pub(super) struct World {
     state: Mutex<State>,
 }
 
-/// An injected error.
+/// An injected error: see [`Fake::fail`](super::Fake::fail).
 #[derive(Debug)]
 pub(super) struct Fault {
     pub skip: u32,
@@ -54,7 +55,7 @@ pub(super) struct Ep {
     pub av: Option<u32>,
     pub tx: Option<u32>,
     pub rx: Option<u32>,
-    /// True if only operations that request a completion get one.
+    /// True if an operation reports its completion only if it requests one.
     pub selective: bool,
     pub op_flags: u64,
     pub enabled: bool,
@@ -72,7 +73,6 @@ pub(super) struct Mr {
     pub len: usize,
     pub access: u64,
     pub key: u64,
-    /// True for device memory.
     pub device: bool,
     pub by_descriptor: bool,
 }
@@ -87,7 +87,7 @@ pub(super) enum Verb {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Posted with `FI_MORE`, and waits for a post without that flag.
+    /// Posted with `FI_MORE`. Waits for a post without that flag.
     Held,
     Leaving,
     Flying,
@@ -107,9 +107,8 @@ pub(super) struct Op {
     pub delivery: bool,
     pub local: *mut u8,
     pub len: usize,
-    /// True if `local` is device memory.
     pub of_device: bool,
-    /// A copy of `local`. After the copy the source may be reused.
+    /// A copy of the source. Once it exists, the program may reuse the source.
     pub copy: Option<Vec<u8>>,
     pub data: Option<u64>,
     pub addr: u64,
@@ -118,7 +117,7 @@ pub(super) struct Op {
     pub wait: u32,
     pub landed: bool,
     pub fault: Option<Fault>,
-    /// True if the operation's connection is broken. The origin gets an error, whether or not the
+    /// True if the operation's connection is broken. The origin gets an error, even if the
     /// operation lands.
     pub torn: bool,
     /// True for a broken operation that is still in the network, after its origin has seen the
@@ -137,25 +136,26 @@ pub(super) struct State {
     pub eps: BTreeMap<u32, Ep>,
     pub mrs: Vec<Mr>,
     pub ops: Vec<Op>,
-    /// Contexts that the provider owns, and the marks that it wrote there.
+    /// Contexts that the provider owns, and the mark that it wrote into each.
     contexts: HashMap<usize, usize>,
-    /// Connections that an error has ended, and the number of the last operation that fails with
-    /// them.
+    /// Connections (origin, target) that an error has ended, and the number of the last operation
+    /// that fails for that reason.
     ended: HashMap<(u32, Option<u32>), u64>,
     pub faults: Vec<Fault>,
-    /// True if closing registrations is refused.
+    /// True if the provider refuses to close registrations.
     pub keeps_registrations: bool,
-    /// True if registering is refused.
+    /// True if the provider refuses to register memory.
     pub refuses_registrations: bool,
     /// Domains in which the record of a read was freed twice.
     pub damaged: BTreeSet<u32>,
     pub cut: Vec<String>,
-    /// Interfaces with broken connections, and how late operations in flight may land.
+    /// Interfaces with pulled cables, and the maximum delay of operations that still land, in reads
+    /// of a queue.
     pub pulled: Vec<(String, u32)>,
     /// Interfaces without an address.
     pub bare: Vec<String>,
     pub bus: Option<Arc<dyn Bus>>,
-    /// Domains that may register device memory.
+    /// Domains opened with `FI_HMEM`, so that they may register device memory.
     pub reaching: BTreeSet<u32>,
     pub violations: Vec<String>,
     pub open: usize,
@@ -163,8 +163,8 @@ pub(super) struct State {
     pub counts: Counts,
 }
 
-// SAFETY: the pointers come from the program's posts. They are used under the lock and only while
-// the program must keep them valid, which it must do on every thread.
+// SAFETY: the pointers come from the program's posts. They are used under the lock, and only while
+// the program must keep them valid for every thread.
 unsafe impl Send for State {}
 
 impl World {
@@ -219,7 +219,7 @@ pub(super) fn ep_of(name: &[u8]) -> Option<u32> {
 }
 
 impl State {
-    /// Draws a number below `bound`, which is not 0.
+    /// Returns a random number below `bound`. `bound` must not be 0.
     pub fn draw(&mut self, bound: u32) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -227,7 +227,6 @@ impl State {
         ((self.random >> 32) % u64::from(bound)) as u32
     }
 
-    /// Returns the next object number.
     pub fn number(&mut self) -> u32 {
         self.next += 1;
         self.next
@@ -279,7 +278,8 @@ impl State {
         }
     }
 
-    /// True if local memory may be used with this descriptor.
+    /// True if the range is inside the registration of this descriptor, or the persona needs no
+    /// descriptors.
     pub fn may_use(
         &mut self,
         ep: u32,
@@ -307,7 +307,7 @@ impl State {
         good
     }
 
-    /// Returns the device whose memory holds this range.
+    /// Returns the device that contains this address range.
     pub fn device_of(&self, at: usize, len: usize) -> Option<u32> {
         self.bus.as_ref()?.device_of(at as u64, len)
     }
@@ -382,7 +382,8 @@ impl State {
         ep.and_then(|ep| self.eps.get(&ep)).is_some_and(|ep| !ep.dead)
     }
 
-    /// Damages the domain of an endpoint that is being closed, if the data of a read arrives.
+    /// Damages the domain of a closing endpoint if one of its reads is in flight and the persona
+    /// [frees reads twice](super::Persona::frees_reads_twice).
     pub fn damage_by_close(&mut self, ep: u32) {
         let arrives = |op: &Op| op.src == ep && op.verb == Verb::Read && op.stage == Stage::Flying;
         if self.persona.frees_reads_twice && self.ops.iter().any(arrives) {
@@ -394,8 +395,8 @@ impl State {
         self.eps.get(&ep).is_some_and(|ep| self.cut.contains(&ep.interface))
     }
 
-    /// Returns how late an operation in flight between two endpoints may land, if the connection is
-    /// broken.
+    /// Returns the maximum delay of an operation between two endpoints, or `None` if their
+    /// connection works.
     fn torn(&self, src: u32, dst: Option<u32>) -> Option<u32> {
         let of = |ep: u32| {
             let interface = &self.eps.get(&ep)?.interface;
@@ -405,7 +406,7 @@ impl State {
     }
 
     /// Breaks the connections of an interface. Each write or message in flight is lost, or lands
-    /// within `late` reads of a queue. Its origin gets an error in both cases, even if the
+    /// within `late` reads of a queue. The origin gets an error in both cases, even if the
     /// operation has landed but was not reported yet.
     pub fn pull(&mut self, interface: &str, late: u32) {
         self.pulled.push((interface.to_owned(), late));
@@ -418,15 +419,15 @@ impl State {
         self.ops.append(&mut ops);
     }
 
-    /// Breaks the connection of an operation.
+    /// Marks an operation as broken. A write or message may go on as a stray.
     pub(super) fn tear(&mut self, op: &mut Op, late: u32) {
         if std::mem::replace(&mut op.torn, true) {
             return;
         }
         let carries = matches!(op.verb, Verb::Write | Verb::Send);
         if carries && !op.landed && self.draw(3) != 0 {
-            // SAFETY: the payload was copied, or is readable until the completion, which was not
-            // reported yet.
+            // SAFETY: the payload was copied, or is readable until the completion. The completion
+            // has not been reported yet.
             let copy = Some(unsafe { self.source(op) });
             let wait = self.draw(late + 1);
             let (context, fault, stage) = (std::ptr::null_mut(), None, Stage::Flying);
@@ -459,7 +460,7 @@ impl State {
         op.wait = self.delay();
     }
 
-    /// Kills an endpoint. `address` is its address, or ends with it.
+    /// Kills an endpoint. `address` ends with the endpoint's address.
     pub fn kill(&mut self, address: &[u8]) {
         if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
             self.forget(ep);
@@ -494,7 +495,7 @@ impl State {
     }
 }
 
-/// Returns the descriptor of a registration for local posts. It is not a pointer.
+/// Returns the local descriptor of a registration. The value is not a pointer.
 pub(super) fn descriptor(mr: u32) -> *mut c_void {
     std::ptr::without_provenance_mut((mr as usize) << 8 | 0xd5)
 }

@@ -1,4 +1,4 @@
-//! Endpoints: open, bind, enable, getname, close.
+//! Endpoints.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_int, c_void};

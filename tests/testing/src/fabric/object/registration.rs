@@ -1,4 +1,4 @@
-//! Memory registrations, with keys as the persona requires.
+//! Memory registrations. The program or the provider chooses the keys, as the persona requires.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ unsafe extern "C" fn register(
     }
 }
 
-/// Registers memory by attributes. Device memory is given by address or by descriptor.
+/// Implements `fi_mr_regattr`. Device memory is given by its address or by a dmabuf descriptor.
 unsafe extern "C" fn register_attr(
     domain: *mut fid,
     attr: *const fi_mr_attr,
@@ -181,7 +181,7 @@ unsafe extern "C" fn control_mr(mr: *mut fid, command: c_int, _argument: *mut c_
             return -libc::EINVAL;
         }
         mr.enabled = true;
-        // The key is valid from now on.
+        // From here on the key is valid.
         (*this).raw.key = mr.key;
     }
     0

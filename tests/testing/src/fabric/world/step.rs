@@ -1,5 +1,5 @@
-//! The stages of operations. A read of a completion queue advances some operations, and reports
-//! completions to the origin.
+//! The stages of operations. A read of a completion queue advances some operations by one stage.
+//! The last stage reports a completion to the origin.
 
 use std::collections::HashSet;
 
@@ -46,14 +46,14 @@ impl State {
         self.ops = ops;
     }
 
-    /// Returns an ordering key. Operations with the same key are executed in the order posted.
+    /// Returns the ordering key of an operation. Operations with equal keys are executed in the
+    /// order posted. `None`: in any order.
     fn lane(&self, op: &Op) -> Option<(u32, Option<u32>)> {
         let in_order = self.persona.is_ordered()
             || self.persona.order & FI_ORDER_SAS != 0 && op.verb == Verb::Send;
         (in_order && !op.torn).then_some((op.src, op.dst))
     }
 
-    /// Advances an operation by one stage, if possible.
     fn advance(&mut self, ops: &mut [Op], at: usize) {
         let (src, dst) = (ops[at].src, ops[at].dst);
         if self.is_cut(src) || dst.is_some_and(|dst| self.is_cut(dst)) {
@@ -67,8 +67,8 @@ impl State {
         }
         match ops[at].stage {
             Stage::Flying if ops[at].stray => {
-                // A stray lands in the endpoint that it was sent to, or nowhere if that endpoint is
-                // gone.
+                // A stray lands at its original target endpoint. It is dropped if that endpoint is
+                // closed.
                 match self.is_alive(dst).then(|| self.carry_out(&ops[at])) {
                     Some(Outcome::Later) => {}
                     landed => {
@@ -114,7 +114,7 @@ impl State {
                     Outcome::Failed(code) => {
                         if self.persona.is_ordered() {
                             // On an ordered connection a failed operation ends the connection. The
-                            // next post opens a new one.
+                            // next post opens a new connection.
                             self.ended.insert((src, dst), self.posted);
                         }
                         self.fail(&mut ops[at], code);
@@ -179,7 +179,7 @@ impl State {
         true
     }
 
-    /// Completes an operation with an error, whether or not it requested a completion.
+    /// Completes an operation with an error, even if it requested no completion.
     fn fail(&mut self, op: &mut Op, code: i32) {
         let (provider, data) =
             op.fault.take().map_or((0, vec![]), |fault| (fault.provider, fault.data));
@@ -224,7 +224,7 @@ impl State {
 }
 
 impl Op {
-    /// True if the operation only reads the origin's memory.
+    /// True if the operation sends data from the origin's memory.
     fn verb_sends(&self) -> bool {
         matches!(self.verb, Verb::Send | Verb::Write)
     }

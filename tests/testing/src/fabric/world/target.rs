@@ -6,7 +6,6 @@ use super::{Op, State, Verb};
 use crate::fabric::post;
 use crate::fabric::queue::Item;
 
-/// The result of an execution.
 pub(super) enum Outcome {
     Done,
     /// The target has no receive, or no room in its queue.
@@ -67,7 +66,7 @@ impl State {
             } else {
                 None
             };
-            // An event without an operation has no context, or an arbitrary one.
+            // A completion without a receive has a null context, or an arbitrary one.
             let none = if self.persona.stray_context { 0x5a5a_5a5a } else { 0 };
             let context =
                 receive.map_or(std::ptr::without_provenance_mut(none), |receive| receive.context);
@@ -117,14 +116,14 @@ impl State {
         Outcome::Done
     }
 
-    /// Returns the origin's number in the target's address vector.
+    /// Returns the origin's `fi_addr_t` in the target's address vector.
     fn address_of(&self, dst: u32, src: u32) -> u64 {
         let known = self.eps[&dst].av.and_then(|av| self.avs.get(&av));
         let at = known.and_then(|known| known.iter().position(|&ep| ep == Some(src)));
         at.map_or(FI_ADDR_NOTAVAIL, |at| at as u64)
     }
 
-    /// Returns registered memory of a target, and whether it is device memory.
+    /// Returns the address of registered memory at the target, and true if it is device memory.
     fn remote(
         &self,
         dst: u32,
