@@ -26,7 +26,7 @@ fn start_in(variables: &[(&str, &str)], name: &str, arguments: &[String]) -> Chi
     })
 }
 
-/// Returns the lines that an example printed. Fails if it did not exit with success.
+/// Returns the lines that an example printed. Fails unless the example exits with success.
 fn output(child: Child) -> Vec<String> {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -34,7 +34,7 @@ fn output(child: Child) -> Vec<String> {
     said.lines().map(str::to_owned).collect()
 }
 
-/// Returns an address on which nothing listens.
+/// Returns an unused address.
 fn address() -> String {
     format!("127.0.0.1:{}", port::free_port())
 }

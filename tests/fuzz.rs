@@ -1,5 +1,5 @@
-//! Runs the libraries' parsers of peer-controlled input on mutated inputs. A parser must not panic
-//! or read beyond its input, and must be able to re-encode each accepted input.
+//! Runs the libraries' parsers for input from peers on mutated inputs. A parser must not panic or
+//! read beyond its input, and must be able to re-encode each accepted input.
 //!
 //! `FISHPLATE_FUZZ_SECONDS` sets the time for all parsers together (default 5). `FISHPLATE_SEED`
 //! repeats a run. `tests/fuzz` runs the same parsers under cargo-fuzz. `FISHPLATE_FUZZ_SAVE` adds
@@ -15,7 +15,7 @@ use fishplate_core::engine::fuzzing::{self, Target};
 mod driver;
 mod fence;
 
-/// The parsers of all libraries. The tool and the NIXL plugin test their own.
+/// Returns the parsers of all libraries. The tool and the NIXL plugin test their own parsers.
 fn targets() -> impl Iterator<Item = &'static Target> {
     let packages = [
         fuzzing::TARGETS,
@@ -39,7 +39,7 @@ fn variable(name: &str, default: u64) -> u64 {
 fn parsers_neither_panic_nor_overread_nor_alter_input() {
     let seed = variable("FISHPLATE_SEED", u64::from(process::id()));
     let seconds = variable("FISHPLATE_FUZZ_SECONDS", 5);
-    // Printed first, because a read beyond the input kills the process.
+    // Prints the seed before the run, because a read beyond the input kills the process.
     eprintln!("FISHPLATE_SEED={seed} FISHPLATE_FUZZ_SECONDS={seconds}");
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus");
     let time = Duration::from_secs(seconds) / targets().count() as u32;
@@ -108,7 +108,7 @@ mod planted {
         assert!(told.contains("changes in a round trip"), "{told}");
     }
 
-    /// Runs in a separate process, because the read kills the process.
+    /// Runs itself again as a child process, because the read kills the process.
     #[test]
     fn a_read_beyond_the_input_is_found() {
         if env::var_os("FISHPLATE_PLANTED").is_some() {

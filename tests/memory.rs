@@ -18,7 +18,7 @@ use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 
 const PEERS: u16 = 1000;
-/// One number is reserved for "no peer".
+/// Maximum number of peers. The last peer number is reserved for "no peer".
 const MOST: u16 = u16::MAX;
 const CX: ContextId = ContextId(0);
 const MATCHING: MatchConfig = MatchConfig::for_streams(PEERS as usize);
@@ -45,7 +45,7 @@ fn laid_out(config: &Config) -> (usize, usize) {
     (state + contexts * stream, contexts * room)
 }
 
-/// An engine over one rail. It has many peers, and each of them is the engine itself.
+/// An engine over one rail with many peers. Each peer is the engine itself.
 struct World<'m> {
     engine: Engine<'m, Rail, 1>,
     peers: Vec<(PeerId, RemoteId)>,
@@ -53,7 +53,7 @@ struct World<'m> {
 }
 
 impl World<'_> {
-    /// Posts something to each peer `times` times, and makes passes until everything has arrived.
+    /// Calls `post` `times` times for each peer, and makes passes until everything has arrived.
     fn each(
         &mut self,
         times: u32,
@@ -100,8 +100,7 @@ impl World<'_> {
 }
 
 /// Returns the resident bytes for `count` peers in four states: unused; connected; after one
-/// put-signal and one unexpected message; with a full reordered window and as many messages as
-/// credits.
+/// put-signal and one unexpected message; busy, with a full reordered window and all credits used.
 fn stages(count: u16, busy: bool) -> [i64; 4] {
     let config = Config::DEFAULT;
     let limits = Limits { peers: count, remotes: count, ..Limits::DEFAULT };

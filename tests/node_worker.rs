@@ -16,7 +16,7 @@ use fishplate::worker::Options;
 use fishplate::{Cmp, Node, Notice, PeerId, Signal};
 use node::{SOON, Side, Way, two, ways};
 
-/// Length of a message that no rail sends in one piece.
+/// Length of a message that is too long for one piece on any rail.
 const LONG: usize = 700_000;
 
 fn same(builder: Builder) -> Builder {
@@ -34,7 +34,7 @@ fn a_peer_is_answered_while_the_program_sleeps() {
             let there = node.import(*peer, handle).unwrap();
             if *rank == 0 {
                 receive.recv().unwrap();
-                // These operations need progress at the other side, whose program makes no calls
+                // These operations need progress at the other side. Its program makes no calls
                 // while it waits for us.
                 for n in 0..10 {
                     assert_eq!(node.fetch_add(there.at(8), 1, SOON), Ok(n));
@@ -46,7 +46,7 @@ fn a_peer_is_answered_while_the_program_sleeps() {
                 let request =
                     node.post_recv(Some(*peer), 1, Tag::ZERO, memory.slice(64..), 5).unwrap();
                 send.send(vec![]).unwrap();
-                // Waits outside the node's calls.
+                // Waits without calling the node.
                 receive.recv().unwrap();
                 let status =
                     node.test_recv(request).unwrap().expect("it has been received meanwhile");
@@ -68,10 +68,10 @@ fn operations_of_a_sleeping_program_continue_and_its_peers_connect() {
             let Side { node, peer, rank, send, receive } = &mut side;
             let memory = node.alloc(1 << 20).unwrap();
             if *rank == 0 {
-                // The call waits for the connection, but not until the peer has read the message.
+                // `send` waits for the connection, but not until the peer has read the message.
                 node.send(*peer, 1, memory.slice(..LONG), Notice::Silent).unwrap();
                 begun.send(()).unwrap();
-                // Waits outside the node's calls until the peer has the message.
+                // Waits without calling the node, until the peer has the message.
                 receive.recv().unwrap();
             } else {
                 let mut into = vec![1; LONG];
@@ -99,7 +99,7 @@ fn used() -> (Duration, i64) {
     (time(usage.ru_utime) + time(usage.ru_stime), usage.ru_nvcsw)
 }
 
-/// Runs in a separate process, so that nothing else uses processor time.
+/// Runs itself again in a separate process, so that no other test uses processor time.
 #[test]
 fn an_idle_worker_uses_little_processor_time() {
     const ALONE: &str = "FISHPLATE_TEST_ALONE";
@@ -111,7 +111,7 @@ fn an_idle_worker_uses_little_processor_time() {
         return;
     }
     idle(same);
-    // Devices do not notify, so they are polled.
+    // With a device the worker must poll, because devices do not notify.
     idle(|builder| builder.gpu(Gpu::StandIn));
     ways().into_iter().filter(|way| *way != Way::SharedMemory).for_each(idle_over);
 }
@@ -158,7 +158,8 @@ fn idle(change: impl Fn(Builder) -> Builder) {
     });
 }
 
-/// Fails if two workers were busier than with polls and sleeps of 10 ms in turn.
+/// Runs `meanwhile`. Fails if two workers use more processor time than a loop that polls and sleeps
+/// for 10 ms in turn.
 fn rested(who: &str, meanwhile: impl FnOnce()) {
     let (before, begun) = (used(), Instant::now());
     meanwhile();
@@ -169,12 +170,12 @@ fn rested(who: &str, meanwhile: impl FnOnce()) {
         sleeps as u128 * 1000 < 240 * took.as_millis(),
         "{who} slept {sleeps} times in {took:?}"
     );
-    // A poll costs up to 0.1 ms on a loaded machine. A worker that never slept would use all of the
+    // A poll costs up to 0.1 ms on a loaded machine. A worker without sleeps would use all of the
     // time.
     assert!(time < took / 5, "{who} used {time:?} of {took:?}");
 }
 
-/// Two nodes of this process, each with a worker and with the other's memory imported.
+/// Two nodes of this process. Each has a worker, and has imported the other's memory.
 struct Pair {
     nodes: [Node; 2],
     peers: [PeerId; 2],
@@ -193,8 +194,8 @@ fn pair(change: impl Fn(Builder) -> Builder) -> Pair {
     Pair { nodes, peers, inboxes, theirs: [at_b, at_a] }
 }
 
-/// Fails unless the median of `rounds` rounds is below the limit in one of several attempts. Other
-/// load delays some attempts, a defect delays all.
+/// Fails unless the median time of `rounds` rounds is below the limit in one of several attempts.
+/// Other load delays some attempts. A defect delays all attempts.
 #[track_caller]
 fn takes_less_than(limit: Duration, rounds: usize, mut round: impl FnMut(usize) -> Duration) {
     let mut attempt = || {
@@ -226,7 +227,7 @@ fn a_wait_is_woken_through_the_wait_object_of_its_worker() {
     static SIGNALLED: Mutex<Option<Instant>> = Mutex::new(None);
     let mut rounds = 0;
     takes_less_than(Duration::from_millis(2), 41, |round| {
-        // Waits for a different phase of the worker's sleep in each round.
+        // Starts each round at a different phase of the worker's sleep.
         thread::sleep(Duration::from_micros(2000 + round as u64 * 617 % 8000));
         rounds += 1;
         ask.send(rounds).unwrap();
@@ -265,7 +266,7 @@ fn workers_connect_peers_by_themselves() {
     let_it_sleep();
     let peers = [a.connect(to_b).unwrap(), b.connect(to_a).unwrap()];
     let deadline = Instant::now() + SOON;
-    // `reach` makes no progress.
+    // `reach` itself makes no progress.
     while !(a.reach(peers[0]).unwrap().shared_memory && b.reach(peers[1]).unwrap().shared_memory) {
         assert!(Instant::now() < deadline, "not connected");
         thread::sleep(Duration::from_millis(1));
@@ -290,7 +291,7 @@ fn a_node_with_a_worker_is_dropped_and_closed_with_work_in_flight() {
                     _ = side.node.post_recv(None, 1000 + tag, Tag::ZERO, memory.slice(..), 0);
                 }
                 match closes {
-                    // No receive matches the sends.
+                    // No receive matches the sends, so the close cannot complete.
                     true => _ = side.node.close(Duration::from_millis(100)),
                     false => drop(side.node),
                 }

@@ -27,10 +27,9 @@ const CX: ContextId = ContextId(0);
 /// Maximum number of events in flight to one rank.
 const DEPTH: usize = 256;
 
-/// A rail picks the event to deliver at random from at most this many of its oldest events.
+/// Each rail delivers a random one of its oldest events: of at most this many.
 const REACH: u64 = 8;
 
-/// An event that arrives at a rank.
 enum Event {
     Landed(u32),
     Message(Vec<u8>),
@@ -43,7 +42,7 @@ struct Switch {
     random: u64,
 }
 
-/// A rank's end of the switch. [`peer_of`] numbers its peers.
+/// A rank's end of the switch. [`peer_of`] assigns the peer numbers.
 struct Port<'s> {
     switch: &'s RefCell<Switch>,
     rank: u16,
@@ -84,7 +83,7 @@ impl Port<'_> {
 }
 
 // SAFETY: registered memory belongs to this process and outlives the engines. Local memory is not
-// accessed after a post returns. A shared reference cannot modify the rail.
+// accessed after a post returns. Through `Setup`, a shared reference, nothing can change the rail.
 unsafe impl<'s> Rail for Port<'s> {
     type Setup<'a>
         = &'a Port<'s>
@@ -205,8 +204,8 @@ unsafe impl<'s> Rail for Port<'s> {
     }
 }
 
-/// A rank: its engine and its memory. The memory has two slots and a signal word per rank, then two
-/// sources per rank.
+/// A rank: its engine and its memory. The memory has two slots per rank, then a signal word per
+/// rank, then two sources per rank.
 struct Rank<'m, 's> {
     engine: Engine<'m, Port<'s>, 1>,
     peers: Vec<PeerId>,
@@ -216,7 +215,6 @@ struct Rank<'m, 's> {
 }
 
 impl Rank<'_, '_> {
-    /// Loads a word of this rank's memory.
     fn word(&self, at: usize) -> u64 {
         // SAFETY: the word lies inside the memory, which the test accesses from one thread.
         unsafe { self.memory.add(at).read() }
@@ -238,7 +236,8 @@ fn idle_pass(rank: &mut Rank) -> Duration {
     (0..100).map(|_| pass(rank)).min().unwrap()
 }
 
-/// Puts a word of rank `from` into both slots of rank `to`, then adds to a signal.
+/// Puts a word into each of the two slots of rank `from` at rank `to`, then adds to the signal
+/// word.
 fn send(ranks: &mut [Rank], from: usize, to: usize, until: Instant) {
     let count = ranks.len();
     let peer = ranks[from].peers[usize::from(peer_of(from as u16, to as u16))];
@@ -248,7 +247,7 @@ fn send(ranks: &mut [Rank], from: usize, to: usize, until: Instant) {
     let at = |word: usize| 8 * word as u64;
     for slot in 0..2 {
         // SAFETY: the words lie inside the memory, which the test accesses from one thread. Each
-        // target has two sources.
+        // target rank has its own two sources.
         unsafe {
             rank.memory.add(3 * count + 2 * to + slot).write(contents(from, to) + slot as u64)
         };
@@ -265,7 +264,7 @@ fn send(ranks: &mut [Rank], from: usize, to: usize, until: Instant) {
     });
 }
 
-/// Posts an operation of a rank. While there is no room, all ranks make passes.
+/// Posts an operation of a rank. While the rank has no room, all ranks make passes.
 fn again<'m, 's>(
     ranks: &mut [Rank<'m, 's>],
     from: usize,
@@ -293,7 +292,7 @@ fn settle(ranks: &mut [Rank], switch: &RefCell<Switch>, until: Instant) {
     }
 }
 
-/// Runs a job of `count` ranks. Returns the time of an idle pass of a rank that knows all others.
+/// Runs a job of `count` ranks. Returns the time of an idle pass of a rank with `count - 1` peers.
 fn job(count: usize, seed: u64) -> Duration {
     let until = Instant::now() + Duration::from_secs(20 + count as u64);
     let config = Config { window: 16, seed, ..Config::DEFAULT };
@@ -314,7 +313,7 @@ fn job(count: usize, seed: u64) -> Duration {
                 storage.engine(config, [Port { switch: &switch, rank: rank as u16 }]).unwrap();
             let memory_ptr = NonNull::new(memory.as_mut_ptr()).unwrap();
             // SAFETY: the memory has 5 * count words and outlives the engine. From here on only
-            // this pointer, which may reach all words, accesses it.
+            // `memory_ptr` accesses it, and that pointer may access all words.
             let region = unsafe { Region::new(memory_ptr.cast(), 40 * count, RegionKind::Private) };
             let here = engine.register(region).unwrap();
             let mut handle = [0; 512];
@@ -322,7 +321,7 @@ fn job(count: usize, seed: u64) -> Duration {
             Rank { engine, peers: vec![], here, handle: handle[..len].to_vec(), memory: memory_ptr }
         });
     let mut ranks: Vec<Rank> = opened.collect();
-    // Saturates, because other parts of the process may free memory meanwhile.
+    // Saturates, because other parts of the process may free memory in between.
     let grown = || resident().saturating_sub(before) / count;
     let alone = grown();
     for rank in &mut ranks {
@@ -355,7 +354,7 @@ fn job(count: usize, seed: u64) -> Duration {
                 send(&mut ranks, from, to, until);
             }
         }
-        // Some traffic of a step is still in flight during the next step.
+        // One pass per step, so some traffic is still in flight during the next step.
         ranks.iter_mut().for_each(|rank| _ = rank.engine.progress());
     }
     settle(&mut ranks, &switch, until);

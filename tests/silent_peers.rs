@@ -1,4 +1,4 @@
-//! Measures the memory of a node per peer with which it has never communicated, connected or not.
+//! Measures a node's memory per peer, for peers that it has never reached, connected or not.
 //!
 //! This is the only test of its program, because it measures the memory of the whole process.
 #![cfg(target_os = "linux")]
@@ -15,15 +15,15 @@ mod resident;
 
 use resident::resident;
 
-/// Opens a node for `peers` peers, and connects it to `known` peers of this host that do not exist.
-/// Returns how much anonymous memory the process gains.
+/// Opens a node for `peers` peers, and connects it to `known` peers on this host that do not exist.
+/// Returns the growth of the process's anonymous memory in bytes.
 fn growth(builder: Builder, peers: u16, known: u16) -> usize {
     let before = resident();
     let limits = Limits { peers, ..Limits::DEFAULT };
     let mut node = builder.limits(limits).open().unwrap();
     let mut address = node.address().to_vec();
     for number in 1..=u64::from(known) {
-        // The id and the socket number.
+        // Changes the id and the socket id in the address.
         address[6..14].copy_from_slice(&number.to_le_bytes());
         address[14..22].copy_from_slice(&number.to_le_bytes());
         node.connect(&address).unwrap();
@@ -33,12 +33,12 @@ fn growth(builder: Builder, peers: u16, known: u16) -> usize {
     grown
 }
 
-/// A node that may have a peer, over shared memory or several rails with failover; and a node that
-/// has connected a peer of this host, but has never reached it.
+/// Measures a node with room for a peer, over shared memory or several rails with failover. Also
+/// measures a node that has connected a peer on this host but never reached it.
 #[test]
 fn a_peer_never_talked_to_costs_at_most_64_bytes() {
-    // Otherwise malloc reuses memory of an earlier node for zeroed tables, and clears it. SAFETY:
-    // the call takes only numbers.
+    // Makes malloc map tables separately. Otherwise it would reuse and clear an earlier node's
+    // memory for zeroed tables. SAFETY: the call takes only numbers.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 4 << 10) };
     let provider = Fake::new(Persona::tcp(), 1);
     let settings = Settings { providers: vec!["tcp".into()], ..Settings::DEFAULT };

@@ -1,6 +1,6 @@
-//! Wake-ups. Submissions wake the worker. A completion wakes only its own queue. A thread that
-//! waits for another worker's queue sleeps until it is needed. Sleeps have no deadline here, so a
-//! lost wake-up hangs until the time limit of [`until`].
+//! Tests wake-ups. A submission wakes the worker. A completion wakes only the queue of its command.
+//! A thread that waits for another worker's queue sleeps until that queue's event completes. Sleeps
+//! have no deadline here, so after a lost wake-up a test hangs until the time limit of [`until`].
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
@@ -40,10 +40,10 @@ const MATCHING: MatchConfig = MatchConfig {
     pieces: 0,
     seed: 5,
 };
-/// Parks at once, until it is notified.
+/// A policy that parks at once, until notified.
 const SLEEPY: Policy = Policy { park_ns: u64::MAX, ..Policy::EFFICIENT };
 
-/// A host that records which threads sleep, and which word each wake-up was for.
+/// A host that records the sleeping threads, and the word of each wake-up.
 struct Counting {
     inner: LinuxHost,
     /// The words that threads sleep on, with the values at which they sleep.
@@ -51,7 +51,7 @@ struct Counting {
     wakes: Mutex<HashMap<usize, u64>>,
 }
 
-/// Longer than any test takes. The kernel has no unlimited sleep here.
+/// A sleep longer than any test, in place of an unlimited sleep.
 const LONG_NS: u64 = 600_000_000_000;
 
 fn address(word: &AtomicU32) -> usize {
@@ -64,9 +64,9 @@ impl Counting {
         Counting { inner: LinuxHost::private(), asleep: Mutex::default(), wakes: Mutex::default() }
     }
 
-    /// Waits until this many threads sleep, or are about to.
+    /// Waits until `threads` threads sleep or are about to sleep.
     fn until_asleep(&self, threads: usize) {
-        // SAFETY: a sleeper's words stay in place until it has removed them from the list.
+        // SAFETY: a sleeper's words stay in place until the sleeper has removed them from the list.
         let stands = |&(word, expected): &(usize, u32)| unsafe {
             (*(word as *const AtomicU32)).load(Ordering::SeqCst) == expected
         };
@@ -104,12 +104,12 @@ fn until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Makes a panic end the process, because sleeping threads would keep the test from ending.
+/// Makes a panic exit the process. Otherwise sleeping threads would keep a failed test from ending.
 fn panics_end_all() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         std::panic::set_hook(Box::new(|panic| {
-            // Bypasses the harness's capture, which would lose the message.
+            // Bypasses the test harness's capture, which would lose the message at exit.
             let _ = writeln!(std::io::stderr(), "{panic}");
             std::process::exit(101);
         }));
@@ -148,12 +148,12 @@ fn leak<T>(value: T) -> &'static mut T {
 type Hosted = Queue<'static, Counting>;
 type Rails = Loopback<64>;
 
-/// A worker's parts and the queues that feed it.
+/// An engine, and the queues and channels of its worker.
 struct Site {
     own: Own<Rails, 1>,
     channels: &'static Channels<QUEUES>,
-    /// The rail's wait object, which nobody notifies: a loopback reports in the pass that posts or
-    /// in the next one.
+    /// The rail's wait object. No test notifies it, because a loopback reports in the pass that
+    /// posts or in the next pass.
     arrivals: &'static EventCount,
     queues: Vec<Hosted>,
     consumers: Vec<CommandConsumer<'static>>,
@@ -214,7 +214,8 @@ fn a_worker_and_a_thread_sleep_until_another_worker_s_event() {
             let behind = submit(&mut after, Command::Marker, &[]);
             host.until_asleep(2);
             assert!(!filled.is_done() && !behind.is_done());
-            // Neither of the other threads wakes its own worker.
+            // So far nothing has woken the waiting thread. Now the first worker executes the
+            // command of `made`.
             let before = host.all_wakes();
             assert_eq!(host.wakes(&channels.recv[0]), 0);
             Worker::new(&mut first.own.engine, &mut first.consumers, SLEEPY).turn(host);
@@ -254,7 +255,7 @@ fn a_submission_wakes_only_the_worker_and_a_completion_only_its_queue() {
         let mut queues = queues.drain(..);
         let (mut busy, mut waits, mut idle) =
             (queues.next().unwrap(), queues.next().unwrap(), queues.next().unwrap());
-        // A thread that sleeps until the end of this test.
+        // Starts a thread that sleeps until the end of this test.
         let tag = Tag::new(7, 0);
         let recv = Command::Recv { source: None, tag, ignore: Tag::ZERO, into: None };
         let waiting = scope.spawn(move || {
@@ -274,8 +275,8 @@ fn a_submission_wakes_only_the_worker_and_a_completion_only_its_queue() {
             host.until_asleep(2);
             assert!(host.wakes(&channels.recv[0]) <= before[1] + 1);
         }
-        // Neither the sleeper of the receive side, nor the idle queue, nor the rail's wait object
-        // was notified.
+        // None of these was notified: the sleeper on the receive, the idle queue, the rail's wait
+        // object.
         assert_eq!([1, 2].map(|queue| host.wakes(&channels.recv[queue])), [0, 0]);
         assert_eq!(host.wakes(arrivals), 0);
         let send = Command::Send { to: peer, tag, from: None, sync: false };
@@ -384,8 +385,8 @@ fn pending_counts_entries_that_are_not_taken() {
     }
 }
 
-/// Commands depend on events of the queues of both workers, in any thread timing. Every command
-/// depends only on earlier ones, so there is no cycle, and all complete.
+/// Commands depend on events of both workers' queues. Every command depends only on earlier
+/// commands, so no cycle exists and all complete.
 #[test]
 fn commands_that_depend_on_each_other_over_two_workers_all_complete() {
     for seed in seeds(20) {
@@ -423,7 +424,7 @@ fn commands_that_depend_on_each_other_over_two_workers_all_complete() {
                             let command = loop {
                                 match queue.create(fill(target.at(64 * i as u64), round)) {
                                     Ok(command) => break command,
-                                    // Completions of other commands make room.
+                                    // Waits until other commands complete, so that a slot is free.
                                     Err(_) => queue.finish(NEVER).unwrap(),
                                 }
                             };

@@ -1,5 +1,5 @@
-//! Tests contexts and a worker with its engine on separate threads: nothing is lost, answers reach
-//! their callers, and sleepers are woken.
+//! Tests contexts and a worker with its engine on separate threads: no command is lost, replies
+//! reach their callers, and sleepers are woken.
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
@@ -76,8 +76,8 @@ fn patiently(mut ask: impl FnMut() -> Result<Ticket, OpError>) -> Ticket {
     }
 }
 
-/// Runs `user` on a thread per context. A worker serves them with a reordering engine that is its
-/// own peer.
+/// Runs `user` in one thread per context. A worker serves the contexts. Its engine is its own peer
+/// over reordering rails.
 fn with_worker(
     seed: u64,
     contexts: u8,
@@ -118,7 +118,7 @@ fn with_worker(
         stop.store(true, Ordering::Release);
         send.notify(host);
         assert!(running.join().unwrap(), "seed {seed}");
-        // The worker has stopped, so a failure ends the test.
+        // Unwraps only now that the worker has stopped, so that a failure ends the test.
         ends.into_iter().for_each(|end| end.unwrap());
     });
 }
@@ -201,8 +201,8 @@ fn submissions_before_the_stop_are_executed() {
             }
             if i == 0 {
                 let _ = word.set(());
-                // All increments of this context are applied. Increments of the other context may
-                // be in flight.
+                // After the quiet all increments of this context are applied. Increments of the
+                // other context may be in flight.
                 context.quiet(at.peer, NEVER).unwrap();
                 let ticket =
                     patiently(|| context.fetch(at.remote.at(0), Amo { op: AmoOp::Fetch, ..amo }));
@@ -227,7 +227,7 @@ fn refusals_and_expired_deadlines_are_reported() {
         let soon = 1;
         let late = context.wait_signal(at.target.at(0), Cmp::Eq, 9, None, soon);
         assert!(matches!(late, Err(WaitError::Deadline(_))), "{late:?}");
-        // The expired watch stays in the worker's table until its word arrives.
+        // The expired watch stays in the worker's table until its word changes.
         let signal = Signal { at: at.remote.at(0), op: SignalOp::Set, value: 9 };
         let ticket = patiently(|| context.signal(signal));
         assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(0)));
@@ -238,7 +238,7 @@ fn refusals_and_expired_deadlines_are_reported() {
 fn every_receive_through_a_worker_is_answered_once() {
     for seed in seeds(10) {
         with_worker(seed, 3, Policy::BALANCED, |i, context, at| {
-            // Each context has its own tags and memory; they share the queue.
+            // Each context has its own tags and memory. All contexts share the matcher's queues.
             let tag = |n: u64| Tag::new(n, i as u32);
             let (from, into) = (at.source.at(1024 * i as u64), at.target.at(1024 * i as u64));
             for (n, len) in [0, 8, 128, 129, 1000].into_iter().enumerate() {
@@ -259,7 +259,7 @@ fn every_receive_through_a_worker_is_answered_once() {
                     other => panic!("seed {seed}: {other:?}"),
                 }
                 assert_eq!(context.wait(sync, NEVER), Ok(Reply::Done(len as u64)), "seed {seed}");
-                // An unexpected message: probed, claimed, and received by its id.
+                // Probes, claims and receives an unexpected message.
                 let sent = patiently(|| context.send(at.peer, tag(n), Some((from, len))));
                 let any = Tag::new(u64::MAX, 0);
                 let found = loop {
@@ -278,7 +278,7 @@ fn every_receive_through_a_worker_is_answered_once() {
                 assert!(matches!(context.wait(sent, NEVER), Ok(Reply::Done(_))));
                 let again = patiently(|| context.mrecv(claimed, None));
                 assert_eq!(context.wait(again, NEVER), Ok(Reply::Refused(OpError::StaleToken)));
-                // A cancelled receive is answered too.
+                // A cancelled receive gets a reply too.
                 let open = patiently(|| context.recv(None, tag(99), Tag::ZERO, None));
                 assert_eq!(context.cancel(open, NEVER), Ok(Cancelled::Removed));
                 match context.wait(open, NEVER) {
@@ -308,7 +308,7 @@ fn an_expired_request_frees_its_slot_once_answered() {
         late(context.probe(None, Tag::ZERO, Tag::ZERO, 1).map(drop));
         late(context.mprobe(None, Tag::ZERO, Tag::ZERO, 1).map(drop));
         late(context.cancel(receive, 1).map(drop));
-        // All replies are dropped, except the reply of a ticket that is still held.
+        // The worker drops all replies, except the reply to a ticket that is still held.
         let put = context.put(source.at(0), 8, remote.at(64)).unwrap();
         late(context.wait(put, 1).map(drop));
         for _ in 0..20 {
@@ -321,7 +321,7 @@ fn an_expired_request_frees_its_slot_once_answered() {
 
 #[test]
 fn a_queue_waiting_for_silent_commands_is_woken() {
-    /// Parks until it is notified.
+    /// A policy that parks until notified.
     const SLEEPY: Policy = Policy { park_ns: u64::MAX, ..Policy::EFFICIENT };
     with_worker(1, 1, SLEEPY, |_, context, at| {
         for n in 0..1000 {

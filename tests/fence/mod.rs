@@ -1,4 +1,4 @@
-//! Memory between two inaccessible pages. An access outside the memory ends the test with SIGSEGV.
+//! Memory between two inaccessible pages. An access to those pages ends the test with SIGSEGV.
 #![allow(dead_code, reason = "not every test that includes this uses all of it")]
 
 use std::ptr::{self, NonNull};
@@ -17,7 +17,6 @@ pub struct Fence {
 unsafe impl Send for Fence {}
 
 impl Fence {
-    /// Allocates `len` zeroed bytes.
     pub fn new(len: usize) -> Fence {
         // SAFETY: the call takes only a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;

@@ -1,6 +1,6 @@
 //! Runs parsers on mutated valid inputs, with the stable toolchain. Each input lies between two
-//! inaccessible pages. Inputs alternately end at the second page and start right after the first
-//! one.
+//! inaccessible pages. Every second input ends at the second page. The others start right after the
+//! first page.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::fence::Fence;
 /// Maximum length of an input in bytes.
 pub const LONGEST: usize = 1 << 16;
 
-/// Numbers of inputs: all, accepted, and saved.
+/// Number of inputs run, of inputs accepted, and of inputs saved.
 #[derive(Debug, Default)]
 pub struct Count {
     pub inputs: u64,
@@ -22,7 +22,6 @@ pub struct Count {
     pub saved: usize,
 }
 
-/// A seeded random generator.
 struct Random {
     seed: u64,
     n: u64,
@@ -125,7 +124,7 @@ impl Bench<'_> {
     }
 }
 
-/// Integers at common limits.
+/// Integers around common limits, for [`change`].
 const EDGES: [u64; 16] = [
     0,
     1,
@@ -180,7 +179,7 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
             let to = random.below(len);
             input.splice(to..to, piece);
         }
-        // Lengthens or shortens a field together with its length prefix.
+        // Lengthens or shortens a field, and corrects its length prefix.
         9 | 10 if len > 2 => {
             let width = (1 << random.below(2)).min(len - 1);
             let at = at.min(len - width);
@@ -196,7 +195,7 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
                 input.splice(start + other.min(there)..start + there, filler);
             }
         }
-        // Joins the start of this input and the end of another.
+        // Joins the start of this input and the end of another input.
         _ => {
             let other = (target.sample)(random.next(), sample);
             input.truncate(at);
@@ -214,7 +213,7 @@ fn saved(corpus: &Path, name: &str) -> Vec<Vec<u8>> {
     files.iter().map(|file| fs::read(file).expect("a file of the corpus")).collect()
 }
 
-/// Adds valid inputs and some mutations to the corpus.
+/// Adds valid inputs and some mutated inputs to the corpus.
 fn save(target: &Target, corpus: &Path) {
     let (place, mut sample) = (corpus.join(target.name), vec![0; LONGEST]);
     fs::create_dir_all(&place).expect("a folder of the corpus");

@@ -1,9 +1,9 @@
-//! No call on the progress path takes long, whatever a peer or a stranger sends over TCP: to a rail
-//! of libfabric's tcp provider, to a bootstrap listener, or to the processes of a job. Honest peers
-//! make progress meanwhile.
+//! Tests that no call on the progress path takes long, whatever a peer or a stranger sends over
+//! TCP: to a rail of libfabric's tcp provider, to a bootstrap listener, or to the processes of a
+//! job. Meanwhile honest peers must make progress.
 //!
-//! The hostile peer and the honest one are separate processes. The hostile one plays one trick. A
-//! trick counts as slow if it delays a call in most attempts.
+//! The hostile peer and the honest peer are separate processes. The hostile process plays one
+//! trick. A trick counts as slow if it delays a call in most attempts.
 
 #[path = "../../shm/tests/hostile_time/forks.rs"]
 mod forks;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use meter::{LIMIT, Took};
 
-/// The first byte of an order.
+/// The first byte of an order: the role of the forked process.
 const HONEST: u8 = 0;
 const RAIL: u8 = 1;
 const SETUP: u8 = 2;
@@ -30,7 +30,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// Runs in the child processes.
+/// The entry point of the helper process that forks the others.
 #[test]
 fn child() {
     if std::env::var_os("FISHPLATE_ROLE").is_none() {
@@ -49,7 +49,8 @@ fn child() {
     });
 }
 
-/// Prints how long a trick took. Adds it to `too_long` if it took too long.
+/// Prints the longest call during a trick. Adds the trick to `too_long` if the call exceeds
+/// [`LIMIT`].
 fn note(name: &'static str, longest: Took, too_long: &mut Vec<(&'static str, Took)>) {
     println!("{:>9.3} ms in {:<12} {name}", longest.0.as_secs_f64() * 1e3, longest.1);
     if longest.0 > LIMIT {

@@ -35,7 +35,7 @@ const MATCHING: MatchConfig = MatchConfig {
 };
 const LIMITS: Limits = Limits { peers: 2, locals: 4, remotes: 8, operations: 48 };
 
-/// The deadline is long enough for an honest peer on a loaded machine.
+/// Settings of the rails. The deadline is long enough for an honest peer on a loaded machine.
 pub const FABRIC: FabricConfig = FabricConfig {
     max_peers: 4,
     max_message: 1024,
@@ -52,13 +52,14 @@ pub const FABRIC: FabricConfig = FabricConfig {
     seed: None,
 };
 
-/// The tags of messages for any peer, of messages to the honest peer, and of its answers.
+/// The tags of messages for any peer, of messages to the honest peer, and of the honest peer's
+/// answers.
 const ANY: Tag = Tag { lo: 1, hi: 0 };
 const THERE: Tag = Tag { lo: 2, hi: 0 };
 const BACK: Tag = Tag { lo: 3, hi: 0 };
 
-/// Number of any-source receives, offset of the honest peer's answers, and offset of what is read
-/// from the hostile peer.
+/// Number of any-source receives, offset of the honest peer's answers, and offset of data read from
+/// the hostile peer.
 const POSTED: u64 = 6;
 const ANSWERS: u64 = 32 << 10;
 const READ: u64 = 48 << 10;
@@ -71,7 +72,7 @@ const CANARY: u64 = 0xc5c5_c5c5_c5c5_c5c5;
 /// Number of rounds with the honest peer that must complete during each trick.
 const ROUNDS: u64 = 10;
 
-/// Returns what the tcp provider offers on the loopback interface, or why there is none.
+/// Returns the tcp provider's offer on the loopback interface, or the reason why it has none.
 pub fn offer() -> Result<Offer, String> {
     let path = std::env::var("FISHPLATE_LIBFABRIC").ok().and_then(|path| CString::new(path).ok());
     // SAFETY: the loader's default libfabric, or the one that `FISHPLATE_LIBFABRIC` names, is a
@@ -173,12 +174,11 @@ impl Victim {
         (victim, forks)
     }
 
-    /// Returns the payload of a round.
     fn payload(round: u64) -> [u8; 64] {
         std::array::from_fn(|i| (round as u8).wrapping_mul(31).wrapping_add(i as u8))
     }
 
-    /// Starts a round with the honest peer.
+    /// Starts a round with the honest peer, once the engine has room.
     fn ask(&mut self) {
         let bytes = Self::payload(self.rounds);
         match self.engine.send(CX, self.honest, THERE, Payload::Bytes(&bytes), Notice::Silent) {
@@ -192,7 +192,7 @@ impl Victim {
         }
     }
 
-    /// Does one pass of normal work, and measures each call.
+    /// Runs one turn of normal work, and measures each call.
     fn turn(&mut self) {
         let Victim { engine, meter, .. } = self;
         let events = meter.call("progress", || engine.progress());
@@ -225,7 +225,8 @@ impl Victim {
         }
     }
 
-    /// Lets a hostile process play its trick. Returns the reported error and the longest call.
+    /// Forks a hostile process that plays a trick. Returns the victim's error for that peer, and
+    /// the longest call.
     fn suffers(&mut self, hostile: &mut Forks, trick: usize) -> (Option<PeerError>, Took) {
         let (name, end, _) = TRICKS[trick];
         let (host, never) = (LinuxHost::shared(), Asleep::new());
@@ -236,7 +237,8 @@ impl Victim {
             &[&[RAIL, trick as u8, len as u8], &handle[..len], &address(&self.engine)].concat(),
         );
         let deadline = soon();
-        // The key and the base of its memory, and its address.
+        // Waits for the hostile process's message: the key and base of its memory, and its rail's
+        // address.
         let theirs = loop {
             self.turn();
             if let Some(theirs) = hostile.heard() {

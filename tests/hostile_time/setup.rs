@@ -1,5 +1,5 @@
-//! Strangers and hostile peers of a bootstrap listener, of a wire, and of the processes of a job. A
-//! waiting process must call the closure that makes progress often enough.
+//! Strangers and hostile peers attack a bootstrap listener, a wire, and the processes of a job.
+//! While a call waits, it must call the closure that makes progress often enough.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,27 +16,27 @@ use crate::meter::{Meter, Took, repeat};
 use crate::port::free_port;
 use crate::{SETUP, is_wanted, note, soon};
 
-/// Who suffers a trick.
+/// The victim of a trick.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Against {
     /// A bootstrap listener.
     Listener,
-    /// A wire. The hostile process did its handshake correctly.
+    /// A wire. The hostile process has completed the handshake.
     Wire,
     /// Rank 0 of a job that is being formed.
     Meeting,
     /// Rank 0 of a job in an exchange. The hostile process is a member.
     Leader,
-    /// A member of a job. The hostile process is rank 0, and tells its address.
+    /// A member of a job. The hostile process is rank 0.
     Member,
 }
 use Against::{Leader as ToLeader, Listener as ToListener, Meeting, Member, Wire};
 
-/// The name of a trick, who suffers it, and the trick.
+/// The name of a trick, its victim, and the function that plays it.
 type Trick = (&'static str, Against, fn(SocketAddr));
 
-/// How long the members of a job may wait for each other, in addition to the limit of a call. Rank
-/// 0 checks at this interval.
+/// Maximum interval between two calls of a closure in a job, in addition to [`LIMIT`]. Rank 0
+/// checks at this interval.
 const CHECKS: Duration = Duration::from_millis(50);
 
 fn card(id: u64) -> Card {
@@ -58,7 +58,7 @@ fn card(id: u64) -> Card {
     }
 }
 
-/// Connects. Tries again until somebody listens.
+/// Connects. Retries until a listener exists.
 fn dial(at: SocketAddr) -> TcpStream {
     let end = soon();
     let stream = loop {
@@ -89,7 +89,7 @@ fn byte_by_byte(stream: &mut TcpStream, bytes: &[u8]) {
     }
 }
 
-/// Sends bytes many times while there is room, and then ends the stream. Does not read.
+/// Sends bytes `count` times, or until the socket is full. Then ends the stream. Does not read.
 fn flood(mut stream: TcpStream, count: usize, bytes: &[u8]) {
     stream.set_write_timeout(Some(Duration::from_millis(5))).unwrap();
     let _ = stream.write_all(&bytes.repeat(count));
@@ -97,7 +97,7 @@ fn flood(mut stream: TcpStream, count: usize, bytes: &[u8]) {
     std::mem::forget(stream);
 }
 
-/// Encodes a message of a wire, with this version and length.
+/// Encodes a message of a wire, with the given version and length in its header.
 fn wire_message(version: u16, len: u32, payload: &[u8]) -> Vec<u8> {
     [&b"FPBS"[..], &version.to_le_bytes(), &[0, 0], &len.to_le_bytes(), payload].concat()
 }
@@ -110,7 +110,7 @@ fn greet(stream: &mut TcpStream) -> [u8; 16] {
     theirs[12..].try_into().unwrap()
 }
 
-/// Greets, then sends this instead of a card.
+/// Exchanges greetings, then sends these bytes instead of a card.
 fn show(at: SocketAddr, card: &[u8]) {
     let mut stream = dial(at);
     let nonce = greet(&mut stream);
@@ -119,7 +119,7 @@ fn show(at: SocketAddr, card: &[u8]) {
     std::mem::forget(stream);
 }
 
-/// Connects to a listener correctly. Returns the socket below the wire.
+/// Connects to a listener correctly. Returns the wire's socket.
 fn below(at: SocketAddr) -> TcpStream {
     let (wire, _) = connect(&at.to_string(), &card(2), soon()).unwrap();
     let socket = wire.as_fd().try_clone_to_owned().unwrap().into();
@@ -127,13 +127,13 @@ fn below(at: SocketAddr) -> TcpStream {
     socket
 }
 
-/// The frames of a job.
+/// The kinds of frames of a job.
 const DATA: u32 = 0;
 const MISSING: u32 = 1;
 const WELCOME: u32 = 4;
 const RANK: u32 = 6;
 
-/// The first bytes that a member sends, with the cookie of a job without one.
+/// The first bytes that a member sends: the magic, then the zeros of a job without a cookie.
 const HELLO: [u8; 40] = {
     let mut hello = [0; 40];
     let (mut at, magic) = (0, b"FPjob\0\0\x01");
@@ -148,7 +148,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Joins a job of two correctly.
+/// Joins a job of two ranks correctly.
 fn member(at: SocketAddr) -> TcpStream {
     let mut stream = dial(at);
     stream.write_all(&HELLO).unwrap();
@@ -166,7 +166,7 @@ fn member(at: SocketAddr) -> TcpStream {
     }
 }
 
-/// Leads a job of two correctly.
+/// Leads a job of two ranks correctly.
 fn leader() -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     tell(listener.local_addr().unwrap().to_string().as_bytes());
@@ -276,8 +276,8 @@ pub const TRICKS: &[Trick] = &[
     ("noise from rank 0", Member, |_| leader().write_all(&[0xee; 60_000]).unwrap()),
 ];
 
-/// Suffers a trick. Returns the longest call, or the longest time between two calls of the closure
-/// that makes progress.
+/// Runs the victim of a trick. Returns the longest call, or the longest time between two calls of
+/// the progress closure.
 fn suffers(hostile: &mut Forks, trick: usize) -> Took {
     let (name, against, _) = TRICKS[trick];
     let start = |hostile: &mut Forks, at: SocketAddr| {
@@ -325,7 +325,7 @@ fn suffers(hostile: &mut Forks, trick: usize) -> Took {
         Meeting => {
             let leader = Leader::open().unwrap();
             let id = leader.id();
-            // The port follows the magic, the version and a count.
+            // The port of the id follows the magic, the version and a count.
             start(hostile, local(u16::from_le_bytes([id.as_bytes()[6], id.as_bytes()[7]])));
             meter.begin();
             let mut honest = None;
@@ -357,18 +357,18 @@ fn suffers(hostile: &mut Forks, trick: usize) -> Took {
                 }
             };
             if against == ToLeader {
-                // The hostile process repeats its attempts until this one listens.
+                // The hostile process retries until this process listens.
                 start(hostile, at);
             }
             let mut job = Job::join(at, 2, Duration::from_secs(20)).unwrap();
-            // A flood waits in the socket.
+            // Waits until the trick is played, so that a flood is in the socket.
             while hostile.heard().is_none() {
                 assert!(Instant::now() < end, "{name}: not played");
             }
             meter.begin();
             let mut goes_on = true;
             while goes_on {
-                // A job makes 64 calls in a row.
+                // A job calls the closure 64 times in a row, so only every 64th call ends a lap.
                 let mut calls = 0;
                 let meanwhile = || {
                     calls += 1;

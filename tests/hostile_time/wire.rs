@@ -15,17 +15,17 @@ use crate::forks::tell;
 use crate::rail::{CONFIG, FABRIC, SIZE};
 use crate::soon;
 
-/// The outcome of a trick for the peer that plays it.
+/// What happens to the peer that plays a trick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The peer fails for a protocol violation.
+    /// The victim fails the peer for a protocol violation.
     Blamed,
-    /// The peer may fail.
+    /// The victim may or may not fail the peer.
     Any,
 }
 use End::{Any, Blamed};
 
-/// The name of a trick, its outcome, and the trick.
+/// The name of a trick, its outcome, and the function that plays it.
 pub type Trick = (&'static str, End, fn(&mut Hostile));
 
 const VICTIM: Peer = Peer(0);
@@ -34,14 +34,12 @@ const VICTIM: Peer = Peer(0);
 pub struct Hostile {
     rail: FabricRail,
     offer: Offer,
-    /// The victim's port.
     at: SocketAddr,
-    /// The victim's region: its number, its generation and its key.
+    /// The victim's region: its index and generation, and its key.
     region: [u8; 4],
     key: RailKey,
-    /// Our registered memory.
     own: Local,
-    /// The epoch in the words that the victim expects.
+    /// The epoch that the victim expects in our completion words.
     epoch: u32,
     seen: Seen,
 }
@@ -65,8 +63,8 @@ fn number<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().unwrap()
 }
 
-/// Plays a trick. The order contains the length of the victim's handle, the handle, and the
-/// victim's address.
+/// Plays a trick. `order` contains the length of the victim's handle, the handle, and the victim's
+/// address.
 pub fn play(offer: &Offer, trick: usize, order: &[u8]) {
     let (len, rest) = order.split_first().unwrap();
     let (handle, address) = rest.split_at(usize::from(*len));
@@ -83,7 +81,7 @@ pub fn play(offer: &Offer, trick: usize, order: &[u8]) {
     let mut hostile = Hostile {
         rail,
         offer: offer.clone(),
-        // A header of 16 bytes, then a `sockaddr_in`.
+        // A rail's address is a header of 16 bytes, then a `sockaddr_in`.
         at: ([127, 0, 0, 1], u16::from_be_bytes(number(&address[18..20]))).into(),
         region: number(&handle[4..8]),
         key: RailKey { key: word(0), base: word(8) },
@@ -93,7 +91,7 @@ pub fn play(offer: &Offer, trick: usize, order: &[u8]) {
     };
     TRICKS[trick].2(&mut hostile);
     tell(b"played");
-    // A peer that goes on answers the provider's questions.
+    // Polls on, so that the provider answers the victim's provider.
     let end = soon();
     while std::time::Instant::now() < end {
         hostile.poll();
@@ -106,7 +104,7 @@ impl Hostile {
         self.rail.poll(32, &mut self.seen);
     }
 
-    /// Repeats a post until it is accepted or the victim is gone.
+    /// Repeats a post until the rail accepts it, fails it, or a deadline expires.
     fn insist(&mut self, mut post: impl FnMut(&mut FabricRail) -> Result<(), PostError>) {
         let end = soon();
         while post(&mut self.rail) == Err(PostError::Again) && std::time::Instant::now() < end {
@@ -114,7 +112,6 @@ impl Hostile {
         }
     }
 
-    /// Sends a message.
     fn say(&mut self, message: &[u8]) {
         self.insist(|rail| {
             rail.post_message(VICTIM, message, Untrusted::from_slice(&[]), 0).map(drop)
@@ -126,7 +123,7 @@ impl Hostile {
         (0..1000).for_each(|n| self.say(&message(n)));
     }
 
-    /// Waits for the victim's Hello.
+    /// Waits for the victim's Hello. Returns its epoch.
     fn hello(&mut self) -> u32 {
         let end = soon();
         loop {
@@ -145,14 +142,14 @@ impl Hostile {
         self.say(&hello(5, self.epoch, VERSION));
     }
 
-    /// Returns the word with this number in stream 0.
+    /// Returns the completion word with sequence number `seq` in stream 0.
     fn word(&self, seq: u32) -> u32 {
-        // The window's bits, and two more, but at least 9.
+        // The sequence number has two bits more than the window, at least 9.
         let bits = (CONFIG.window.trailing_zeros() + 2).max(9);
         self.epoch << bits & 0xff_ffff | seq
     }
 
-    /// Encodes a message about the victim's region.
+    /// Encodes a message with the id of the victim's region in its header.
     fn message(&self, [kind, op, width]: [u8; 3], seq: u32, rest: &[u64]) -> Vec<u8> {
         let mut message = vec![kind, 0, op, width];
         message.extend(self.word(seq).to_le_bytes());
@@ -162,10 +159,10 @@ impl Hostile {
         message
     }
 
-    /// Writes 8 bytes to this key and offset with a word of completion data.
+    /// Writes 8 bytes to this key and offset, with `word` as completion data.
     fn write(&mut self, key: u64, offset: u64, word: u32) {
         let (local, to) = (Local { len: 8, ..self.own }, RailKey { key, ..self.key });
-        // The length covers the offset, so that our own rail accepts the write.
+        // The imported length covers the offset, so that our own rail accepts the write.
         let _ = self.rail.import(VICTIM, to, (offset + 8).max(1 << 20));
         let remote = Remote { key: to, offset };
         self.insist(|rail| {
@@ -174,12 +171,11 @@ impl Hostile {
         });
     }
 
-    /// Connects to the victim's port.
     fn dial(&self) -> TcpStream {
         TcpStream::connect(self.at).unwrap()
     }
 
-    /// Returns the bytes with which a rail of the provider requests a connection.
+    /// Returns a correct connection request of the provider, recorded from a rail of ours.
     fn connection_request(&mut self) -> Vec<u8> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut rail = FabricRail::open(&self.offer, FABRIC).unwrap();
@@ -210,7 +206,7 @@ impl Hostile {
 }
 
 impl Hostile {
-    /// Connects as a rail that the victim has not attached, and then sends these bytes.
+    /// Connects as a rail that the victim has not attached, then sends these bytes.
     fn connect(&mut self, bytes: &[u8]) {
         let request = self.connection_request();
         let mut stream = self.dial();
@@ -221,14 +217,13 @@ impl Hostile {
     }
 }
 
-/// Sends bytes over a new connection, and keeps it open.
+/// Sends bytes over a new connection, and leaves it open.
 fn pour(hostile: &Hostile, bytes: &[u8]) {
     let mut stream = hostile.dial();
     let _ = stream.write_all(bytes);
     std::mem::forget(stream);
 }
 
-/// Generates pseudo-random bytes.
 fn noise(len: usize) -> Vec<u8> {
     let words = std::iter::successors(Some(0x5eedu64), |x| {
         let x = x ^ x << 13;
@@ -241,7 +236,7 @@ fn noise(len: usize) -> Vec<u8> {
 /// Length of the head of a connection request of the provider, in bytes.
 const REQUEST_HEAD: usize = 32;
 
-/// The kinds of messages.
+/// The kinds of engine messages.
 const SIGNAL: u8 = 1;
 const SIGNAL_DATA: u8 = 2;
 const AMO: u8 = 3;
@@ -256,7 +251,7 @@ const TAGGED: u8 = 16;
 const REQUEST: u8 = 18;
 const FIN: u8 = 19;
 
-/// The version of the messages.
+/// The version of the engine's protocol.
 const VERSION: u32 = 9;
 
 fn hello(mine: u32, yours: u32, version: u32) -> Vec<u8> {
@@ -265,7 +260,7 @@ fn hello(mine: u32, yours: u32, version: u32) -> Vec<u8> {
     hello
 }
 
-/// Encodes a request to send `len` bytes, which lie under this key.
+/// Encodes a request to send `len` bytes that the receiver reads with this key.
 fn request(hostile: &Hostile, seq: u32, len: u64, key: RailKey) -> Vec<u8> {
     let mut message = hostile.message([REQUEST, 0, 0], seq, &[]);
     message[12..16].fill(0);
@@ -282,7 +277,7 @@ fn raise(signal: i32) {
 }
 
 pub const TRICKS: &[Trick] = &[
-    // Messages before the victim knows the peer.
+    // Messages before the Hello.
     ("silence", Any, |_| {}),
     ("a message of nothing", Any, |it| it.say(&[])),
     ("noise in a message", Any, |it| it.say(&noise(900))),
@@ -298,7 +293,7 @@ pub const TRICKS: &[Trick] = &[
         it.meet();
         it.say(&hello(6, it.epoch, VERSION));
     }),
-    // Messages of a connected peer.
+    // Messages after the Hello.
     ("a message of no kind, connected", Blamed, |it| {
         it.meet();
         it.say(&it.message([255, 0, 0], 0, &[0; 4]));
@@ -428,7 +423,7 @@ pub const TRICKS: &[Trick] = &[
         it.meet();
         (0..500).for_each(|n| it.write(it.key.key, 0, it.word(n % 16)));
     }),
-    // The process.
+    // Tricks with the process itself.
     ("stopped before it connects", Any, |_| {
         tell(b"played");
         raise(libc::SIGSTOP);

@@ -1,5 +1,5 @@
-//! Checks that sibling modules import each other in one direction only: no import circle at any
-//! level of any package.
+//! Checks that sibling modules import each other in one direction only: no package has an import
+//! circle at any level.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::{PACKAGES, product_code, sources, tokens};
 /// A module: its path from the crate root.
 type Module = Vec<String>;
 
-/// The known circles: package, parent, and the modules on the circle. No others are allowed.
+/// The known circles: package, parent, and the modules on the circle. No other circle is allowed.
 const KNOWN: [(&str, &str, &[&str]); 2] = [
     (
         "core",
@@ -20,7 +20,7 @@ const KNOWN: [(&str, &str, &[&str]); 2] = [
             "table", "wait",
         ],
     ),
-    // The provider's objects refer to each other, like those of a real provider.
+    // The objects of the fake provider refer to each other, as in a real provider.
     ("tests/testing", "fabric", &["info", "object", "post", "queue", "world"]),
 ];
 
@@ -49,7 +49,8 @@ fn paths(code: &str) -> Vec<Vec<&str>> {
     found
 }
 
-/// Reads a path or a use tree after `prefix`. Returns the position of the first token after it.
+/// Reads a path or a use tree after `prefix`. Returns the position of the first token after the
+/// tree.
 fn branch<'a>(
     tokens: &[&'a str],
     mut at: usize,
@@ -99,8 +100,7 @@ fn target(modules: &BTreeMap<Module, String>, from: &Module, path: &[&str]) -> M
     at
 }
 
-/// Returns the modules directly below `parent` that are on an import circle, or between two
-/// circles.
+/// Returns the child modules of `parent` that are on an import circle, or between two circles.
 fn circle(modules: &BTreeMap<Module, String>, parent: &[String]) -> BTreeSet<String> {
     let below = |module: &Module| {
         (module.len() > parent.len() && module.starts_with(parent))
@@ -114,7 +114,7 @@ fn circle(modules: &BTreeMap<Module, String>, parent: &[String]) -> BTreeSet<Str
             imports.extend(to.filter(|to| *to != from).map(|to| (from.clone(), to)));
         }
     }
-    // A module without imports or importers is on no circle.
+    // Repeatedly removes modules without imports or importers, because they are on no circle.
     loop {
         let left: BTreeSet<_> = imports.iter().map(|(from, _)| from.clone()).collect();
         let right: BTreeSet<_> = imports.iter().map(|(_, to)| to.clone()).collect();

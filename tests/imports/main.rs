@@ -1,4 +1,4 @@
-//! Checks the import rules of the tree in the sources.
+//! Checks the tree's import rules in its source files.
 //!
 //! | rule | read from |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | sibling modules import each other in one direction | all packages' src |
 //! | lines end at column 100, except addresses, tables and quoted text | all files but Rust code |
 //!
-//! Comments, and code that is compiled only for tests or models, may name anything.
+//! Comments may name anything, and so may code that is compiled only for tests or models.
 
 mod circles;
 
@@ -61,8 +61,8 @@ fn sources(package: &str) -> Vec<Source> {
 }
 
 /// Returns the code of a file without comments and without items under `#[cfg(test)]`,
-/// `cfg(all(test, ..))` or `#[cfg(fishplate_loom)]`. Also returns the names of those removed
-/// modules that have their own files. Expects the format of rustfmt.
+/// `cfg(all(test, ..))` or `#[cfg(fishplate_loom)]`. Also returns the names of removed modules with
+/// their own files. Expects code formatted by rustfmt.
 fn product_code(text: &str) -> (String, Vec<String>) {
     let mut code = String::new();
     let mut modules = vec![];
@@ -115,8 +115,8 @@ fn tokens(code: &str) -> Vec<&str> {
     tokens
 }
 
-/// Returns the names after `prefix::`, repeated at least `times`, including the branches of a use
-/// tree.
+/// Returns the names that follow at least `times` repetitions of `prefix::`. Includes the branches
+/// of a use tree.
 fn named_behind<'a>(prefix: &str, times: usize, tokens: &[&'a str]) -> Vec<&'a str> {
     let mut named = vec![];
     for at in 0..tokens.len().saturating_sub(2) {
@@ -143,7 +143,7 @@ fn named_behind<'a>(prefix: &str, times: usize, tokens: &[&'a str]) -> Vec<&'a s
     named
 }
 
-/// Returns the modules of core that this module must not name.
+/// Returns the modules of core that `module` must not name.
 fn above(module: &str) -> &'static [&'static str] {
     match module {
         "bytes" => &["sync", "rail", "engine", "queue", "context", "psm", "op", "mem", "error"],
@@ -161,7 +161,7 @@ fn layer_breaches(path: &Path, code: &str) -> Vec<String> {
     let module =
         path.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs");
     let tokens = tokens(code);
-    // From a path of N components, N `super`s lead to the crate root.
+    // From a file at a path of N components, N `super`s lead to the crate root.
     let depth = path.components().count();
     let named =
         named_behind("crate", 1, &tokens).into_iter().chain(named_behind("super", depth, &tokens));
@@ -233,7 +233,7 @@ fn layers_of_core_name_only_lower_layers() {
     assert!(breaches.is_empty(), "{breaches:#?}");
 }
 
-/// The packages, and for each the packages of this tree that it may depend on.
+/// The packages. Each entry lists the packages of this tree that the package may depend on.
 const PACKAGES: [(&str, &[&str]); 12] = [
     ("core", &[]),
     ("sys", &["fishplate-core"]),
@@ -292,7 +292,7 @@ fn libraries_start_no_thread_read_no_environment_and_set_no_handler() {
     }
 }
 
-/// Returns orderings stronger than relaxed, and fences, that are not written with `edge!` or
+/// Returns the orderings stronger than relaxed, and the fences, that do not use `edge!` or
 /// `edge_fence!`.
 fn unnamed_orderings(code: &str) -> Vec<String> {
     let tokens = tokens(code);
@@ -321,11 +321,11 @@ fn unnamed_orderings(code: &str) -> Vec<String> {
 
 #[test]
 fn every_ordering_is_relaxed_or_an_edge() {
-    // Not the tool and the test package: no user's data depends on their orderings.
+    // Skips the tool and the test package: no user's data depends on their orderings.
     let packages = PACKAGES.iter().map(|(package, _)| *package);
     for package in packages.filter(|package| !["tool", "tests/testing"].contains(package)) {
         for source in sources(package) {
-            // Exempt: the facade.
+            // Skips the facade, which defines `edge!`.
             if source.path == Path::new("sync/primitive.rs") {
                 continue;
             }
@@ -335,7 +335,8 @@ fn every_ordering_is_relaxed_or_an_edge() {
             if source.path.starts_with("fake") || package == "bindings/python" {
                 found.retain(|found| !["Ordering::SeqCst", "fence("].contains(&found.as_str()));
             }
-            // In the models a full fence precedes this store, so none fails without its ordering.
+            // In the models a full fence precedes this store, so no model fails without the store's
+            // ordering.
             if package == "adapters/psm2" && source.path == Path::new("lock.rs") {
                 let store = found.iter().position(|found| found == "Ordering::Release");
                 found.remove(store.expect("the store of `inside` that replaces another"));

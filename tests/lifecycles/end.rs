@@ -9,7 +9,7 @@ use fishplate_core::rail::Rail;
 use super::memory::Memory;
 use super::users::{Kind, User};
 
-/// Small limits, so that tests reach all of them.
+/// Settings with small limits, so that programs reach all limits.
 pub const CONFIG: Config = Config { window: 8, eager: 64, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig {
     eager: 96,
@@ -24,12 +24,12 @@ const MATCHING: MatchConfig = MatchConfig {
 const LIMITS: Limits = Limits { peers: 3, locals: 12, remotes: 7, operations: 24 };
 const RECEIVES: usize = 8;
 
-/// The role of a region.
+/// The use of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Peers write only one value to the region: its own word.
     Target,
-    /// Holds the word of one target, and is the source of sends and puts. Never written.
+    /// Never written. Contains the word of one target, and is the source of sends and puts.
     Source,
     /// The destination of receives and gets.
     Scratch,
@@ -38,13 +38,13 @@ pub enum Role {
 pub struct Registered {
     pub id: LocalId,
     pub role: Role,
-    /// The word of this target. For a source, the word of its target.
+    /// The unique value that peers write to this target. For a source, the value of its target.
     pub word: u64,
     pub memory: Memory,
 }
 
 impl Registered {
-    /// Checks that the region holds no unexpected word.
+    /// Checks that the region contains no other value than its role allows.
     pub fn check(&self) {
         for found in self.memory.words() {
             let foreign = match self.role {
@@ -57,7 +57,7 @@ impl Registered {
     }
 }
 
-/// A region imported from the other side, or from this one.
+/// A target that this end has imported from the other end, or from itself.
 #[derive(Clone, Copy)]
 pub struct Imported {
     pub id: RemoteId,
@@ -70,9 +70,9 @@ pub struct End<R: Rail, const RAILS: usize> {
     storage: *mut Own<RAILS>,
     pub regions: Vec<Registered>,
     pub imports: Vec<Imported>,
-    /// The id of each side as a peer.
+    /// The peer id of each end, if attached.
     pub peers: Vec<Option<PeerId>>,
-    /// Ids that are no longer valid.
+    /// Invalid ids, for calls that must fail.
     pub old_locals: Vec<LocalId>,
     pub old_remotes: Vec<RemoteId>,
     pub old_peers: Vec<PeerId>,
@@ -80,7 +80,7 @@ pub struct End<R: Rail, const RAILS: usize> {
     pub claimed: Vec<Claimed>,
 }
 
-/// The memory that the engine borrows.
+/// The memory that the engine borrows: tables, matching and failover.
 type Own<const RAILS: usize> = (Storage<RAILS>, MatchStorage<RAILS>, FailoverStorage);
 
 impl<R: Rail, const RAILS: usize> End<R, RAILS> {
@@ -90,7 +90,7 @@ impl<R: Rail, const RAILS: usize> End<R, RAILS> {
         let storage =
             (Storage::new(&CONFIG, LIMITS), matching, FailoverStorage::new(&CONFIG, LIMITS));
         let storage = Box::into_raw(Box::new(storage));
-        // SAFETY: `storage` was just allocated, and is freed after the engine.
+        // SAFETY: `storage` was just allocated. `drop` frees it after the engine.
         let (tables, matching, sent) = unsafe { &mut *storage };
         let mut engine = tables.engine(CONFIG, rails).unwrap();
         if failover {
@@ -122,10 +122,10 @@ impl<R: Rail, const RAILS: usize> Drop for End<R, RAILS> {
         if !std::thread::panicking() {
             self.regions.iter().for_each(Registered::check);
         }
-        // Device memory is freed together with its rail.
+        // Forgets device memory, which is freed with its rail.
         self.regions.retain(|region| !matches!(region.memory, Memory::Device(..)));
         drop(self.engine.take());
-        // SAFETY: `new` allocated it, and its only borrower, the engine, has been dropped.
+        // SAFETY: `new` allocated `storage`, and its only borrower, the engine, has been dropped.
         drop(unsafe { Box::from_raw(self.storage) });
     }
 }

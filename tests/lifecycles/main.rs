@@ -1,8 +1,8 @@
-//! Lifecycles: random sequences of register, export, import, all operations, deregister, release,
-//! remove, reattach, and drop during traffic, by both ends, over every rail, and through a worker's
-//! queue or a matched queue. Every safe call, in any order, must take effect, fail with an error,
-//! or do nothing. Deregistered memory is unmapped at once, so a late access faults. Data must never
-//! appear in a region that it was not sent to.
+//! Tests lifecycles: random sequences of register, export, import, all operations, deregister,
+//! release, remove, reattach, and drop during traffic. Both ends make them, over every rail, and
+//! through a worker's queue or a matched queue. Every safe call, in any order, must take effect,
+//! fail with an error, or do nothing. Deregistered memory is unmapped at once, so a late access
+//! faults. Data must not appear in a region that was not its target.
 //!
 //! A failing program prints its seed. `FISHPLATE_SEED=n` runs the program with that seed,
 //! `FISHPLATE_SEEDS=n` runs n programs over each rail. After a fault, run with `--nocapture`: the
@@ -32,8 +32,8 @@ fn run<W: World<RAILS>, const RAILS: usize>(count: u64) -> Tally {
     tally
 }
 
-/// Checks that the programs together covered all counted events. Skipped if only a few programs
-/// ran.
+/// Checks that the programs together covered all counted events. Skips the check if only a few
+/// programs ran.
 fn is_whole(tally: &Tally) {
     if tally.programs >= 50 {
         assert!(tally.is_whole(), "{tally:?}");

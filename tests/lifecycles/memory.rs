@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_shm::Segment;
 
-/// Size of every region here: one page, in bytes.
+/// Size of every region in bytes: one page.
 pub const SIZE: usize = 4096;
 
 /// Number of 64-bit words in a region.
@@ -13,7 +13,7 @@ pub const WORDS: usize = SIZE / 8;
 
 /// Memory to register.
 pub enum Memory {
-    /// A page between two inaccessible ones.
+    /// A page between two inaccessible pages.
     Page(NonNull<u8>),
     /// Shared memory. Unmapped when its last user drops it.
     Segment(Segment),
@@ -23,7 +23,8 @@ pub enum Memory {
 
 fn map(at: *mut libc::c_void, len: usize, protection: i32, flags: i32) -> NonNull<u8> {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: the kernel chooses the address, or `at` is our own range, whose pages are replaced.
+    // SAFETY: the kernel chooses the address, or `at` is our own range, and its pages may be
+    // replaced.
     let at = unsafe { libc::mmap(at, len, protection, flags, -1, 0) };
     assert_ne!(at, libc::MAP_FAILED);
     NonNull::new(at.cast()).unwrap()

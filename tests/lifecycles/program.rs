@@ -1,4 +1,4 @@
-//! Runs a random program on two ends, or on one.
+//! Runs random programs of calls on two ends, or on one end.
 
 use std::ptr::NonNull;
 
@@ -25,22 +25,21 @@ pub trait World<const RAILS: usize>: Sized {
     const NAME: &'static str;
     /// Number of ends that can connect. If there is one end, it connects only to itself.
     const ENDS: usize = 2;
-    /// True if an end can be its own peer.
+    /// True if an end may be its own peer.
     const OWN: bool = true;
     /// True if the ends use failover and disable rails.
     const FAILOVER: bool = false;
-    /// Who issues the operations.
+    /// The user that issues the operations.
     const USER: Kind = Kind::Engine;
-    /// Number of steps of a program.
     const STEPS: u64 = 250;
-    /// True if an end seldom removes its peer or is replaced, because connecting takes long.
+    /// True if an end seldom removes its peer or is replaced, because connecting takes long here.
     const STEADY: bool = false;
     /// True if a rail may keep memory posted to a failed peer in use until the rail is dropped.
     const KEEPS: bool = false;
 
     fn new(seed: u64) -> Self;
 
-    /// Creates rail `rail` of end `end`, which does not have that rail yet.
+    /// Creates rail `rail` of end `end`.
     fn rail(&mut self, end: usize, rail: usize) -> Self::Rail;
 
     /// Attaches the rails of two ends, which may be the same end. Each entry names an end and the
@@ -55,7 +54,7 @@ pub trait World<const RAILS: usize>: Sized {
     }
 }
 
-/// Counters of the programs.
+/// Counts of programs and of their events.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub programs: u64,
@@ -78,7 +77,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// True if each of these events occurred at least once.
+    /// True if each event that every run must cover occurred at least once.
     pub fn is_whole(&self) -> bool {
         let Tally { done, received, deregistered, operations_in_use, receives_in_use, .. } = *self;
         let Tally { release_in_use, stale, removed, dropped, failed, .. } = *self;
@@ -94,11 +93,10 @@ struct Program<'t, W: World<RAILS>, const RAILS: usize> {
     ends: Vec<End<W::Rail, RAILS>>,
     words: u64,
     tally: &'t mut Tally,
-    // Declared last, because rails may need the world until they are dropped.
+    // Dropped last, because rails may need the world until they are dropped.
     world: W,
 }
 
-/// Runs one program.
 pub fn run<W: World<RAILS>, const RAILS: usize>(seed: u64, tally: &mut Tally) {
     let mut world = W::new(seed);
     let ends = (0..W::ENDS).map(|end| fresh(&mut world, end)).collect();
@@ -122,12 +120,12 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         self.random.below(n as u64) as usize
     }
 
-    /// Returns a random element, if there is one.
+    /// Returns a random element of `of`, or `None` if it is empty.
     fn one_of<T: Copy>(&mut self, of: &[T]) -> Option<T> {
         if of.is_empty() { None } else { Some(of[self.below(of.len())]) }
     }
 
-    /// Attaches all pairs of ends that are not attached.
+    /// Attaches every pair of ends that is not attached.
     fn meet(&mut self) {
         for a in 0..W::ENDS {
             for b in a..W::ENDS {
@@ -151,7 +149,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Like [`meet`](Self::meet), but also reattaches pairs of which one end has removed the other.
+    /// Like [`meet`](Self::meet), but also reattaches a pair if one end has removed the other.
     fn meet_again(&mut self) {
         for a in 0..W::ENDS {
             for b in 0..W::ENDS {
@@ -207,7 +205,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         Some(id)
     }
 
-    /// Returns a region with this role, or sometimes an invalid id.
+    /// Returns a random region with this role, or sometimes an invalid id.
     fn local(&mut self, end: usize, role: Role) -> Option<LocalId> {
         let fit: Vec<_> =
             self.ends[end].regions.iter().filter(|r| r.role == role).map(|r| r.id).collect();
@@ -217,7 +215,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Returns a source that holds this word.
+    /// Returns a source that contains this word. Registers one if necessary.
     fn source(&mut self, end: usize, word: u64) -> Option<LocalId> {
         let is = |region: &&Registered| region.role == Role::Source && region.word == word;
         match self.ends[end].regions.iter().find(is) {
@@ -240,7 +238,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Deregisters a region, and unmaps its memory if the engine allows it. Returns whether it did.
+    /// Deregisters a region and unmaps its memory. Returns false if the engine refuses.
     fn deregister_at(&mut self, end: usize, at: usize) -> bool {
         let id = self.ends[end].regions[at].id;
         match self.ends[end].engine().deregister(id) {
@@ -264,7 +262,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         false
     }
 
-    /// Imports a target of any end that this end knows.
+    /// Imports a target of a random end that is attached to this end.
     fn import(&mut self, end: usize) {
         let from = self.below(W::ENDS);
         let Some(peer) = self.ends[end].peers[from] else { return };
@@ -279,7 +277,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
             handle[at] ^= 1 << bit;
         }
         match self.ends[end].engine().import(peer, &handle[..len]) {
-            // The import may name another region of the peer by now, so it is released.
+            // The changed handle may name another region of the peer, so the import is released.
             Ok(id) if changed => {
                 self.ends[end].engine().release(id).unwrap();
             }
@@ -305,7 +303,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Posts one operation on imported memory. A target is only ever sent its own word.
+    /// Posts one operation on imported memory. Writes only the target's own word.
     fn post(&mut self, end: usize) {
         let imports = self.ends[end].imports.clone();
         let stale =
@@ -356,7 +354,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Returns a peer of an end, or sometimes an invalid id.
+    /// Returns a random peer of an end, or sometimes an invalid id.
     fn peer(&mut self, end: usize) -> Option<PeerId> {
         let known: Vec<_> = self.ends[end].peers.iter().flatten().copied().collect();
         match self.below(16) {
@@ -378,7 +376,8 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
             0..4 => {
                 let known =
                     self.ends[end].regions.iter().find(|r| r.role == Role::Source).map(|r| r.id);
-                // Operations that write register sources, but a matched queue has none.
+                // Operations that write register their sources. A matched queue has no such
+                // operations, so it registers one here.
                 known.or_else(|| {
                     if W::USER == Kind::Mq { self.register(end, Role::Source, None) } else { None }
                 })
@@ -428,7 +427,6 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         (self.ends[end].requests, self.ends[end].claimed) = (requests, claimed);
     }
 
-    /// Submits a command about tagged messages.
     fn command(
         &mut self,
         end: usize,
@@ -491,7 +489,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         self.tally.refused += u64::from(done.is_err());
     }
 
-    /// Makes one pass of an end, as its user does.
+    /// Makes one pass of an end in the way of its user.
     fn pass(&mut self, end: usize) {
         let End { user, engine: Some(engine), .. } = &mut self.ends[end] else { return };
         match user {
@@ -550,11 +548,11 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         assert_eq!(self.ends[end].engine().remove_peer(peer), Err(AttachError::UnknownPeer));
         self.ends[end].old_peers.push(peer);
         self.tally.removed += 1;
-        // Removing the peer released its imports.
+        // Removing the peer has released its imports. `release` returns an error for them.
         let End { imports, .. } = &mut self.ends[end];
         let imports = std::mem::take(imports);
         for import in imports {
-            // Imports of other peers still exist. Release them too.
+            // Imports from other peers still exist, and are released here.
             let released = self.ends[end].engine().release(import.id);
             match released {
                 Ok(()) | Err(AttachError::UnknownRegion) => {
@@ -566,8 +564,8 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Enables a rail to a peer, or disables one if another is left. The ends make progress
-    /// meanwhile, because a failed rail is fenced only after the peer has answered.
+    /// Enables a rail to a peer, or disables one if another is left. Both ends make progress
+    /// meanwhile, because the fence of a rail needs the peer's answer.
     fn disable(&mut self, end: usize) {
         let (other, rail) = (self.below(W::ENDS), RailId(self.below(RAILS) as u8));
         let Some(peer) = self.ends[end].peers[other] else { return };
@@ -586,7 +584,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
     fn replace(&mut self, end: usize) {
         self.tally.dropped += 1;
         self.tally.returned += self.ends[end].engine().stats().rails_returned;
-        // Drops the old rails first, because the new ones may need their place.
+        // Drops the old rails first, because the world may have room for only one set.
         self.ends.remove(end);
         let fresh = fresh(&mut self.world, end);
         self.ends.insert(end, fresh);

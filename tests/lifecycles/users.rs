@@ -1,4 +1,4 @@
-//! Users of an engine: the program itself, a queue that a worker serves, or a matched queue.
+//! Users of an engine: a test program, a queue that a worker serves, or a matched queue.
 
 use std::sync::OnceLock;
 
@@ -20,10 +20,10 @@ use super::program::Tally;
 
 const CX: ContextId = ContextId(0);
 
-/// Number of commands or requests at once.
+/// Maximum number of open commands or requests.
 const MOST: usize = 16;
 
-/// What issues the operations of a world.
+/// The kinds of users. A world's programs issue their operations through one of them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Engine,
@@ -31,7 +31,6 @@ pub enum Kind {
     Mq,
 }
 
-/// The state of a user.
 pub enum User {
     Engine,
     Queue(Box<Queued>),
@@ -53,16 +52,15 @@ fn host() -> &'static LinuxHost {
     HOST.get_or_init(LinuxHost::private)
 }
 
-/// A submitted command.
 struct Submitted {
     event: Event<'static>,
     is_recv: bool,
     is_cancelled: bool,
 }
 
-/// A queue, and the worker's side of it.
+/// A queue, its worker's side, and its submitted commands.
 pub struct Queued {
-    // Declared in the order in which they must be dropped. The worker's side is first.
+    // The fields are declared in drop order. The worker's side must be first.
     consumers: Vec<CommandConsumer<'static>>,
     submitted: Vec<Submitted>,
     queue: Option<Queue<'static, LinuxHost>>,
@@ -72,7 +70,7 @@ pub struct Queued {
 impl Queued {
     fn new() -> Self {
         let storage = Box::into_raw(Box::new((QueueStorage::new(), Channels::new())));
-        // SAFETY: `storage` was just allocated. `drop` frees it after everything that borrows it.
+        // SAFETY: `storage` was just allocated. `drop` frees it after its borrowers.
         let (memory, channels) = unsafe { &mut *storage };
         let made = Queue::new(CX, host(), channels.queue(0), memory.memory(), Policy::BALANCED);
         let (queue, consumer) = made.unwrap();
@@ -83,7 +81,7 @@ impl Queued {
         self.queue.as_mut().expect("there until it is dropped")
     }
 
-    /// Submits a command. Returns false if there is no room or the command is invalid.
+    /// Submits a command. Returns false if the queue is full or the command is invalid.
     pub fn submit(&mut self, command: Command) -> bool {
         let is_recv = matches!(command, Command::Recv { .. } | Command::ClaimedRecv { .. });
         let Ok(command) = self.queue().create(command) else { return false };
@@ -92,7 +90,7 @@ impl Queued {
         true
     }
 
-    /// Cancels one receive, or all receives.
+    /// Cancels the receive at index `chosen`, or all receives.
     pub fn cancel(&mut self, chosen: Option<usize>) {
         let Queued { submitted, queue, .. } = self;
         let queue = queue.as_mut().expect("there until it is dropped");
@@ -109,7 +107,7 @@ impl Queued {
         submitted.extend(cancels);
     }
 
-    /// Lets a worker take a turn.
+    /// Runs one turn of the queue's worker.
     pub fn turn<R: Rail, const RAILS: usize>(&mut self, engine: &mut Engine<'static, R, RAILS>) {
         Worker::new(engine, &mut self.consumers, Policy::BALANCED).turn(host());
     }
@@ -155,7 +153,7 @@ impl Drop for Queued {
         }
         self.submitted.clear();
         drop(self.queue.take());
-        // SAFETY: `new` allocated it, and its borrowers have been dropped.
+        // SAFETY: `new` allocated `storage`, and its borrowers have been dropped.
         drop(unsafe { Box::from_raw(self.storage) });
     }
 }
@@ -177,7 +175,7 @@ impl Matched {
         Matched { state: Some(state), requests: vec![], old: vec![], slots }
     }
 
-    /// Calls a function with the queue, and keeps the request that it returns.
+    /// Calls a function with the matched queue, and keeps the request that the function returns.
     pub fn call<R: Rail, const RAILS: usize>(
         &mut self,
         engine: &mut Engine<'static, R, RAILS>,
@@ -214,7 +212,7 @@ impl Matched {
         }
     }
 
-    /// Cancels all receives. Returns whether nothing is in use any more.
+    /// Cancels all receives. Returns true once no request is open.
     pub fn finish<R: Rail, const RAILS: usize>(
         &mut self,
         engine: &mut Engine<'static, R, RAILS>,
@@ -227,7 +225,7 @@ impl Matched {
 impl Drop for Matched {
     fn drop(&mut self) {
         self.state = None;
-        // SAFETY: `new` allocated it, and its borrower has been dropped.
+        // SAFETY: `new` allocated `slots`, and their borrower has been dropped.
         drop(unsafe { Box::from_raw(self.slots) });
     }
 }

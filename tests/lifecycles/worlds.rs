@@ -1,4 +1,4 @@
-//! The rails over which programs run.
+//! The worlds: the kinds of rails that programs run over.
 
 use std::ptr::NonNull;
 use std::thread;
@@ -27,7 +27,7 @@ macro_rules! rail {
     };
 }
 
-/// A loopback rail that acts as a network.
+/// A loopback rail that does not map memory.
 pub struct Network(u64);
 
 impl World<1> for Network {
@@ -69,7 +69,7 @@ impl World<1> for Mapped {
     fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail, 1>]) {}
 }
 
-/// A simulated fabric and the memory that it borrows. Drops the fabric first.
+/// A simulated fabric and the memory that it borrows. Drop frees the fabric first.
 struct Owned {
     sim: *mut Sim<'static>,
     packets: *mut [Packet],
@@ -130,7 +130,7 @@ impl World<1> for Simulated {
     }
 }
 
-/// A simulated fabric below a faulty rail.
+/// A faulty rail over a simulated fabric. It reorders traffic.
 pub struct Disordered(Owned, u64);
 
 impl World<1> for Disordered {
@@ -161,7 +161,7 @@ impl World<1> for Disordered {
     }
 }
 
-/// A simulated fabric under another user of the engine.
+/// Defines a simulated fabric with another user of the engine.
 macro_rules! simulated {
     ($name:ident, $called:literal, $user:expr) => {
         pub struct $name(Simulated);
@@ -249,7 +249,7 @@ fn attach_shm([(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Shm,
     rail!(ends[b]).attach(of_b.peer(), theirs).unwrap();
 }
 
-/// Shared memory with kernel copies.
+/// Shared memory. The kernel copies private memory.
 pub struct Shared;
 
 impl World<1> for Shared {
@@ -269,7 +269,7 @@ impl World<1> for Shared {
     }
 }
 
-/// Shared memory that sends private memory through the lane.
+/// Shared memory. Private memory is sent through the lane.
 pub struct Staged;
 
 impl World<1> for Staged {
@@ -352,7 +352,7 @@ impl World<1> for Devices {
     }
 }
 
-/// A fake libfabric provider, with each persona in turn.
+/// A fake libfabric provider. Its persona depends on the seed.
 pub struct Fabric {
     fake: Fake,
     name: &'static str,

@@ -1,5 +1,5 @@
-//! Atomics that a provider executes on words of a node. Runs over a provider inside the process,
-//! whose rails report out of order, and over libfabric's providers that support atomics.
+//! Atomics that a provider executes on words of a node. Runs over the fake provider, which reports
+//! out of order, and over libfabric's providers that support atomics.
 
 use fishplate::config::Settings;
 use fishplate::core::error::{AttachError, OpError, PostError};
@@ -27,7 +27,8 @@ fn native(provider: &str, interfaces: &[&str]) -> Settings {
     }
 }
 
-/// Each side adds to words of the other; some words belong to the provider, some to the node.
+/// Each side adds to words of the other side. The provider executes the atomics on some words. The
+/// node executes the atomics on the other words.
 fn both_add(mut side: Side, rails: usize) {
     let atomics = side.node.rails().iter().map(|rail| rail.atomics).collect::<Vec<_>>();
     assert_eq!(atomics, vec![AmoSet::ALL; rails]);
@@ -39,7 +40,7 @@ fn both_add(mut side: Side, rails: usize) {
         side.node.import(side.peer, theirs).unwrap()
     });
     for n in 0..ROUNDS {
-        // Alternates between a word of the node and one of the provider.
+        // Adds to a word of the node, then fetches and adds to one of the provider's words.
         side.node.amo(plain_there.at(0), add(1), Notice::Silent).unwrap();
         let old = side.node.fetch(words_there.at(8 * (n % 2)), add(1), SOON).unwrap();
         // Only this side adds to this word.
@@ -89,7 +90,7 @@ fn a_node_without_a_rail_that_has_atomics_has_no_memory_for_them() {
     let mut node = builder().fabric(Fabric::Off).open().unwrap();
     let none = Err(Error::Attach(AttachError::Unsupported));
     assert_eq!(node.alloc_native_atomics(64), none);
-    // Without the setting there are no provider atomics either.
+    // Without the setting `native_atomics`, a node has no provider atomics.
     let provider = Fake::new(Persona::cxi(), 3);
     let mut node = fake(&provider, &["cxi0"]).open().unwrap();
     assert!(node.rails().iter().all(|rail| rail.atomics.is_empty()));

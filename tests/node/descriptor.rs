@@ -1,4 +1,4 @@
-//! Nodes in event loops: the events that make their descriptor readable.
+//! Tests the events that make a node's descriptor readable, for event loops.
 
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
@@ -11,8 +11,8 @@ use fishplate::{Cmp, Issued, Node, Notice, Signal};
 
 use super::{SOON, Side, WORKER, Way, two, ways};
 
-/// Runs an event loop until `done`. Returns the number of finished waits, and how many of them the
-/// descriptor ended.
+/// Runs an event loop until `done` returns true. Returns the number of waits, and the number of
+/// waits that the descriptor ended.
 fn turn(node: &mut Node, mut done: impl FnMut(&mut Node) -> bool) -> [u32; 2] {
     let (fd, begun, mut waits) = (node.wait_fd().unwrap().as_raw_fd(), Instant::now(), [0; 2]);
     while !done(node) {
@@ -43,7 +43,7 @@ fn connected(side: &mut Side) -> (fishplate::node::Memory, fishplate::node::Remo
     (inbox, there)
 }
 
-/// Delay before a sender sends. Longer than any wait of its peer.
+/// Delay before a sender sends: longer than one wait of the event loop.
 const LATE: Duration = Duration::from_millis(70);
 const ROUNDS: u64 = 10;
 
@@ -117,8 +117,7 @@ fn completions_end_a_wait() {
                     .unwrap_err();
                 let issued =
                     side.node.signal(Signal::set(there.at(0), 1), Notice::Report(5)).unwrap();
-                // Over shared memory the operation completes at once, so there is nothing to
-                // report.
+                // Over shared memory the operation may complete at once. Then it reports nothing.
                 if let Issued::Done { .. } = issued {
                     side.exchange(&[]);
                     return side.node.close(SOON).unwrap();

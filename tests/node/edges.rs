@@ -1,4 +1,4 @@
-//! Tests settings at their limits, and waits that expire just when something arrives.
+//! Tests settings at their limits, and waits that expire while a message arrives.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,7 +97,7 @@ fn a_message_that_arrives_as_its_wait_expires_is_received_once() {
                 } else {
                     let (mut next, mut late, mut into) = (0u64, 0u64, vec![0; len]);
                     while next < MESSAGES {
-                        // Timeouts range from the length of one poll to typical arrival times.
+                        // Timeouts of 0 to 3 us: from one poll to a typical arrival time.
                         let timeout = Duration::from_nanos(next % 4 * 1000);
                         match side.node.recv(Some(peer), 1, Tag::ZERO, &mut into, timeout) {
                             Ok(message) => {
@@ -144,21 +144,21 @@ fn registered_program_memory_works_and_its_bounds_are_checked() {
             let there = side.node.import(side.peer, handle).unwrap();
             side.exchange(&[]);
             if side.rank == 0 {
-                // The other side makes no progress, so more waits expire than there are slots for
-                // operations.
+                // The other side makes no progress, so every wait expires, until no operation slot
+                // is free.
                 side.receive.recv().unwrap();
                 let mut begun = 0;
                 for _ in 0..8 {
                     match side.node.fetch_add(there.at(0), 1, Duration::ZERO) {
                         Err(Error::Wait(_)) => begun += 1,
-                        // The peer's worker makes progress.
+                        // With a worker, the peer makes progress.
                         Ok(_) if WORKER => begun += 1,
                         other => assert_eq!(other, Err(OpError::Again.into())),
                     }
                 }
                 assert!(begun == 4 || WORKER);
                 side.send.send(vec![]).unwrap();
-                // Every slot becomes free again, and the expired operations were executed.
+                // The expired operations are executed now, and every slot becomes free.
                 let deadline = Instant::now() + SOON;
                 let before = loop {
                     match side.node.fetch_add(there.at(0), 1, SOON) {
@@ -238,7 +238,7 @@ fn any_context_word_of_the_program_is_returned() {
             let memory = side.node.alloc(1 << 20).unwrap();
             let request =
                 side.node.post_recv(None, 1, Tag::ZERO, memory.slice(..), u64::MAX).unwrap();
-            // The node sends a copy, and the program does not see its completion.
+            // The node sends a copy of the bytes, and reports no completion.
             side.node.send(side.peer, 1, &[1; 200_000][..], Notice::Silent).unwrap();
             let sent = side
                 .node
@@ -312,7 +312,7 @@ fn a_peer_that_dialled_again_is_connected_by_its_last_link() {
     for first in [0, 1] {
         let [x, y] = &mut nodes;
         let (x, y) = if first == 0 { (x, y) } else { (y, x) };
-        // This node keeps accepting connections.
+        // An unconnected peer makes this node accept connections.
         let nobody = y.connect(silent.address()).unwrap();
         let drive = |x: &mut Node, y: &mut Node, peer| {
             let deadline = Instant::now() + SOON;
@@ -323,7 +323,7 @@ fn a_peer_that_dialled_again_is_connected_by_its_last_link() {
             }
         };
         let mut at_x = x.connect(y.address()).unwrap();
-        // The node with the smaller id dials, whether or not the other has connected.
+        // The node with the smaller id dials, even if the other has not connected.
         if id(x) < id(y) {
             drive(x, y, at_x);
             x.disconnect(at_x).unwrap();
@@ -366,7 +366,7 @@ fn a_call_waiting_for_room_detects_the_death_of_its_peer() {
                 side.exchange(&[]);
                 let Side { mut node, peer, rank, receive, send } = side;
                 if rank == 1 {
-                    // This side ends without a Bye once the other side has no more room to send.
+                    // This side exits without a Bye once the other side has no more room to send.
                     receive.recv().unwrap();
                     std::thread::sleep(Duration::from_millis(100));
                     return;

@@ -1,6 +1,6 @@
-//! Device memory through [`Node`], in one process, and with peers that cannot access it.
-//! [`processes`] has the tests between real processes. Host memory replaces device memory.
-//! `FISHPLATE_TEST_GPU=cuda` or `hip` uses the first device of that driver instead, as
+//! Tests device memory through [`Node`], in one process, and with peers that cannot access it.
+//! [`processes`] has the tests between real processes. By default, host memory replaces device
+//! memory. `FISHPLATE_TEST_GPU=cuda` or `hip` uses the first device of that driver instead, as
 //! `tests/cuda-fake.sh` does.
 
 use std::env;
@@ -23,7 +23,8 @@ mod processes;
 
 pub const LEN: usize = 300_000;
 
-/// Lengths that the processor stores, that the device copies, and that fill one or more chunks.
+/// Lengths of data: some that the processor copies, some that the device copies, in one chunk or
+/// more.
 const SIZES: [usize; 7] = [1, 8, 1000, 4096, 4097, 65_536, LEN];
 
 pub fn device() -> Gpu {
@@ -57,11 +58,11 @@ fn device_memory_of_a_closed_node_refuses_puts() {
             let theirs = side.node.import(side.peer, handle).unwrap();
             side.exchange(&[]);
             if side.rank == 0 {
-                // The other side only makes progress while this one closes.
+                // The other side makes progress while this side closes.
                 assert_eq!(side.node.close(SOON), Ok(()));
                 side.send.send(vec![]).unwrap();
             } else {
-                // Nothing is sent to the other side, because it may have ended.
+                // Sends nothing to the other side, because that side may have exited.
                 while side.receive.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
                     side.node.progress();
                 }
@@ -91,7 +92,7 @@ fn a_node_without_a_device_reaches_device_memory_through_host_memory() {
     let device = device.unwrap();
     let handles =
         [plain.handle(inbox).unwrap(), gpu.handle(outbox).unwrap(), gpu.handle(device).unwrap()];
-    // Both wait for the connection, so one of them needs its own thread.
+    // Both nodes wait until they are connected, so one of them needs its own thread.
     let (sent, received) = thread::scope(|scope| {
         let plain_side = scope.spawn(|| {
             let theirs = plain.import(there, &handles[1]).unwrap();
@@ -114,7 +115,7 @@ fn a_node_without_a_device_reaches_device_memory_through_host_memory() {
         let theirs = gpu.import(here, &handles[0]).unwrap();
         assert!(!gpu.reach(here).unwrap().gpu && gpu.reach(here).unwrap().shared_memory);
         let received = gpu.wait(outbox.at(0), Cmp::Eq, 7, Some(here), SOON);
-        // The peer is not notified of later allocations either.
+        // The peer must not be notified of later allocations either.
         gpu.alloc_device(64).unwrap();
         gpu.write_device(device.at(0), &pattern(2, LEN)).unwrap();
         gpu.put(device.slice(8..64), theirs.at(8), Notice::Silent).unwrap();
@@ -161,17 +162,18 @@ fn device_ptr_works_for_device_memory_only() {
 
 #[test]
 fn a_peer_that_leaves_during_the_agreement_is_connected_again() {
-    // Makes a pass that also looks for peers that connect.
+    // Makes 16 passes after a short pause, so that the node also checks for connecting peers.
     let look = |node: &mut Node| {
         thread::sleep(Duration::from_micros(60));
         (0..16).for_each(|_| _ = node.progress());
     };
     for looks in 0..12 {
         let mut nodes = [open(), open()];
-        // The id follows magic and version. The node with the smaller id dials.
+        // A node's id follows the magic and the version in its address. The node with the smaller
+        // id dials.
         nodes.sort_by_key(|node| u64::from_le_bytes(node.address()[6..14].try_into().unwrap()));
         let [mut dials, mut waits] = nodes;
-        // A node with an unconnected peer accepts every handshake.
+        // An unconnected peer makes `waits` accept every handshake.
         let silent = builder().fabric(Fabric::Off).open().unwrap();
         waits.connect(silent.address()).unwrap();
         let mut there = dials.connect(waits.address()).unwrap();
@@ -186,7 +188,7 @@ fn a_peer_that_leaves_during_the_agreement_is_connected_again() {
             assert!(Instant::now() < end, "{looks}: they do not connect");
             look(&mut dials);
             look(&mut waits);
-            // The peer connected before it left, so this node sees its Bye.
+            // The peer had connected before it left, so this node sees the peer's Bye.
             if dials.peer_error(there).unwrap().is_some() {
                 dials.disconnect(there).unwrap();
                 there = dials.connect(waits.address()).unwrap();
@@ -252,7 +254,7 @@ fn messages_arrive_from_memory_not_yet_announced() {
         let request = b.post_recv(Some(a_at_b), 1, Tag::ZERO, into.slice(..), 0).unwrap();
         a.send(b_at_a, 1, from.slice(..), Notice::Silent).unwrap();
         let status = loop {
-            // Waits send announcements that do not fit the socket. This call does the same.
+            // `peer_error` sends more announcements, as a wait does.
             assert_eq!(a.peer_error(b_at_a), Ok(None));
             b.progress();
             if let Some(status) = b.test_recv(request).unwrap() {
@@ -294,7 +296,7 @@ fn unsupported_device_operations_are_refused() {
     node.close(SOON).unwrap();
 }
 
-/// A device's addresses are invalid for another device.
+/// Addresses of one device are invalid for another device.
 #[test]
 fn devices_of_two_kinds_in_one_process_do_not_reach_each_other() {
     if device() == Gpu::StandIn {

@@ -1,5 +1,5 @@
-//! Device memory that is freed while peers have imported it. Some peers only make progress, others
-//! make no calls. As in [`gpu`](super::gpu), host memory replaces device memory, or CUDA is used.
+//! Tests device memory that is freed while peers have imported it. Some peers only make progress,
+//! others make no calls. As in [`gpu`](super::gpu), host memory replaces device memory by default.
 
 use std::fs;
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl Two {
         two
     }
 
-    /// Makes progress at both nodes until `reached`. Makes no other calls.
+    /// Makes progress at both nodes until `reached` returns true. Makes no other calls.
     fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Two) -> bool) {
         let end = Instant::now() + SOON;
         while !reached(self) {
@@ -60,9 +60,8 @@ impl Two {
     }
 }
 
-/// Returns the mappings of the memory that replaces device memory: addresses, and the file's inode,
-/// which is not reused soon. For GPUs the fake driver reports leaks at its end, and
-/// `tests/cuda-fake.sh` checks them.
+/// Returns the mappings of the host memory that replaces device memory: address range and inode. An
+/// inode is not reused soon. For a fake driver, `tests/cuda-fake.sh` checks leaks instead.
 fn mapped() -> Vec<(Range<u64>, u64)> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let of_memory = maps.lines().filter(|line| line.contains("memfd:"));
@@ -75,7 +74,7 @@ fn mapped() -> Vec<(Range<u64>, u64)> {
     parsed.collect()
 }
 
-/// Returns the inode of this memory's file.
+/// Returns the inode of the file that backs `memory`.
 fn file(node: &mut Node, memory: Memory) -> u64 {
     let at = node.device_ptr(memory.at(0)).unwrap().0;
     mapped().into_iter().find(|(range, _)| range.contains(&at)).unwrap().1
@@ -156,8 +155,8 @@ fn freed_memory_returns_to_the_device_by_progress_alone() {
                 two.until("", |_| Instant::now() > end);
             }
         }
-        // Both nodes are dropped together here. If the driver still held memory then, its report
-        // would show it.
+        // Drops both nodes together. The report of the fake driver shows memory that is still
+        // allocated.
     }
 }
 
@@ -182,13 +181,13 @@ fn freeing_stays_cheap_beside_a_peer_that_makes_no_call() {
         println!("SKIPPED a peer that makes no call: its worker does");
         return;
     }
-    // Other load slows some attempts down. If the cost grows, all attempts show it.
+    // Other load slows only some attempts. A growing cost slows all of them.
     let dear: Vec<_> =
         (0..5).map(|_| cost_of_freeing()).take_while(|[first, last]| *last >= 4 * *first).collect();
     assert!(dear.len() < 5, "60 blocks first, and beside 320 that were freed: {dear:?}");
 }
 
-/// Returns the cost of freeing 60 blocks: at first, and after 320 others were freed.
+/// Returns the cost of freeing 60 blocks, twice: at first, and after 320 other blocks were freed.
 fn cost_of_freeing() -> [Duration; 2] {
     let mut two = Two::new();
     let node = &mut two.nodes[0];

@@ -1,6 +1,6 @@
-//! Random histories of two nodes. The nodes connect in any order, exchange data, disconnect with
-//! operations in flight, and connect again, with the same addresses or new ones. Both run in one
-//! thread, so the seed determines everything.
+//! Runs random histories of two nodes. The nodes connect in any order, exchange data, disconnect
+//! with operations in flight, and connect again, with the same addresses or new ones. Both nodes
+//! run in one thread, so the seed determines everything.
 //!
 //! `FISHPLATE_SEED=n` runs the history with that seed over each kind of rail, `FISHPLATE_SEEDS=n`
 //! runs n histories.
@@ -37,18 +37,18 @@ struct End {
 
 struct Life {
     random: Random,
-    /// The provider, if the nodes do not use shared memory.
+    /// The fake provider. `None` if the nodes use shared memory.
     fake: Option<Fake>,
-    /// A node that never answers. A node that connects to it keeps trying, also while it connects
-    /// to the other end.
+    /// A node that never answers. An end that connects to this node keeps dialling, even while it
+    /// connects to the other end.
     silent: Node,
     word: u64,
     lost_in_flight: u32,
 }
 
-/// An end before it has connected.
+/// An unconnected end.
 struct Alone {
-    /// Boxed, because unoptimized code makes several copies of it on the stack.
+    /// Boxed, because unoptimized code would copy the node on the stack several times.
     node: Box<Node>,
     memory: Memory,
 }
@@ -60,7 +60,7 @@ impl Life {
             Some(provider) => fake(provider, [&["cxi0"][..], &["cxi1", "cxi2"]][rank]),
             None => super::builder().fabric(Fabric::Off),
         };
-        // Two nodes with devices exchange more when they connect.
+        // Nodes with devices exchange more messages when they connect.
         let builder = if self.random.below(2) == 0 { builder } else { builder.gpu(Gpu::StandIn) };
         let mut node = Box::new(builder.limits(limits).patience(Duration::ZERO).open().unwrap());
         if self.random.below(2) == 0 {
@@ -76,7 +76,7 @@ impl Life {
         }
     }
 
-    /// Connects both ends in either order, and imports each other's memory.
+    /// Connects both ends, in random order. Each end imports the other's memory.
     fn meet(&mut self, mut ends: [Alone; 2]) -> [End; 2] {
         let mut peers = [None; 2];
         let first = self.random.below(2) as usize;
@@ -108,7 +108,7 @@ impl Life {
         })
     }
 
-    /// Runs one operation of one end, and checks its effect at the other.
+    /// Runs one operation of one end, and checks the effect at the other end.
     fn step(&mut self, ends: &mut [End; 2]) {
         let from = self.random.below(2) as usize;
         let len = [0, 8, 3000, 20_000][self.random.below(4) as usize];
@@ -119,7 +119,7 @@ impl Life {
             0 => {
                 let theirs = ends[from].theirs;
                 let signal = Signal::set(theirs.at(0), word);
-                // A byte slice is sent in pieces, and a refused call may have sent some of them.
+                // A byte slice is sent in pieces. A refused call may have sent some pieces already.
                 eventually(ends, |ends| {
                     ends[from].node.put_signal(
                         &bytes[..],
@@ -181,7 +181,7 @@ impl Life {
                 assert_eq!(got, bytes);
             }
             _ => {
-                // The operation is executed once, whether or not the wait expires.
+                // The operation is executed once, even if the wait expires.
                 let at = ends[from].theirs.at(8);
                 let before = ends_word(&ends[1 - from]);
                 match ends[from].node.fetch_add(at, 1, Duration::ZERO) {
@@ -226,7 +226,7 @@ impl Life {
                 drop(end);
                 alone[rank] = Some(self.open(rank));
             } else if how == 1 && rank == first {
-                // The other end makes no progress now, so nobody answers.
+                // The other end makes no progress, so `close` gets no answer.
                 _ = end.node.close(Duration::ZERO);
                 alone[rank] = Some(self.open(rank));
             } else {

@@ -1,5 +1,5 @@
-//! [`Node`] as programs use it: over shared memory, over libfabric's tcp, and with itself as peer.
-//! These tests run without a worker; `tests/node_worker.rs` runs them with one.
+//! Tests [`Node`] as programs use it: over shared memory, over libfabric's tcp, and with itself as
+//! peer. These tests run without a worker. `tests/node_worker.rs` runs the same tests with workers.
 
 mod atomics;
 mod descriptor;
@@ -31,7 +31,7 @@ use fishplate_testing::fabric::Fake;
 /// True if nodes have workers.
 const WORKER: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"node_worker");
 
-/// Returns a builder with the settings of every node here.
+/// Returns the builder that all tests start from: with a worker if [`WORKER`].
 pub(crate) fn builder() -> Builder {
     match WORKER {
         true => Node::builder().worker(Options::default()),
@@ -39,14 +39,14 @@ pub(crate) fn builder() -> Builder {
     }
 }
 
-/// Maximum wait of a test.
+/// Time limit of each wait.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// The transport between two nodes of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     SharedMemory,
-    /// libfabric's tcp, with this many rails at each end.
+    /// libfabric's tcp, with these numbers of rails at the two ends.
     Tcp(usize, usize),
 }
 
@@ -70,7 +70,7 @@ fn tcp(rails: usize) -> Builder {
     builder().settings(settings).fabric(Fabric::Required).shared_memory(false)
 }
 
-/// Returns a builder for these interfaces of a provider inside the process.
+/// Returns a builder for nodes on these interfaces of a fake provider.
 fn fake(provider: &Fake, interfaces: &[&str]) -> Builder {
     let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
     let settings = Settings { providers: vec!["cxi".into()], interfaces, ..Settings::DEFAULT };
@@ -86,7 +86,7 @@ impl Way {
     }
 }
 
-/// One side of a test.
+/// One side of a test: a node, and channels to the other side's thread.
 pub(crate) struct Side {
     pub(crate) node: Node,
     pub(crate) peer: PeerId,

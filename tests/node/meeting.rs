@@ -1,4 +1,4 @@
-//! Connects peers in any order, with any kind of wait, and repeatedly.
+//! Tests connecting peers in any order, with any kind of wait, and repeatedly.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ fn pair(limits: [Limits; 2]) -> [Node; 2] {
 }
 
 /// Connects a node that only calls `poll` to a node that waits in `quiet`. Runs twice, so that each
-/// node dials once.
+/// of the two nodes dials once.
 fn met_by(poll: impl Fn(&mut Node, PeerId) -> bool) {
     for turned in [false, true] {
         let mut nodes = pair([Limits::DEFAULT; 2]);
@@ -64,7 +64,7 @@ fn a_program_that_only_polls_connects_its_peers() {
         node.quiet_all(Duration::ZERO).unwrap();
         node.reach(peer).unwrap().shared_memory
     });
-    // Acts like a program that computes between its calls, or that waits at a barrier.
+    // Acts like a program that computes between its calls, or waits at a barrier.
     met_by(|node, peer| {
         thread::sleep(Duration::from_millis(1));
         node.progress();
@@ -145,7 +145,7 @@ fn peers_that_removed_each_other_connect_again() {
                 one.connect(to).unwrap();
                 two.disconnect(first).unwrap();
             }
-            // The other node polls for another peer meanwhile, and so answers early.
+            // The other node also polls for another peer, and so answers early.
             _ => {
                 let [(one, other, to), (two, first, _)] = match round % 6 {
                     4 => [(&mut *a, b_at_a, &to_b), (&mut *b, a_at_b, &to_a)],
@@ -203,10 +203,10 @@ fn many_absent_peers_delay_no_other() {
     for _ in 0..10_000 {
         node.progress();
     }
-    // Dialling all peers continuously would take at least 13 s of processor time.
+    // Without pauses between dials, the node would use at least 13 s of processor time.
     let used = used() - before;
     assert!(used < Duration::from_secs(6), "{used:?}");
-    // A peer that answers is connected despite the others.
+    // A peer that answers is connected despite the silent peers.
     let mut other = open(Limits::DEFAULT);
     let (to_node, to_other) = (node.address().to_vec(), other.address().to_vec());
     let peer = node.connect(to_other).unwrap();
@@ -238,7 +238,7 @@ fn a_program_that_only_waits_connects_its_peer() {
     other.join().unwrap();
 }
 
-/// Every process of the host can list the names of sockets.
+/// Every process of the host can list the names of abstract sockets.
 #[test]
 fn knowing_the_socket_names_of_two_nodes_does_not_allow_posing_as_one() {
     let [mut a, mut b] = pair([Limits::DEFAULT; 2]);
@@ -253,7 +253,7 @@ fn knowing_the_socket_names_of_two_nodes_does_not_allow_posing_as_one() {
     let profile = ShmRail::new(host, config).unwrap().profile();
     let name = format!("@fishplate-{:016x}", door(&to_b));
     thread::scope(|scope| {
-        // The stranger dials first, and waits for the outcome.
+        // A stranger dials first, and waits for the outcome of the handshake.
         let stranger = scope.spawn(|| connect(&name, &profile, Instant::now() + SOON));
         let peer = b.connect(&to_a).unwrap();
         let end = Instant::now() + Duration::from_millis(300);

@@ -1,4 +1,4 @@
-//! Tests misuse by a program: each case must return an error that names it.
+//! Tests misuse by a program: each call must return an error that names the misuse.
 
 use std::time::{Duration, Instant};
 
@@ -28,11 +28,11 @@ fn invalid_addresses_are_refused() {
     let other = super::builder().fabric(Fabric::Off).settings(settings).open().unwrap();
     let differs = Error::Differs { what: "window", theirs: 64, ours: 128 };
     assert_eq!(node.connect(other.address()), Err(differs));
-    // An address of another host, which no rail reaches.
+    // An address on another host. No rail reaches that host.
     let mut elsewhere = alone().address().to_vec();
     elsewhere[22] ^= 1;
     assert_eq!(node.connect(&elsewhere), Err(Error::NoRail));
-    // The refused addresses have used no table entries.
+    // The refused addresses took no table entries.
     assert!(node.connect(&good).is_ok());
 }
 
@@ -79,7 +79,7 @@ fn a_peer_that_never_connects_is_named_at_the_deadline() {
     assert_eq!(node.send(peer, 1, b"x", Notice::Silent), Err(Error::NotConnected(peer)));
     assert!(begun.elapsed() >= Duration::from_millis(100));
     assert_eq!(node.peer_error(peer), Ok(None));
-    // An unknown peer is distinguished from an unconnected one.
+    // The error for an unknown peer differs from the error for an unconnected peer.
     let own = node.address().to_vec();
     let me = node.connect(&own).unwrap();
     node.disconnect(me).unwrap();
@@ -98,7 +98,7 @@ fn a_peer_that_refuses_for_good_is_reported_and_not_dialled_again() {
     // A node's id follows magic and version in its address. The node with the smaller id dials.
     let mut address = node.address().to_vec();
     address[6..14].copy_from_slice(&[u8::MAX; 8]);
-    // The id of a socket that no other run of the tests uses.
+    // A socket id that no other run of the tests uses.
     let door = u64::MAX / 2 - u64::from(std::process::id());
     address[14..22].copy_from_slice(&door.to_le_bytes());
     let listener = Listener::bind(format!("@fishplate-{door:016x}")).unwrap();
@@ -139,7 +139,7 @@ fn a_full_table_names_its_limit() {
     assert_eq!(node.import(me, &handle), Err(Error::Full { limit: "remotes", value: 1 }));
     let told = node.import(me, &handle).unwrap_err().to_string();
     assert!(told.contains("Limits::remotes") && told.contains("Builder::limits"), "{told}");
-    // A receive into a slice uses a region too.
+    // A receive into a byte slice needs a region too.
     let received = node.recv(None, 1, Tag::ZERO, &mut [0; 8], Duration::ZERO);
     assert_eq!(received, Err(Error::Full { limit: "locals", value: 2 }));
     node.release(there).unwrap();
@@ -191,7 +191,7 @@ fn memory_that_is_freed_foreign_or_too_short_is_an_error() {
     assert_eq!(node.put(&bytes, there.at(0), Notice::Report(1)), Err(OpError::Unreported));
     assert!(node.signal(Signal::set(there.at(3), 1), Notice::Silent).is_err());
     assert!(node.wait(memory.at(8192), Cmp::Eq, 1, None, SOON).is_err());
-    // This process has imported the memory.
+    // The memory is in use, because this process has imported it.
     assert!(matches!(node.free(memory), Err(Error::Attach(AttachError::InUse(_)))));
     node.release(there).unwrap();
     assert!(node.release(there).is_err());
@@ -218,7 +218,7 @@ fn a_closing_node_is_not_reported_dead_and_its_last_message_arrives() {
                     // The first side to leave frees its memory.
                     side.exchange(&[]);
                     if side.rank == first {
-                        // Sends without a quiet, and sends the last message right before the end.
+                        // Puts without a quiet, and sends the last message right before it exits.
                         for _ in 0..10 {
                             side.node
                                 .put(memory.slice(64..90_000), there.at(64), Notice::Silent)
@@ -263,7 +263,7 @@ fn an_unanswered_close_names_the_peer_and_can_be_continued() {
                 side.exchange(&[]);
                 let Side { mut node, peer, rank, send, receive } = side;
                 if rank == 0 {
-                    // The other side has finished its exchange, and makes no progress meanwhile.
+                    // The other side makes no progress during `shutdown`.
                     receive.recv().unwrap();
                     let closed = node.shutdown(Duration::from_millis(100));
                     // A worker answers even if its program makes no calls.
@@ -312,7 +312,7 @@ fn a_node_can_be_dropped_with_everything_in_flight() {
                 }
                 side.node.post_recv(None, 7, Tag::ALL, memory.slice(..), 0).unwrap();
                 if side.rank != drop_first {
-                    // The other side ends without a Bye.
+                    // The other side exits without a Bye.
                     let waited = side.node.wait(memory.at(0), Cmp::Eq, 99, Some(side.peer), SOON);
                     assert!(matches!(waited, Err(Error::Wait(_))), "{waited:?}");
                     assert!(side.node.peer_error(side.peer).unwrap().is_some());

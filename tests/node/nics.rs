@@ -1,6 +1,6 @@
-//! Device memory of a node over libfabric, between nodes without shared memory. As in
-//! [`gpu`](super::gpu), host memory replaces device memory, which works with any provider.
-//! `FISHPLATE_TEST_GPU` selects a GPU, which works with providers that have `FI_HMEM`.
+//! Tests device memory over libfabric, between nodes without shared memory. By default host memory
+//! replaces device memory, and any provider works. `FISHPLATE_TEST_GPU` selects a GPU. Then the
+//! provider needs `FI_HMEM`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -15,10 +15,10 @@ use fishplate_testing::fabric::{Fake, Persona};
 use super::gpu::{LEN, device, pattern};
 use super::{Builder, SOON, Side, Way, fake, two, ways};
 
-/// Lengths that a provider injects, and lengths that are striped over all rails.
+/// Lengths of data: some that a provider injects, some that are striped over all rails.
 const SIZES: [usize; 6] = [1, 8, 1000, 4097, 65_536, LEN];
 
-/// Creates a network whose NICs access device memory.
+/// Creates a fake network with NICs that access device memory.
 fn network(seed: u64) -> Fake {
     let provider = Fake::new(Persona::cxi().with_devices(), seed);
     #[cfg(all(feature = "cuda", feature = "hip"))]
@@ -28,8 +28,7 @@ fn network(seed: u64) -> Fake {
     provider
 }
 
-/// Runs a program over rails of a simulated network, and over real providers that accept device
-/// memory.
+/// Runs a program over rails of a fake network. Without a GPU, also runs it over libfabric's tcp.
 fn over_nics(change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) + Sync) {
     for (seed, rails) in [(1, 1), (2, 4)] {
         println!("{rails} simulated rails, seed {seed}");
@@ -46,7 +45,7 @@ fn over_nics(change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) 
     }
 }
 
-/// The memory of a side, and its imports of the other side's memory.
+/// The memory of one side, and its imports of the other side's memory.
 struct Memories {
     device: Memory,
     host: Memory,
@@ -82,7 +81,7 @@ fn puts_and_gets_reach_device_memory_on_another_host() {
             assert!(side.node.rails().iter().all(|rail| rail.device));
             let from = side.node.alloc_device(LEN).unwrap();
             for (round, len) in (1..).zip(SIZES) {
-                // From this device to the peer's, with a signal in host memory.
+                // Puts from this device to the peer's device, with a signal in host memory.
                 side.node.write_device(from.at(0), &pattern(side.rank + round, len)).unwrap();
                 let told = Signal::set(their_host.at(0), round as u64);
                 side.node
@@ -93,7 +92,7 @@ fn puts_and_gets_reach_device_memory_on_another_host() {
                     seen(&mut side, device, len) == pattern(1 - side.rank + round, len),
                     "{len} bytes put"
                 );
-                // Gets the data back to its source, whose contents have changed.
+                // Clears the source, and gets the data back into it.
                 side.node.quiet(side.peer, SOON).unwrap();
                 side.node.write_device(from.at(0), &vec![0; len]).unwrap();
                 side.node.get(from.slice(..len), their_device.at(0), Notice::Silent).unwrap();
@@ -238,8 +237,8 @@ mod gpus {
         if matches!(device(), Gpu::Hip(_)) { Api::Hip } else { Api::Cuda }
     }
 
-    /// Describes a machine with four NICs: two below each of two root complexes, one of which has
-    /// the GPU.
+    /// Describes a machine with two root complexes and two NICs below each. The GPU is below root
+    /// complex `near`.
     fn machine(gpu: PciAddress, near: usize) -> Machine {
         let path = |root: usize, address: PciAddress| {
             PciPath::parse(Path::new(&format!("/sys/devices/pci{root:04x}:00/{address}")))
@@ -277,12 +276,12 @@ mod gpus {
         assert_eq!(used(machine(address, 0), &[]), ["cxi0", "cxi1"]);
         assert_eq!(used(machine(address, 1), &[]), ["cxi2", "cxi3"]);
         assert_eq!(used(machine(address, 1), &["cxi0", "cxi3"]), ["cxi0", "cxi3"]);
-        // The machine does not list the GPU, so all NICs are equally far.
+        // The machine does not list the GPU, so all NICs are equally far from it.
         let elsewhere = PciAddress { domain: 9, ..address };
         assert_eq!(used(machine(elsewhere, 1), &[]).len(), 4);
     }
 
-    /// The second NIC refuses to register the memory.
+    /// The second NIC refuses to register device memory.
     #[test]
     fn device_memory_uses_the_nic_that_accepts_it() {
         if std::env::var_os("FISHPLATE_TEST_GPU").is_none() {
@@ -311,7 +310,7 @@ mod gpus {
         reached.answers.store(i64::MAX, Ordering::Relaxed);
         let refused: Vec<_> = a.rails().iter().filter_map(|rail| a.last_error(rail.id)).collect();
         assert_eq!(refused.len(), 1, "one NIC has refused: {refused:?}");
-        // Transfers in both directions, short and striped.
+        // Puts in both directions: short and striped.
         let pattern: Vec<u8> = (0..LEN).map(|at| ((at * 7) >> 3) as u8 | 1).collect();
         a.write_device(memory.at(0), &pattern).unwrap();
         for (n, len) in [512, LEN, 512, 4096, 512, 512, 512].into_iter().enumerate() {
@@ -335,7 +334,7 @@ mod gpus {
         assert!(provider.violations().is_empty(), "{:?}", provider.violations());
     }
 
-    /// Drives both nodes until everything sent to the peer is applied.
+    /// Drives both nodes until everything that `node` has sent is applied at the peer.
     fn ended(node: &mut Node, other: &mut Node, peer: PeerId) {
         let deadline = Instant::now() + SOON;
         loop {
@@ -351,7 +350,7 @@ mod gpus {
     #[derive(Debug)]
     pub struct Reached {
         handles: Mutex<Handles>,
-        /// Number of `device_of` queries that are still answered.
+        /// Number of further `device_of` queries that find the device.
         answers: AtomicI64,
     }
 

@@ -1,4 +1,4 @@
-//! Tests `put_now` and `get_now`, which transfer lists of ranges.
+//! Tests `put_now` and `get_now`, which copy a list of ranges before they return.
 
 use std::ptr::NonNull;
 
@@ -49,7 +49,7 @@ fn program(way: Way, private: bool, mut side: Side) {
         }
         done += moved.max(1);
     }
-    // A later signal follows the moved data.
+    // A later signal arrives after the data of the list.
     node.signal(Signal::add(flag.at(0), 1), Notice::Silent).unwrap();
     node.wait(word.at(0), Cmp::Ge, 1, Some(*peer), SOON).unwrap();
     let mut got = vec![0; LEN];
@@ -70,7 +70,8 @@ fn program(way: Way, private: bool, mut side: Side) {
             assert_eq!(got[n * 100..][..100], bytes[n * 200..][..100], "piece {n}, read");
         }
     }
-    // An invalid range is refused if it comes first. Otherwise the ranges before it are moved.
+    // An invalid range is refused if it comes first. Otherwise the call moves the ranges before the
+    // invalid one.
     let size = LEN as u64;
     let wrong = (source.slice(..100), there.at(size - 99));
     assert_eq!(

@@ -1,5 +1,5 @@
-//! The matched queue of a node with unregistered memory. Messages of any length, synchronous or
-//! not, are received in any order, by receives and by claims.
+//! Tests the matched queue of a node with unregistered memory: messages of any length, synchronous
+//! or not, received in any order, by receives and by claims.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::{SOON, Side, WORKER, two, ways};
 const ALL: [u32; 3] = [u32::MAX; 3];
 const MESSAGES: u32 = 80;
 
-/// A random generator whose seed is printed.
+/// A random generator that prints its seed.
 struct Random(u64);
 
 impl Random {
@@ -25,7 +25,8 @@ impl Random {
     }
 }
 
-/// Returns the length of message `n`: some short, some around the eager limit, some long.
+/// Returns the length of message `n`. Some lengths are short, some close to the eager limit, some
+/// long.
 fn length(n: u32) -> usize {
     match n % 5 {
         0 => n as usize % 17,

@@ -1,4 +1,4 @@
-//! Descriptions of a node's rails, and detection of failed peers on other hosts.
+//! Tests the descriptions of a node's rails, and the detection of failed peers on other hosts.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn rails_are_listed_with_the_peer_s_rails() {
     );
     let mbit = a.rails()[0].mbit;
     assert!(mbit > 0);
-    // Both ends must agree on the pairings.
+    // Both ends must report the same pairs of rails.
     let (there, mut back) = (a.rail_pairs(b_at_a).unwrap(), b.rail_pairs(a_at_b).unwrap());
     back.sort_by_key(|pair| pair.theirs.0);
     for (at, (there, back)) in there.iter().zip(&back).enumerate() {
@@ -52,7 +52,7 @@ fn no_libfabric_rail_reaches_a_peer_of_this_host() {
     let (mut node, other) = (open(), open());
     let peer = node.connect(other.address()).unwrap();
     assert_eq!((node.rails(), node.rail_pairs(peer)), (&[][..], Ok(vec![])));
-    // The peer has its own death detection, so this stream is ignored.
+    // The rail detects this peer's death itself, so the node ignores the stream.
     let (lifeline, end) = UnixStream::pair().unwrap();
     assert_eq!(node.watch(peer, lifeline), Ok(()));
     drop(end);
@@ -84,7 +84,7 @@ fn a_peer_whose_lifeline_ends_fails_at_once() {
     let inbox = a.alloc(64).unwrap();
     let ends = [0, 1].map(|_| UnixStream::pair().unwrap());
     let [(first, gone), (second, held)] = ends;
-    // The second descriptor replaces the first one.
+    // The second stream replaces the first.
     a.watch(peer, first).unwrap();
     a.watch(peer, second).unwrap();
     drop(gone);
@@ -139,8 +139,8 @@ fn a_rail_that_loses_a_living_peer_is_named_with_its_error() {
 #[test]
 fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_anew() {
     for worker in [false, true] {
-        // Each end has its own interfaces, so either of its rails may pair with the first rail of
-        // the other end.
+        // The ends have different interfaces, so either rail of an end may pair with the first rail
+        // of the other end.
         let interfaces = [["eth0", "eth1"], ["eth2", "eth3"]];
         let persona = Persona { interfaces: interfaces.concat(), ..Persona::tcp() };
         let provider = Fake::new(persona, 5 + worker as u64);
@@ -188,7 +188,7 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
             errors[0].to_string(),
             format!("rail {} is out of use: it was disabled", rails[0].0)
         );
-        // Until the other end learns of the failure, it may acknowledge over that rail.
+        // Until the other end learns of the failure, it may acknowledge over the failed rail.
         let deadline = Instant::now() + SOON;
         while b.rail_errors(to_a).unwrap().is_empty() {
             assert!(Instant::now() < deadline, "the other end was not told");
@@ -208,8 +208,8 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
             b.progress();
         }
         assert_eq!((a.stats().rails_returned, b.stats().rails_returned), (1, 1));
-        // The post that announces the return may still be outstanding, and signals use the rail
-        // with fewer posts.
+        // Waits until the announcement of the return has completed, because a signal uses the rail
+        // with fewer outstanding posts.
         for _ in 0..1000 {
             a.progress();
             b.progress();
@@ -221,7 +221,7 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
         add(&mut a, &mut b, there);
         let before = posted();
         assert_eq!((a.peer_error(to_b), b.peer_error(to_a)), (Ok(None), Ok(None)));
-        // By now both nodes have new endpoints on that rail.
+        // Both nodes now have new endpoints on the returned rail.
         a.disconnect(to_b).unwrap();
         b.disconnect(to_a).unwrap();
         let (to_b, _) = meet(&mut a, &mut b);
@@ -252,7 +252,8 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
                 interfaces: interfaces.map(String::from).into(),
                 ..Default::default()
             };
-            // No worker, because it would still run after the test has declared this process dead.
+            // Uses no worker, because a worker would still run after the test has "killed" its
+            // node.
             let node = Node::builder().library(provider.library()).settings(settings);
             node.patience(Duration::ZERO).shared_memory(false).open().unwrap()
         };
@@ -277,7 +278,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
                 (0..4).map(import).collect()
             })
             .collect();
-        // Live nodes put, get and make progress for long enough to see completions.
+        // Lets the first `alive` nodes put, get and make progress until `done` returns true.
         let rounds =
             |nodes: &mut Vec<Node>, alive: usize, what: &str, done: &dyn Fn(&[Node]) -> bool| {
                 let deadline = Instant::now() + SOON;
@@ -303,7 +304,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
             nodes.iter().all(|node| node.stats().arrived > 100)
         });
         assert!(nodes.iter().all(|node| failed(node) == 0), "seed {seed}");
-        // Kills the last two nodes: first a different rail of each, then their other rails.
+        // Kills the last two nodes: first one rail of each, not the same, then their other rails.
         let gone: Vec<_> = nodes[2..].iter().map(endpoints).collect();
         assert!(gone.iter().all(|rails| rails.len() == 2), "{gone:?}");
         provider.kill(&gone[0][0]);
@@ -323,7 +324,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
             let turn = std::cell::Cell::new(0);
             rounds(&mut nodes, 2, "a turn", &|_| turn.replace(turn.get() + 1) > 10);
         }
-        // Neither has fenced a rail, and both continue over both rails.
+        // Neither live node has fenced a rail, and both continue over both rails.
         for (me, to) in [(0, 1), (1, 0)] {
             assert_eq!(nodes[me].rail_errors(peers[me][to].unwrap()), Ok(vec![]), "seed {seed}");
             assert_eq!(nodes[me].address(), addresses[me], "seed {seed}: an endpoint was replaced");

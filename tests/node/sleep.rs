@@ -1,4 +1,4 @@
-//! Events that end the sleep of a node with libfabric rails.
+//! Tests the events that end the sleep of a node with libfabric rails.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +12,14 @@ use super::{SOON, Way, two, ways};
 
 const ROUNDS: u64 = 11;
 
-/// Longer than the first phase of a wait, in which sleeps may be short.
+/// A delay longer than the first phase of a wait. In that phase sleeps may be short.
 const LATE: Duration = Duration::from_millis(70);
 
-/// Without a wake-up, a sleep lasts 10 ms. Half of the arrivals would then wait for 5 ms or more.
+/// Limit of the median wake-up time. Without wake-ups, sleeps last 10 ms, and half of the arrivals
+/// would wait for 5 ms or more.
 const WOKEN: Duration = Duration::from_millis(2);
 
-/// Number of attempts. Other load delays some of them, a missing wake-up delays all.
+/// Number of attempts. Other load delays some attempts. A missing wake-up delays all attempts.
 const ATTEMPTS: usize = 6;
 
 /// Checks that the median wake-up is fast.

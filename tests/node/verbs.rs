@@ -1,4 +1,4 @@
-//! Operations of a node over shared memory and over libfabric's tcp.
+//! Tests the operations of a node over shared memory and over libfabric's tcp.
 
 use std::time::{Duration, Instant};
 
@@ -125,7 +125,7 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
                 node.read(into.at(0), &mut got).unwrap();
                 assert_eq!(got, pattern(1 - rank, 700_000), "{way:?}");
 
-                // There is no message yet. The wait expires, and a later message is not lost.
+                // No message has arrived, so the wait expires. It does not take a later message.
                 let begun = Instant::now();
                 let mut text = [0; 8];
                 let waited =
@@ -298,7 +298,7 @@ fn pages_stay_mapped_while_their_segment_lives() {
     assert_eq!(node.segment(memories[0]).map(drop), Err(Error::Attach(AttachError::UnknownRegion)));
     node.close(SOON).unwrap();
     for segment in segments {
-        // SAFETY: the segment is mapped and long enough, and nobody writes these bytes.
+        // SAFETY: the segment is mapped and long enough, and nothing writes these bytes.
         assert_eq!(unsafe { segment.ptr().add(8).cast::<[u8; 4]>().read() }, *b"kept");
     }
 }
@@ -316,7 +316,7 @@ fn patience_changes_while_a_node_is_open() {
     for patience in [Duration::ZERO, Duration::from_millis(200)] {
         node.set_patience(patience).unwrap();
         let begun = Instant::now();
-        // The first message still uses the only region.
+        // The first message still uses the only region, so the send waits for `patience`.
         assert!(node.send(me, 1, &long[..], Notice::Silent).is_err());
         assert!((patience..hour / 60).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     }

@@ -1,9 +1,9 @@
 //! Checks memory against the contract with random programs, in one process, over shared memory and
-//! libfabric's tcp. After each step the model checks that the contract allows the contents of the
-//! target's memory.
+//! libfabric's tcp. After each step the model checks that the contract allows the present contents
+//! of the target's memory.
 //!
 //! The seed determines a program. The programs of a group run one after the other over the same
-//! pair of engines. `FISHPLATE_SEED` runs one program and the earlier ones of its group.
+//! pair of engines. `FISHPLATE_SEED` runs one program and the earlier programs of its group.
 //! `FISHPLATE_PROGRAMS` sets the number of programs.
 
 mod model;

@@ -1,6 +1,6 @@
 //! The permitted contents of a target's memory. Operations are numbered in issue order. Each write
-//! has a location and a new value for it, and each word takes a new value with each change. The
-//! contents of memory thus show which operations are visible.
+//! gives its location a new value, and each change gives its word a new value. So the contents of
+//! memory show which operations are visible.
 //!
 //! | observed                                     | required then                              |
 //! |----------------------------------------------|--------------------------------------------|
@@ -18,18 +18,19 @@ use std::ptr::NonNull;
 /// Number of unused bytes after each location.
 pub const GAP: usize = 8;
 
-/// The number of an operation.
+/// The index of an operation in issue order.
 pub type Number = usize;
 
-/// A location in a region of the target. It is written once, or repeatedly with fences in between.
+/// A range of bytes in a region of the target. It is written once, or repeatedly with fences in
+/// between.
 struct Place {
     region: usize,
     offset: usize,
     len: usize,
-    /// The values of the location over time, and the operations that write them.
+    /// The byte values of the location over time, each with the operation that writes it.
     values: Vec<(u8, Number)>,
-    /// The number of the latest value of each byte, counted from 1; and the minimum and maximum of
-    /// these numbers.
+    /// For each byte, the index in `values` of its visible value, counted from 1 (0: no value).
+    /// Then the minimum and the maximum of these.
     seen: Vec<u8>,
     all: u8,
     some: u8,
@@ -50,11 +51,10 @@ struct Op {
     data: Option<(usize, u8)>,
     /// The changed word, and the index of the new value.
     word: Option<(usize, usize)>,
-    /// Number of operations before the last fence that precedes this operation.
+    /// Number of operations before the last fence that was issued before this operation.
     fenced: Number,
-    /// True if the operation must be visible.
     done: bool,
-    /// True for a tagged message: its data is visible once the message is received.
+    /// True for a tagged message. Its data must be visible once the message is received.
     message: bool,
 }
 
@@ -65,9 +65,8 @@ pub struct Model {
     words: Vec<Word>,
     ops: Vec<Op>,
     fence: Number,
-    /// All operations below this number must be visible.
+    /// Operations with lower numbers must be visible.
     floor: Number,
-    /// The next free byte of each region.
     free: Vec<usize>,
 }
 
@@ -81,12 +80,11 @@ impl Model {
         Model { regions, places: vec![], words, ops: vec![], fence: 0, floor: 0, free }
     }
 
-    /// Returns the number of operations issued.
     pub fn issued(&self) -> Number {
         self.ops.len()
     }
 
-    /// Returns the number of bytes of a region that may have been written.
+    /// Returns the number of used bytes of a region, from its start. Writes lie within these.
     pub fn used(&self, region: usize) -> usize {
         self.free[region]
     }
@@ -107,8 +105,8 @@ impl Model {
         (self.places.len() - 1, offset)
     }
 
-    /// Returns the locations that may be written again, because a fence orders all earlier writes
-    /// to them.
+    /// Returns the locations that may be written again, because a fence follows their last write.
+    /// Each entry: index, region, offset, length.
     pub fn rewritable(&self) -> Vec<(usize, usize, usize, usize)> {
         let mut found = vec![];
         for (at, place) in self.places.iter().enumerate() {
@@ -120,7 +118,7 @@ impl Model {
         found
     }
 
-    /// Returns the next value of a location, which differs from 0 and from the present value.
+    /// Returns the next value of a location. It differs from 0 and from the previous value.
     pub fn value(&self, place: usize) -> u8 {
         (place * 7 + self.places[place].values.len() * 101) as u8 % 255 + 1
     }
@@ -154,12 +152,10 @@ impl Model {
         number
     }
 
-    /// Records a fence.
     pub fn fence(&mut self) {
         self.fence = self.ops.len();
     }
 
-    /// Records a completion.
     pub fn done(&mut self, number: Number) {
         self.ops[number].done = true;
     }
@@ -171,12 +167,12 @@ impl Model {
         self.floor = self.floor.max(number);
     }
 
-    /// Records a quiet.
+    /// Records a quiet: everything issued before it must be visible.
     pub fn quiet(&mut self) {
         self.floor = self.ops.len();
     }
 
-    /// True if all issued operations have been seen.
+    /// True if all issued operations are visible.
     pub fn is_complete(&self) -> bool {
         self.ops.iter().all(|op| self.landed(op) && self.applied(op))
     }
@@ -264,7 +260,7 @@ impl Place {
         Ok(())
     }
 
-    /// Returns the latest index at which a byte has this value, if there is one.
+    /// Returns the index of this byte value in `values`, counted from 1 (0: never written).
     fn taken(&self, byte: u8) -> Option<u8> {
         match byte {
             0 => Some(0),

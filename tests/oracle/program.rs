@@ -33,34 +33,33 @@ const LENGTHS: [usize; 9] = [1, 8, 8, 40, 192, 193, 600, 3000, 9000];
 /// Number of turns after which missing data counts as lost.
 const PATIENCE: u32 = 200_000;
 
-/// Context word of sends.
+/// Completion tag of sends.
 const SEND: u64 = u64::MAX;
 
-/// Counters of programs, which let a test check its coverage.
+/// Counters of programs, with which a test checks its coverage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub steps: u64,
     pub operations: u64,
     pub fences: u64,
-    /// Operations that completed within the call.
+    /// Number of operations that completed within the call.
     pub direct: u64,
     /// Number of memory checks during which an operation was not visible yet.
     pub waiting: u64,
     pub messages: u64,
 }
 
-/// A tagged message, and the location of its receive.
+/// A tagged message, and the location that its receive writes.
 struct Message {
     region: usize,
     place: usize,
     offset: usize,
     len: usize,
-    /// Set once the message is sent.
+    /// The message's operation. `None` until it is sent.
     number: Option<Number>,
 }
 
 impl Counts {
-    /// Adds the counters of another program.
     pub fn add(&mut self, other: Counts) {
         let Counts { steps, operations, fences, direct, waiting, messages } = other;
         self.steps += steps;
@@ -82,7 +81,6 @@ struct Run<'p, 'm, R: Rail, const RAILS: usize> {
     /// Expected results of fetches.
     fetches: HashMap<Number, u64>,
     messages: Vec<Message>,
-    /// Posted receives.
     posted: Vec<Request>,
     received: usize,
     ended: usize,
@@ -117,7 +115,8 @@ pub fn run<R: Rail, const RAILS: usize>(
         ended: 0,
         reported: 0,
     };
-    // Often does not poll at all, because direct operations need a program without other traffic.
+    // Number of target polls per step. Often 0, because direct operations require a stream without
+    // other traffic.
     let polls = [0, 2, 10][run.random.below(3) as usize];
     let steps = 8 + run.random.below(32);
     for step in 0..steps {
@@ -263,7 +262,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         let (region, place, offset, len) = self.place(&[1, 8, 40, 192]);
         let (bytes, to) = (vec![self.model.value(place); len], self.remote(region, offset));
         let issued = self.pair.a.engine.inject(CX, &bytes, to);
-        // The call does not report whether it completed at once.
+        // `inject` does not report whether the operation completed at once.
         let issued = issued.map(|()| Issued::Pending(fishplate_core::op::Token::NONE));
         self.issued(issued, Some(place), None, Notice::Silent);
         "inject"
@@ -297,9 +296,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         "fetch"
     }
 
-    /// Calls `quiet` with a short deadline. Meanwhile only the origin polls. In half of the calls
-    /// both sides poll first, so that everything may be visible already and later operations can be
-    /// direct.
+    /// Calls `quiet` with a short deadline. During the call only the origin polls. In half of the
+    /// calls both sides poll first, so that the quiet succeeds and later operations can be direct.
     fn quiet(&mut self) -> &'static str {
         if self.random.below(2) == 0 {
             for _ in 0..8 {
@@ -335,7 +333,6 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         "send"
     }
 
-    /// Posts the next receive at the target.
     fn post(&mut self) {
         let Some(&Message { region, offset, len, .. }) = self.messages.get(self.posted.len())
         else {
@@ -411,7 +408,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         ))
     }
 
-    /// Cancels unmatched receives, and checks that nothing was written after the used bytes.
+    /// Cancels unmatched receives, and checks that the bytes after the used bytes are still zero.
     fn nothing_else(&mut self) -> Result<(), String> {
         for &request in &self.posted[self.received..] {
             let cancelled = self.pair.b.engine.cancel(request);
@@ -423,7 +420,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         self.model.check()?;
         for (region, target) in self.pair.targets.iter().enumerate() {
             let used = self.model.used(region);
-            // SAFETY: the range lies inside the region, of which only a part is used.
+            // SAFETY: the range lies inside the region, and a program uses only a part of the
+            // region.
             let behind =
                 unsafe { std::slice::from_raw_parts(target.base.as_ptr().add(used), 4096) };
             if behind.iter().any(|&byte| byte != 0) {

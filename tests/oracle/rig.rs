@@ -1,4 +1,4 @@
-//! Two engines in one process, connected by a rail and driven by one thread, and their memory.
+//! Two connected engines in one process, driven by one thread, and their memory.
 
 use std::ptr::NonNull;
 
@@ -15,7 +15,7 @@ pub const CX: ContextId = ContextId(0);
 /// Size of each region in bytes.
 pub const SIZE: usize = 512 << 10;
 
-/// Small limits, so that windows and credits run out.
+/// Settings with small limits, so that windows and credits run out.
 pub const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig {
     eager: 128,
@@ -29,8 +29,8 @@ const MATCHING: MatchConfig = MatchConfig {
 };
 const LIMITS: Limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 48 };
 
-/// Memory that pairs borrow one after the other: the tables of both engines, private memory, and a
-/// waiter.
+/// Memory that one pair at a time borrows: the tables of both engines, private memory, and parts of
+/// a waiter.
 pub struct Room<const RAILS: usize> {
     tables: [(Storage<RAILS>, MatchStorage<RAILS>); 2],
     memory: [Vec<u64>; 3],
@@ -39,7 +39,7 @@ pub struct Room<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Room<RAILS> {
-    /// Allocates zeroed memory that suffices for pairs of [`CONFIG`] or smaller.
+    /// Allocates zeroed memory for a pair with limits up to [`CONFIG`].
     pub fn new() -> Self {
         let tables = || (Storage::new(&CONFIG, LIMITS), MatchStorage::new(&MATCHING, 1, 32, 8));
         Room {
@@ -79,7 +79,7 @@ impl<'m, R: Rail, const RAILS: usize> End<'m, R, RAILS> {
     }
 }
 
-/// A region of the target: its address, its id there, and its id at the origin.
+/// A region of the target: its address, its id at the target, and its id at the origin.
 #[derive(Clone, Copy)]
 pub struct Target {
     pub base: NonNull<u8>,
@@ -95,13 +95,13 @@ pub struct Pair<'m, R: Rail, const RAILS: usize> {
     pub from: LocalId,
     pub targets: [Target; 2],
     pub waiter: Waiter<'m, SpinHost, Asleep>,
-    /// Keeps the segment mapped. Dropped after the engines.
+    /// The segment of the second target region. Dropped after the engines.
     _segment: Option<Segment>,
 }
 
 impl<'m, R: Rail, const RAILS: usize> Pair<'m, R, RAILS> {
-    /// Creates a pair over rails that are attached to each other. If there is a segment, it holds
-    /// the second region of the target.
+    /// Creates a pair over rails that are attached to each other. The second region of the target
+    /// is in `segment`, if it is given.
     pub fn new(
         room: &'m mut Room<RAILS>,
         config: Config,

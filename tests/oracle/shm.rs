@@ -1,4 +1,4 @@
-//! The shared-memory rail, with mapped and unmapped target memory.
+//! Runs the programs over the shared-memory rail, with mapped and unmapped target memory.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::rig::{CONFIG, CX, Pair, Room, SIZE};
 
 type Rails<const RAILS: usize> = [ShmRail<SpinHost>; RAILS];
 
-/// Creates two rails that have met in two threads and are attached to each other as peer 0.
+/// Creates two rails, attached to each other as peer 0. The handshake takes two threads.
 fn meet(config: &ShmConfig) -> [ShmRail<SpinHost>; 2] {
     let rail = || ShmRail::new(SpinHost::new(1), config.clone()).unwrap();
     let (mut near, mut far) = (rail(), rail());
@@ -34,8 +34,8 @@ fn ends<const RAILS: usize>(config: &ShmConfig) -> [Rails<RAILS>; 2] {
     [near, far].map(|rails| rails.try_into().unwrap_or_else(|_| unreachable!()))
 }
 
-/// Returns the settings of a group of programs: how private memory is written, and how much room
-/// there is.
+/// Returns the settings of a group of programs. They vary the path of writes to private memory, and
+/// the size of lanes.
 fn config(group: u64) -> ShmConfig {
     let config = ShmConfig {
         max_regions: 8,
@@ -73,7 +73,8 @@ fn memory_is_what_the_contract_allows_over_two_rails_of_shared_memory() {
     programs("two rails of shared memory", 1000, pair::<2>);
 }
 
-/// A removed peer that is alive still applies the contents of the lane, so the outcome is unknown.
+/// A removed peer that is alive still applies the contents of the lane, so the operation's outcome
+/// is unknown.
 #[test]
 fn operations_that_a_removed_peer_still_applies_have_an_unknown_outcome() {
     let config = ShmConfig { force_staging: true, ..ShmConfig::default() };

@@ -1,4 +1,4 @@
-//! libfabric's tcp provider over the loopback interface, with one rail and with two.
+//! Runs the programs over libfabric's tcp on the loopback interface, with one rail and with two.
 
 use std::ffi::CString;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use fishplate::sys::fabric::{Ask, FabricConfig, FabricRail, Library, negotiate};
 use crate::programs;
 use crate::rig::{CONFIG, Pair, Room};
 
-/// The timeouts are long enough for a loaded machine, because no process dies here.
+/// Settings of the rails. The timeouts are long enough for a loaded machine, because no process
+/// dies here.
 const FABRIC: FabricConfig = FabricConfig {
     max_peers: 1,
     max_message: 1024,

@@ -28,8 +28,8 @@ fn every_kind_of_command_works() {
     let into = source.at(500_000);
     assert_eq!(bench.run(0, Command::Get { from: remote.at(0), len, into }), Reply::Done(0));
     assert_eq!(read(bench.engine(), into, len), bytes);
-    // Copies more than the worker copies per turn. The second copy moves bytes to a lower address
-    // in the same region, so its source and target overlap.
+    // Copies more bytes than the worker copies per turn. The second copy moves bytes to a lower
+    // address in the same region, so its source and target overlap.
     assert_eq!(
         bench.run(0, Command::Copy { from: source.at(0), len, to: target.at(400_001) }),
         Reply::Done(0)
@@ -94,7 +94,7 @@ fn tagged_commands_send_and_receive() {
                 sync,
             };
             let early = submit(&mut bench.queues[0], recv(len));
-            // A command after a receive begins once a message has arrived.
+            // A command that depends on a receive begins once a message has arrived.
             let copy = Command::Copy { from: into, len: len.max(1), to: target.at(100_000) };
             let copy = create(&mut bench.queues[1], copy).after(&early).unwrap();
             let sent = submit(&mut bench.queues[1], send(true));
@@ -109,7 +109,7 @@ fn tagged_commands_send_and_receive() {
                 "seed {seed}"
             );
             assert_eq!(read(bench.engine(), target.at(100_000), len), bytes, "seed {seed}");
-            // A truncated message is a failure, so the next command does not begin.
+            // A truncated message is a failure, so the dependent command does not begin.
             if len > 1 {
                 let short = recv(1);
                 let sent = submit(&mut bench.queues[1], send(false));
@@ -143,7 +143,7 @@ fn an_unmatched_receive_uses_one_slot_and_is_cancelled() {
     assert_eq!(cancel.reply(), Some(Reply::Cancelled(Cancelled::Removed)));
     let Some(Reply::Received(status)) = open.reply() else { panic!("{open:?}") };
     assert_eq!((status.outcome, status.envelope), (Received::Cancelled, None));
-    // A completed command, and a command that is not a receive.
+    // A cancel is refused for a completed receive, and for a command that is not a receive.
     let marker = submit(&mut bench.queues[0], Command::Marker);
     for event in [&open, &marker] {
         let cancel = bench.queues[0].cancel(event).unwrap();

@@ -37,8 +37,8 @@ fn a_worker_with_an_open_receive_can_stop() {
     drop(consumers);
     assert_eq!(open.reply(), Some(Reply::Abandoned));
 
-    // The engine still has the receive and its message. A receive in the same slot of another queue
-    // does not get its reply.
+    // The engine still has the first queue's receive and message. A receive in the same slot of
+    // another queue must not get that reply.
     let (mut queue, consumer) = queue_of::<4>(host, channels, 0);
     let mut consumers = [consumer];
     let other = submit(&mut queue, recv(2));
@@ -92,7 +92,7 @@ fn a_dropped_worker_leaves_nothing_waiting() {
     assert_eq!(unseen.reply(), Some(Reply::Abandoned));
     let after = submit(&mut queue, Command::Marker);
     assert_eq!(queue.wait(&after, NEVER), Ok(Reply::Abandoned));
-    // The engine still has the put. Its completion does not disturb the next worker.
+    // The engine still has the put. The put's completion must not disturb the next worker.
     bench.turns_until("the engine", {
         let mut turns = 0;
         move || {

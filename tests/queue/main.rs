@@ -1,5 +1,5 @@
-//! Queues of commands: the effect of each kind, their order, and dropped queues, workers and
-//! events.
+//! Tests queues of commands: the effect of each kind of command, their order, and dropped queues,
+//! workers and events.
 
 #[path = "../../core/tests/support/mod.rs"]
 mod support;

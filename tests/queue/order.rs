@@ -1,4 +1,4 @@
-//! Markers and events, and waits for them.
+//! Tests markers and events, and waits for them.
 
 use fishplate_core::engine::command::{MAX_AFTER, Reply};
 use fishplate_core::engine::tag::Tag;
@@ -36,7 +36,8 @@ fn a_command_begins_after_events_of_other_queues() {
         let mut bench = bench(seed, 2);
         let Places { source, remote, target, .. } = bench.at;
         let fill = |at, pattern| Command::Fill { at, len: 64, pattern, width: 8 };
-        // The second queue copies data of the first, and the first copies it again.
+        // The second queue puts the data that the first queue has filled in, and the first queue
+        // copies it again.
         let made = create(&mut bench.queues[0], fill(source.at(0), 7));
         let moved = create(
             &mut bench.queues[1],
@@ -117,8 +118,8 @@ fn an_expired_wait_says_what_blocks_the_worker() {
     let event = Held { command: after.index(), by: HeldBy::Event(marker.index()) };
     assert_eq!(bench.queues[1].held(), Some(event));
     let message = Command::Send { to: bench.at.peer, tag: tag(99), from: None, sync: false };
-    // Sends from a third queue. In the same queue, the send would never run behind the command that
-    // waits for it.
+    // Sends from a third queue. In the same queue, the send would wait for ever behind the command
+    // that depends on it.
     let (mut third, consumer) = queue_of::<4>(host, leak(Channels::new()), 0);
     let sent = submit(&mut third, message);
     let mut consumers = [consumer];

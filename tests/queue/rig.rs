@@ -33,7 +33,7 @@ pub const MATCHING: MatchConfig = MatchConfig {
     pieces: 0,
     seed: 5,
 };
-/// A deadline that has expired before anything can happen.
+/// A deadline that has already expired.
 pub const NOW: u64 = 1;
 
 pub type Rails = Faulty<Loopback<64>, 32>;

@@ -1,4 +1,4 @@
-//! Queues in separate threads, and a worker in another thread.
+//! Tests queues in separate threads, with a worker in another thread.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use fishplate_sys::LinuxHost;
 use crate::rig::{Hosted, NEVER, Places, create, leak, queue_of, scene, submit};
 use crate::support::{Own, Random, seeds, word};
 
-/// Runs `user` in a thread per queue, and a worker in another thread.
+/// Runs `user` in one thread per queue, and a worker in another thread.
 fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Sync) {
     let Own { mut engine, peer, source, target, remote, .. } = scene(seed, queues.into());
     let at = Places { peer, source, target, remote };
@@ -42,7 +42,7 @@ fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Syn
         stop.store(true, Ordering::Release);
         channels.send.notify(host);
         assert!(running.join().unwrap(), "seed {seed}");
-        // The worker has stopped, so a failure ends the test.
+        // Unwraps only now that the worker has stopped, so that a failure ends the test.
         ends.into_iter().for_each(|end| end.unwrap());
     });
     assert!(consumers.iter_mut().all(CommandConsumer::is_over));
@@ -94,8 +94,8 @@ fn commands_of_a_dropped_queue_are_still_executed() {
     }
 }
 
-/// Returns the processors that the running worker may use. A joined worker may still be listed for
-/// a while.
+/// Returns the processors that the only running worker may use. Retries, because a stopped worker
+/// may still be listed for a while.
 fn cpus_of_the_worker() -> String {
     let late = Instant::now() + Duration::from_secs(20);
     loop {

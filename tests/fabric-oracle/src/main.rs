@@ -28,8 +28,8 @@ mod compared {
                 $($(layout!(@span $structure $field $field);)*)*
                 $(layout!(@span $of $name $generated);)*
             }
-            // The binding lacks constants that C defines by a macro with a cast. A C program
-            // compares those.
+            // The binding lacks the constants that C defines by a macro with a cast. A C program
+            // compares them.
             pub const NUMBERS: &[(&str, u64)] = &[$((stringify!($number), ours::$number as u64)),*];
             pub const STRUCTURES: &[&str] = &[$(stringify!($structure)),*];
         };

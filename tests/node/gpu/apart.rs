@@ -1,5 +1,5 @@
-//! Device memory that no NIC accesses: its bytes travel through host memory. Over libfabric's tcp,
-//! and over a provider inside the process.
+//! Tests device memory that no NIC accesses: its bytes travel through host memory. Runs over
+//! libfabric's tcp and over the fake provider.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use fishplate_testing::fabric::{Fake, Persona};
 use super::super::{SOON, Side, Way, builder, two, ways};
 use super::{LEN, SIZES, device, pattern};
 
-/// Returns a builder of nodes over `rails` rails whose NICs do not access device memory.
+/// Returns a builder of nodes on these interfaces. The NICs do not access device memory.
 fn over(builder: Builder, provider: &str, interfaces: &[&str]) -> Builder {
     let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
     let providers = vec![provider.into()];
@@ -30,8 +30,8 @@ fn done(node: &mut Node, issued: Issued) {
     assert_eq!(end.outcome, Outcome::Done);
 }
 
-/// Moves data of every length with each operation between device memory here and device or host
-/// memory there.
+/// Moves data of every length with each operation, between device memory of this side and device or
+/// host memory of the other side.
 fn every_verb(side: &mut Side) {
     let (node, peer) = (&mut side.node, side.peer);
     let (device, host) = (node.alloc_device(2 * LEN).unwrap(), node.alloc(2 * LEN + 64).unwrap());
@@ -74,7 +74,7 @@ fn every_verb(side: &mut Side) {
             let from: Source<'_> = device.slice(16..16 + len).into();
             node.put_signal(from, their.at(8), signal, Notice::Silent).unwrap();
             side.exchange(&[]);
-            // Back to another place, into device memory and into host memory.
+            // Gets the data back, into device memory and into host memory.
             let node = &mut side.node;
             let get =
                 node.get(device.slice(LEN..LEN + len), their.at(8), Notice::Report(1)).unwrap();
@@ -87,7 +87,7 @@ fn every_verb(side: &mut Side) {
                 done(node, get);
                 node.read(host.at(0), &mut got).unwrap();
                 assert!(got == pattern(rounds, len), "{len} bytes back to the host");
-                // Also puts from host memory, over the data there.
+                // Also puts from host memory, and gets that data back.
                 node.write(host.at(0), &pattern(rounds + 100, len)).unwrap();
                 let put = node.put(host.slice(..len), their.at(8), Notice::Report(1)).unwrap();
                 done(node, put);
@@ -99,7 +99,8 @@ fn every_verb(side: &mut Side) {
             }
         }
     }
-    // The last round put this to their host memory.
+    // Receives messages into device memory. The other side sends the host memory that the last put
+    // has filled.
     for len in SIZES {
         let into = device.slice(..len);
         let request = side.node.post_recv(Some(peer), len as u64, Tag::ZERO, into, 0).unwrap();
@@ -149,11 +150,11 @@ fn a_provider_without_fi_hmem_moves_device_memory_through_host_memory() {
     assert!(got == pattern(1, LEN));
 }
 
-/// The other rail takes over, and the first one returns once the cable is plugged in again.
+/// The other rail takes over. The first rail returns once its cable is plugged in again.
 #[test]
 fn device_memory_survives_a_pulled_cable() {
     for carried in [true, false] {
-        // Each end has its own interfaces, because any two of them may form a pair.
+        // The ends have different interfaces, because any two interfaces may form a pair.
         let interfaces = [["eth0", "eth1"], ["eth2", "eth3"]];
         let provider = Fake::new(Persona { interfaces: interfaces.concat(), ..Persona::tcp() }, 6);
         let mut nodes = interfaces.map(|interfaces| {
@@ -178,8 +179,8 @@ fn device_memory_survives_a_pulled_cable() {
         assert_eq!(nodes[0].is_carried(theirs), carried);
         let pull = |nodes: &mut [Node; 2]| {
             provider.pull("eth0", 20);
-            // Operations that have left are lost silently, so the node acts as if it watched the
-            // link.
+            // Operations in flight are lost silently. So the node reports the failure, as if it
+            // watched the link.
             _ = nodes[0].disable_rail(peers[0], RailId(1));
             _ = nodes[0].enable_rail(peers[0], RailId(1));
         };
@@ -198,7 +199,7 @@ fn device_memory_survives_a_pulled_cable() {
             };
             assert_eq!(end.outcome, Outcome::Done);
             if pulls {
-                // A worker was faster.
+                // The operation completed before the cable was pulled, by a worker.
                 pull(nodes);
             }
         };

@@ -1,4 +1,4 @@
-//! Device memory between two real processes: the test binary runs itself again.
+//! Tests device memory between two real processes: the test binary runs itself again.
 
 use std::env;
 use std::process::{Child, Command, Stdio};
@@ -15,10 +15,10 @@ use super::super::SOON;
 use super::super::port::free_port;
 use super::{LEN, SIZES, open, pattern};
 
-/// Variable that tells a child process where to meet its parent.
+/// Environment variable with the address at which a child process meets its parent.
 const PLACE: &str = "FISHPLATE_TEST_PLACE";
 
-/// One process of a test, connected to the other.
+/// One process of a test, connected to the other process.
 struct Process {
     node: Node,
     peer: PeerId,
@@ -32,7 +32,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts the other process, which runs only the test of this name; or returns as that process.
+    /// Starts the other process, which runs only the test named `test`. Returns in both processes.
     fn new(test: &str) -> Process {
         let place = env::var(PLACE).ok();
         let child = place.is_none().then(|| {
@@ -92,7 +92,7 @@ impl Process {
         }
     }
 
-    /// Closes this node, after both have finished.
+    /// Closes this node, after both processes have finished.
     fn close(mut self) {
         self.barrier();
         self.node.close(SOON).unwrap();
@@ -108,13 +108,13 @@ fn puts_and_gets_of_device_memory_between_two_processes() {
     let from = own.node.alloc_device(LEN).unwrap();
     let (me, other) = (own.job.rank(), 1 - own.job.rank());
     for (round, len) in (1..).zip(SIZES) {
-        // From this device to the peer's, with a signal in host memory.
+        // Puts from this device to the peer's device, with a signal in host memory.
         own.node.write_device(from.at(0), &pattern(me + round, len)).unwrap();
         let arrived = Signal::set(own.their_words.at(0), round as u64);
         own.node.put_signal(from.slice(..len), own.theirs.at(0), arrived, Notice::Silent).unwrap();
         own.node.wait(own.words.at(0), Cmp::Eq, round as u64, Some(own.peer), SOON).unwrap();
         assert!(own.seen(len) == pattern(other + round, len), "{len} bytes put");
-        // From the peer's device to host memory, and to this device.
+        // Gets from the peer's device to host memory, and to this device.
         for into in [own.words, from] {
             let issued =
                 own.node.get(into.slice(..len), own.theirs.at(0), Notice::Report(0)).unwrap();
@@ -127,7 +127,8 @@ fn puts_and_gets_of_device_memory_between_two_processes() {
             assert!(got == pattern(me + round, len), "{len} bytes got");
         }
         own.barrier();
-        // From host memory to the peer's device, and from the peer's device to host memory.
+        // Puts from host memory to the peer's device, and gets from the peer's device to host
+        // memory.
         own.node.write(own.words.at(0), &pattern(me + 100, len)).unwrap();
         own.node.put(own.words.slice(..len), own.theirs.at(0), Notice::Silent).unwrap();
         own.node.quiet(own.peer, SOON).unwrap();
@@ -174,8 +175,8 @@ fn tagged_messages_from_and_into_device_memory_between_two_processes() {
     own.close();
 }
 
-/// At the same time, each end reads a long message from the other through bounce slots, because the
-/// device cannot access the memory into which a node has copied the bytes.
+/// The sender has copied the bytes to host memory that the device cannot access. Both ends read
+/// such a message through bounce slots at the same time.
 #[test]
 fn long_messages_of_copied_bytes_into_device_memory_between_two_processes() {
     const LONG: usize = 6 << 20;
@@ -205,7 +206,7 @@ fn freed_memory_refuses_puts_and_the_peer_stays() {
         own.node.free(own.device).unwrap();
         own.barrier();
         own.barrier();
-        // The memory returns to the device once the peer has closed it.
+        // The freed memory can be allocated again once the peer has closed it.
         own.device = own.node.alloc_device(LEN).unwrap();
     } else {
         own.fill(&[5; 8192]);
@@ -265,7 +266,7 @@ fn a_killed_process_invalidates_only_its_own_device_memory() {
     own.node.close(SOON).unwrap();
 }
 
-/// Signals and adds on words in both devices, and waits for them.
+/// Signals, adds and waits on words in both devices.
 #[test]
 fn signals_and_atomics_on_words_of_a_device_between_two_processes() {
     const ROUNDS: u64 = 50;
