@@ -186,7 +186,7 @@ impl Drop for CudaDevice {
         if self.forsaken {
             return;
         }
-        // SAFETY: `open` retained the context once, and this releases it once.
+        // SAFETY: `open` retained the context once, and this call releases it once.
         unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
 }

@@ -147,7 +147,7 @@ impl CudaDevice {
             let place = (&raw mut fd).cast();
             (self.driver.cuMemExportToShareableHandle)(place, handle, DESCRIPTOR, 0)
         };
-        // SAFETY: the call above retained the handle for us, and this releases it once.
+        // SAFETY: the call above retained the handle for us, and this call releases it once.
         unsafe { (self.driver.cuMemRelease)(handle) };
         match code {
             // The memory was created without this handle type.

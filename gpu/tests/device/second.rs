@@ -110,7 +110,7 @@ pub fn serve<K: Kit>(address: &OsStr) {
             }
             "open" | "again" => {
                 let (handle, size) = handle.as_ref().unwrap();
-                // SAFETY: the first process keeps the memory until this one has closed it.
+                // SAFETY: the first process keeps the memory until this process has closed it.
                 let opened = unsafe { device.open(handle, *size) };
                 match (opened, open) {
                     (Ok(base), None) => {
