@@ -70,9 +70,9 @@ pub(crate) unsafe fn copy(pid: i32, way: Way, ranges: &[Range]) -> Result<(), Cm
     let mut begun = false;
     while left != 0 {
         let (ours, theirs, count) = (here.as_ptr(), there.as_ptr(), here.len() as libc::c_ulong);
-        // SAFETY: both pointers come from slices of `count` entries. Here the kernel accesses only
-        // the `local` ranges, which are valid by this function's contract. It checks the remote
-        // addresses itself.
+        // SAFETY: both pointers come from slices of `count` entries. In this process the kernel
+        // accesses only the `local` ranges, which are valid by this function's contract. It checks
+        // the remote addresses itself.
         let n = unsafe {
             match way {
                 Way::Put => libc::process_vm_writev(pid, ours, count, theirs, count, 0),

@@ -25,8 +25,8 @@ use crate::segment::Segment;
 /// Number of notices waiting for room in the socket at which [`Line::has_room`] returns false.
 const MAX_QUEUED: usize = 1024;
 
-/// Maximum number of notices that wait for room in the socket. At this limit, a
-/// further packet fails the peer, because the peer requests replies without reading them.
+/// Maximum number of notices that wait for room in the socket. At this limit, a further packet
+/// fails the peer, because the peer requests replies without reading them.
 const MAX_NOTICES: usize = 16 * 1024;
 
 /// The state of another package at one end of a link, which handles that package's packets. Dropped

@@ -80,7 +80,7 @@ pub unsafe fn entry<T: Table, F: Copy>(table: *const T, offset: usize) -> Option
         return None;
     }
     // SAFETY: our caller guarantees that the table is as long as its first word says. The entry is
-    // read only if it lies inside.
+    // read only if it lies inside the table.
     unsafe {
         let size = table.cast::<usize>().read();
         if size < offset + size_of::<F>() {

@@ -445,7 +445,7 @@ impl FabricRail {
         if first == 0 && len + HEAD <= self.inject_message {
             let scratch = self.scratch.as_mut_ptr();
             // SAFETY: `scratch` has room for `inject_message` bytes, and nothing else uses it, so
-            // it overlaps neither part.
+            // it does not overlap the message's parts.
             let bytes = unsafe {
                 compose(self.number, head, body, scratch);
                 core::slice::from_raw_parts(scratch, len + HEAD)
