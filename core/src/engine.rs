@@ -304,35 +304,44 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
         let rails = rails.into();
         let count = rails.len();
-        check(RAILS <= RAILS_MAX && count >= 1, "rails: 1 to 16")?;
-        check(config.contexts >= 1 && config.contexts <= 256, "contexts: 1 to 256")?;
+        check(RAILS <= RAILS_MAX && count >= 1, "rails: must be 1 to 16")?;
+        check(config.contexts >= 1 && config.contexts <= 256, "contexts: must be 1 to 256")?;
         check(
             config.window.is_power_of_two() && config.window as u64 <= MAX_WINDOW,
-            "window: a power of two up to 2^19",
+            "window: must be a power of two up to 2^19",
         )?;
-        check(config.batch >= 1, "batch: at least 1")?;
+        check(config.batch >= 1, "batch: must be at least 1")?;
         check(
             config.stripe_chunk >= 1 && config.stripe_chunk <= 1 << 31,
-            "stripe_chunk: 1 byte to 2 GiB",
+            "stripe_chunk: must be 1 byte to 2 GiB",
         )?;
         let EngineMemory { peers, pairings, streams, parked, bitmap, locals, remotes, pending } =
             memory;
         let (each, window) = (peers.len() * config.contexts as usize, config.window as usize);
-        check(!peers.is_empty() && peers.len() <= u16::MAX as usize, "memory.peers: 1 to 65535")?;
-        lent("memory.pairings, as many as peers", pairings.len(), peers.len())?;
-        lent("memory.streams, peers x contexts", streams.len(), each)?;
-        lent("memory.parked, peers x contexts x window", parked.len(), each * window)?;
-        lent("memory.bitmap, Config::bitmap_words", bitmap.len(), config.bitmap_words(each))?;
-        check(locals.len() <= u16::MAX as usize, "memory.locals: at most 65535")?;
-        check(remotes.len() <= u16::MAX as usize, "memory.remotes: at most 65535")?;
-        check(!pending.is_empty() && pending.len() < 1 << 30, "memory.pending: 1 to 2^30 - 1")?;
+        check(
+            !peers.is_empty() && peers.len() <= u16::MAX as usize,
+            "memory.peers: must have 1 to 65535 entries",
+        )?;
+        lent("memory.pairings (one per peer)", pairings.len(), peers.len())?;
+        lent("memory.streams (peers x contexts)", streams.len(), each)?;
+        lent("memory.parked (peers x contexts x window)", parked.len(), each * window)?;
+        lent("memory.bitmap (Config::bitmap_words)", bitmap.len(), config.bitmap_words(each))?;
+        check(locals.len() <= u16::MAX as usize, "memory.locals: must have at most 65535 entries")?;
+        check(
+            remotes.len() <= u16::MAX as usize,
+            "memory.remotes: must have at most 65535 entries",
+        )?;
+        check(
+            !pending.is_empty() && pending.len() < 1 << 30,
+            "memory.pending: must have 1 to 2^30 - 1 entries",
+        )?;
         let (mut max_rma, mut inject) = ([0; RAILS], [0; RAILS]);
         for ((rail, max), inject) in rails.iter().zip(&mut max_rma).zip(&mut inject) {
             let caps = rail.caps();
-            check(caps.data_bytes >= 4, "rail: 4 bytes of completion data are needed")?;
+            check(caps.data_bytes >= 4, "rail: its writes must carry 4 bytes of completion data")?;
             check(
                 caps.max_message >= 64 && caps.max_rma >= 1,
-                "rail: messages of 64 bytes are needed",
+                "rail: must accept writes, and messages of 64 bytes",
             )?;
             *max = (caps.max_rma as u64).min(1 << 31);
             *inject = (caps.inject as u64).min(*max);

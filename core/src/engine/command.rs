@@ -259,7 +259,7 @@ unsafe impl Send for Entry<'_> {}
 #[cfg(all(not(fishplate_loom), any(target_arch = "x86_64", target_arch = "aarch64")))]
 const _: () = assert!(
     size_of::<crate::sync::pool::Slot<Entry<'static>>>() <= 320,
-    "the size class of commands"
+    "a command must fit its size class"
 );
 
 impl<'m> Entry<'m> {
@@ -319,7 +319,7 @@ impl<'m> Entry<'m> {
     /// # Safety
     /// The caller is the worker that took the entry from its queue, and holds no other reference
     /// to the state.
-    #[expect(clippy::mut_from_ref, reason = "one worker at a time, as promised")]
+    #[expect(clippy::mut_from_ref, reason = "our caller guarantees one worker at a time")]
     pub(super) unsafe fn work(&self) -> &mut Work<'m> {
         // SAFETY: the caller is that worker, so no other thread uses `work`. The submission ring
         // handed over the entry from its only holder.

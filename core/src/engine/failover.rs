@@ -304,9 +304,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             self.state.locals.iter().all(|region| region.native == NO_RAIL),
             "failover: memory with native atomics is registered; failover does not support it",
         )?;
-        lent("failover.peers, as many as peers", peers.len(), count)?;
-        lent("failover.streams, peers x contexts", streams.len(), each)?;
-        lent("failover.sent, peers x contexts x window", sent.len(), each * window as usize)?;
+        lent("failover.peers (one per peer)", peers.len(), count)?;
+        lent("failover.streams (peers x contexts)", streams.len(), each)?;
+        lent("failover.sent (peers x contexts x window)", sent.len(), each * window as usize)?;
         // An earlier engine may have used the memory. Otherwise it stays untouched.
         if streams.iter().any(|stream| stream.kept) {
             streams.fill(FailoverStream::EMPTY);

@@ -79,16 +79,14 @@ impl Pairing {
             let (at, there) = (usize::from(joint.ours.0), usize::from(joint.theirs));
             if at >= rails || there >= RAILS_MAX {
                 return Err(AttachError::Config(
-                    "joints: a rail does not exist; name rails of both sides",
+                    "joints: names a rail that does not exist; name rails of both sides",
                 ));
             }
             if ours & 1 << at != 0 || theirs & 1 << there != 0 {
-                return Err(AttachError::Config("joints: a rail is listed twice"));
+                return Err(AttachError::Config("joints: names a rail twice; name each rail once"));
             }
             if joint.max_message < MESSAGE_MIN {
-                return Err(AttachError::Config(
-                    "joints: max_message is too short; at least 128 bytes",
-                ));
+                return Err(AttachError::Config("joints: max_message must be at least 128 bytes"));
             }
             (ours, theirs) = (ours | 1 << at, theirs | 1 << there);
             pairing.theirs |= (there as u64) << (4 * at);

@@ -88,7 +88,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         if rails == 0 || u32::from(rails) >> self.rails.len() != 0 {
             return Err(AttachError::Config(
-                "rails: none, or one that does not exist; name rails of this engine",
+                "rails: empty, or names a rail that does not exist; name rails of this engine",
             ));
         }
         let config = self.state.config;

@@ -303,44 +303,50 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let shared = [config.shared_credits, config.shared_headers, config.shared_shorts];
         check(
             [config.credits, config.headers].iter().chain(&shared).max() <= Some(&limit),
-            "matching: credits and headers, shared ones too: up to 2^24",
+            "matching: credits, headers and each shared_ setting must be at most 2^24",
         )?;
-        check(config.headers >= 1, "matching.headers: at least 1")?;
-        check(config.pieces <= 64, "matching.pieces: at most 64")?;
-        check(receives.len() < 1 << 31, "matching.receives: below 2^31")?;
-        lent("matching.accounts, peers x contexts", accounts.len(), streams)?;
+        check(config.headers >= 1, "matching.headers: must be at least 1")?;
+        check(config.pieces <= 64, "matching.pieces: must be at most 64")?;
+        check(receives.len() < 1 << 31, "matching.receives: must have fewer than 2^31 entries")?;
+        lent("matching.accounts (peers x contexts)", accounts.len(), streams)?;
         let shorts = config.shared_shorts as usize;
         let most = config.blocks(streams) + shorts;
-        lent("matching.blocks, MatchConfig::blocks plus shared_shorts", blocks.len(), most)?;
+        lent("matching.blocks (MatchConfig::blocks plus shared_shorts)", blocks.len(), most)?;
         check(
             short_bytes.len() == shorts * SHORT,
-            "matching.short_bytes: wrong length; 64 x shared_shorts",
+            "matching.short_bytes: must have 64 x shared_shorts bytes",
         )?;
-        lent("matching.headers, MatchConfig::waiting", headers.len(), config.waiting(streams))?;
+        lent("matching.headers (MatchConfig::waiting)", headers.len(), config.waiting(streams))?;
         check(
             blocks.len() < 1 << 31 && headers.len() < 1 << 31,
-            "matching: fewer than 2^31 blocks, and as many headers",
+            "matching: must have fewer than 2^31 blocks, and fewer than 2^31 headers",
         )?;
         let bytes = |count: usize| count.saturating_mul(config.block());
         lent(
-            "matching.block_bytes, MatchConfig::block bytes for each long block",
+            "matching.block_bytes (MatchConfig::block bytes for each long block)",
             block_bytes.len(),
             bytes(blocks.len() - shorts),
         )?;
-        check(outgoing.len() < u32::MAX as usize, "matching.outgoing: below 2^32 - 1")?;
+        check(
+            outgoing.len() < u32::MAX as usize,
+            "matching.outgoing: must have fewer than 2^32 - 1 entries",
+        )?;
         lent(
-            "matching.outgoing_bytes, outgoing x MatchConfig::block",
+            "matching.outgoing_bytes (outgoing x MatchConfig::block)",
             outgoing_bytes.len(),
             bytes(outgoing.len()),
         )?;
-        lent("matching.matcher.posted, as many as receives", matcher.posted.len(), receives.len())?;
+        lent("matching.matcher.posted (one per receive)", matcher.posted.len(), receives.len())?;
         lent(
-            "matching.matcher.unexpected, MatchConfig::unexpected",
+            "matching.matcher.unexpected (MatchConfig::unexpected)",
             matcher.unexpected.len(),
             config.unexpected(streams),
         )?;
         let fits = |rail: &R| rail.caps().max_message >= head::RTS + 16;
-        check(self.rails.iter().all(fits), "rail: messages too short for a request to send")?;
+        check(
+            self.rails.iter().all(fits),
+            "rail: must accept messages that hold a request to send",
+        )?;
         let matching =
             MatcherConfig { seed: config.seed, lazily: LAZILY, ..MatcherConfig::DEFAULT };
         self.state.protocol = Some(Protocol {

@@ -59,7 +59,8 @@ pub struct PeerSlot {
     pub(crate) ready: bool,
 }
 
-const _: () = assert!(size_of::<PeerSlot>() == 8, "the index of a slot is a shift");
+const _: () =
+    assert!(size_of::<PeerSlot>() == 8, "a slot must have 8 bytes, so that indexing is a shift");
 
 impl PeerSlot {
     /// A slot without a peer.

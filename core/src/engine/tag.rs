@@ -122,11 +122,11 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         let MatcherMemory { posted, unexpected, buckets } = memory;
         let first = config.first_sequence.unwrap_or(mix(!config.seed) >> 16);
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
-        check(config.tag_bits >= 1 && config.tag_bits <= 96, "tag_bits: 1 to 96")?;
-        check(first < 1 << 63, "first_sequence: below 2^63")?;
-        check(posted.len() < 1 << 31, "memory.posted: below 2^31")?;
-        check(unexpected.len() < 1 << 29, "memory.unexpected: below 2^29")?;
-        check(buckets.len() >= 2, "memory.buckets: at least 2")?;
+        check(config.tag_bits >= 1 && config.tag_bits <= 96, "tag_bits: must be 1 to 96")?;
+        check(first < 1 << 63, "first_sequence: must be below 2^63")?;
+        check(posted.len() < 1 << 31, "memory.posted: must have fewer than 2^31 entries")?;
+        check(unexpected.len() < 1 << 29, "memory.unexpected: must have fewer than 2^29 entries")?;
+        check(buckets.len() >= 2, "memory.buckets: must have at least 2 entries")?;
         let half = buckets.len() / 2;
         let (for_posted, for_unexpected) = buckets.split_at_mut(half);
         Ok(Matcher {

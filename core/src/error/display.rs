@@ -331,8 +331,8 @@ mod tests {
                 "table full: gpu: exports; revoke an allocation",
             ),
             (
-                AttachError::Memory { what: "memory.streams, peers x contexts", len: 1, least: 2 },
-                "memory too short: memory.streams, peers x contexts: 1 given; lend at least 2",
+                AttachError::Memory { what: "memory.streams (peers x contexts)", len: 1, least: 2 },
+                "memory too short: memory.streams (peers x contexts): 1 given; lend at least 2",
             ),
             (
                 AttachError::Unattached(RailId(3)),

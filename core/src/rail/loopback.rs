@@ -193,7 +193,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
             .regions
             .iter()
             .position(|place| place.memory.is_none())
-            .ok_or(AttachError::Full("loopback: 16 regions; deregister one"))?;
+            .ok_or(AttachError::Full("loopback: 16 regions at most; deregister one"))?;
         let place = &mut self.regions[free];
         place.memory = Some((region.ptr(), region.len()));
         place.mapped = match self.maps {

@@ -97,10 +97,12 @@ impl<'m> Sim<'m> {
         seed: u64,
     ) -> Result<Self, AttachError> {
         if nodes == 0 || rails == 0 || rails > 16 || nodes as usize * rails as usize > ENDPOINTS {
-            return Err(AttachError::Config("sim: 1 to 16 rails, nodes x rails at most 64"));
+            return Err(AttachError::Config(
+                "sim: rails must be 1 to 16, and nodes x rails 1 to 64",
+            ));
         }
         if packets.is_empty() || packets.len() >= NONE as usize {
-            return Err(AttachError::Config("sim: 1 to 65534 packets"));
+            return Err(AttachError::Config("sim: packets must have 1 to 65534 entries"));
         }
         let count = packets.len() as u16;
         for (i, packet) in packets.iter_mut().enumerate() {

@@ -257,34 +257,34 @@ fn configurations_out_of_range_are_refused_by_name() {
         other => panic!("{config:?}: {other:?}"),
     };
     let with = |config: Config| refused(config, memory(&ok, 2, 4));
-    assert_eq!(with(Config { contexts: 0, ..ok }), "contexts: 1 to 256");
-    assert_eq!(with(Config { contexts: 257, ..ok }), "contexts: 1 to 256");
+    assert_eq!(with(Config { contexts: 0, ..ok }), "contexts: must be 1 to 256");
+    assert_eq!(with(Config { contexts: 257, ..ok }), "contexts: must be 1 to 256");
     for window in [0, 3, 100, 1 << 20, 1 << 31] {
-        assert_eq!(with(Config { window, ..ok }), "window: a power of two up to 2^19");
+        assert_eq!(with(Config { window, ..ok }), "window: must be a power of two up to 2^19");
     }
-    assert_eq!(with(Config { batch: 0, ..ok }), "batch: at least 1");
+    assert_eq!(with(Config { batch: 0, ..ok }), "batch: must be at least 1");
     for stripe_chunk in [0, (1 << 31) + 1] {
-        assert_eq!(with(Config { stripe_chunk, ..ok }), "stripe_chunk: 1 byte to 2 GiB");
+        assert_eq!(with(Config { stripe_chunk, ..ok }), "stripe_chunk: must be 1 byte to 2 GiB");
     }
     let short = |cut: fn(&mut EngineMemory<'static, 1>)| {
         let mut tables = memory(&ok, 2, 4);
         cut(&mut tables);
         refused(ok, tables)
     };
-    assert_eq!(short(|m| m.peers = &mut []), "memory.peers: 1 to 65535");
+    assert_eq!(short(|m| m.peers = &mut []), "memory.peers: must have 1 to 65535 entries");
     assert_eq!(
         short(|m| m.streams = std::mem::take(&mut m.streams).split_at_mut(1).0),
-        "memory.streams, peers x contexts: 1 of 2"
+        "memory.streams (peers x contexts): 1 of 2"
     );
     assert_eq!(
         short(|m| m.parked = std::mem::take(&mut m.parked).split_at_mut(255).0),
-        "memory.parked, peers x contexts x window: 255 of 256"
+        "memory.parked (peers x contexts x window): 255 of 256"
     );
     assert_eq!(
         short(|m| m.bitmap = std::mem::take(&mut m.bitmap).split_at_mut(7).0),
-        "memory.bitmap, Config::bitmap_words: 7 of 8"
+        "memory.bitmap (Config::bitmap_words): 7 of 8"
     );
-    assert_eq!(short(|m| m.pending = &mut []), "memory.pending: 1 to 2^30 - 1");
+    assert_eq!(short(|m| m.pending = &mut []), "memory.pending: must have 1 to 2^30 - 1 entries");
     assert!(Engine::<Small, 0>::new(ok, [], memory(&ok, 1, 1)).is_err());
     assert!(Engine::<Small, 17>::new(ok, [const { Small::new() }; 17], memory(&ok, 1, 1)).is_err());
     assert!(Engine::<Small, 16>::new(ok, [const { Small::new() }; 16], memory(&ok, 1, 1)).is_ok());

@@ -283,11 +283,14 @@ fn memory_and_configuration_out_of_range_are_named() {
         Matcher::<2, 1>::with_config(memory, config).map(|_| ())
     };
     let named = |what| Err(AttachError::Config(what));
-    assert_eq!(build(1, MatcherConfig::DEFAULT), named("memory.buckets: at least 2"));
+    assert_eq!(
+        build(1, MatcherConfig::DEFAULT),
+        named("memory.buckets: must have at least 2 entries")
+    );
     let wide = MatcherConfig { tag_bits: 97, ..MatcherConfig::DEFAULT };
-    assert_eq!(build(2, wide), named("tag_bits: 1 to 96"));
+    assert_eq!(build(2, wide), named("tag_bits: must be 1 to 96"));
     let late = MatcherConfig { first_sequence: Some(1 << 63), ..MatcherConfig::DEFAULT };
-    assert_eq!(build(2, late), named("first_sequence: below 2^63"));
+    assert_eq!(build(2, late), named("first_sequence: must be below 2^63"));
     assert_eq!(build(2, MatcherConfig::DEFAULT), Ok(()));
 }
 

@@ -404,7 +404,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Posts a message of the protocol on any rail with room. `out` holds the bytes after the
     /// header, up to `len`.
-    #[expect(clippy::too_many_arguments, reason = "a message in its parts")]
+    #[expect(clippy::too_many_arguments, reason = "the parts of one message")]
     pub(super) fn post_headed(
         &mut self,
         stream: u32,

@@ -112,7 +112,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Posts a write of one piece, on a rail that is not in `exclude`. An invalid `from_region`
     /// marks an inject: the rail copies its source at once.
-    #[expect(clippy::too_many_arguments, reason = "a write in its parts")]
+    #[expect(clippy::too_many_arguments, reason = "the parts of one write")]
     #[inline(always)]
     pub(super) fn write_single(
         &mut self,

@@ -75,7 +75,7 @@ impl SimRail<'_, '_> {
         *self
             .peers
             .get_mut(peer.0 as usize)
-            .ok_or(AttachError::Full("sim: 16 peers; use a peer number below 16"))? = node;
+            .ok_or(AttachError::Full("sim: 16 peers at most; use a peer number below 16"))? = node;
         self.addresses[peer.0 as usize] = address;
         (self.told, self.lost) = (self.told & !(1 << peer.0), self.lost & !(1 << peer.0));
         let world = &mut *self.sim.world.borrow_mut();
@@ -296,7 +296,7 @@ impl SimSetup<'_, '_, '_> {
         match self.0.node_of(peer) {
             Err(PostError::PeerDown) => self.0.attach(peer, node),
             _ => Err(AttachError::Full(
-                "sim: 16 peers, or this number is attached already; use a free number",
+                "sim: the peer number is attached already, or is not below 16; use a free number",
             )),
         }
     }
@@ -332,11 +332,10 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         let world = &mut *self.sim.world.borrow_mut();
-        let free = world
-            .regions
-            .iter()
-            .position(|place| place.memory.is_none())
-            .ok_or(AttachError::Full("sim: 128 regions of all nodes; deregister one"))?;
+        let free =
+            world.regions.iter().position(|place| place.memory.is_none()).ok_or(
+                AttachError::Full("sim: 128 regions at most, of all nodes; deregister one"),
+            )?;
         let place = &mut world.regions[free];
         place.memory = Some(((self.node, self.rail), region.ptr(), region.len()));
         Ok((RailKey { key: place.key(free), base: 0 }, 0))

@@ -191,7 +191,9 @@ impl World<'_> {
     pub(super) fn check_link(&self, from: u16, to: u16, rail: u16) -> Result<(), AttachError> {
         match rail < self.rails && from < self.nodes && to < self.nodes {
             true => Ok(()),
-            false => Err(AttachError::Config("sim: no such link")),
+            false => Err(AttachError::Config(
+                "sim: the link does not exist; name nodes and a rail of this simulation",
+            )),
         }
     }
 

@@ -226,7 +226,7 @@ impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
     /// Returns the number of reserved slots.
     #[expect(
         clippy::len_without_is_empty,
-        reason = "an empty reservation is of no use to ask about"
+        reason = "nothing needs to know whether a reservation is empty"
     )]
     pub fn len(&self) -> usize {
         self.len
