@@ -116,7 +116,7 @@ const LOOK: [u64; 2] = [10_000_000, 10_486];
 pub struct FailoverPeer {
     /// Rails that joined the peer when it was connected.
     pub(super) joined: u16,
-    /// Rails that have failed, and that will be fenced once the peer is heard from.
+    /// Failed rails. The engine fences them once it hears from the peer.
     suspect: u16,
     fencing: u16,
     fenced: u16,

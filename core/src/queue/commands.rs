@@ -11,7 +11,7 @@ pub enum CommandError {
     /// The command has no bytes to move.
     Empty,
     /// The pattern does not have 1, 2, 4 or 8 bytes, or the length of the memory is not a multiple
-    /// of its width.
+    /// of the pattern's width.
     Pattern {
         /// Width of the pattern in bytes.
         width: u8,

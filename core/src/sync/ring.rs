@@ -25,9 +25,9 @@
 //! # A hostile peer
 //!
 //! Each side keeps its own counter privately, and reads the published copy only when it attaches.
-//! If a loaded opposite counter implies more values than there are slots, the peer is not honest.
-//! The handle then stays corrupt ([`Producer::is_corrupt`]): a producer finds the ring full, a
-//! consumer finds it empty.
+//! If a loaded counter of the peer implies more values than there are slots, the peer is faulty or
+//! hostile. The handle then stays corrupt ([`Producer::is_corrupt`]): a producer finds the ring
+//! full, a consumer finds it empty.
 
 use core::{error::Error, fmt};
 

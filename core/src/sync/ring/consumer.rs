@@ -19,8 +19,8 @@ pub struct Consumer<'m, T, M: RingMemory = Private> {
     head: u64,
     /// The tail at the last load. The ring holds values up to here.
     seen: u64,
-    /// Maximum number of values that an honest tail can leave in the ring. Zero once the consumer
-    /// has found its peer dishonest, so that the ring stays empty.
+    /// Maximum number of values that a valid tail leaves in the ring. Zero after the producer has
+    /// stored an impossible tail, so that the ring stays empty.
     believed: u64,
     kind: PhantomData<M>,
 }
@@ -99,7 +99,7 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         let [(a, a_len), (b, b_len)] = self.slots.run(self.head, len);
         self.watch(len);
         // SAFETY: both runs are inside the slots. They were found filled above (edge `filled`), and
-        // stay so until edge `freed`. A dishonest peer may overwrite them, but then every bit
+        // stay so until edge `freed`. A hostile peer may overwrite them, but then every bit
         // pattern is valid. Together they are as long as `into[..len]`, which does not overlap the
         // slots.
         unsafe {
@@ -182,7 +182,7 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         let count = self.head.wrapping_add(at as u64);
         self.header.watch.read(self.slots.index(count));
         // SAFETY: the caller found this slot below the tail. So the producer has filled it (edge
-        // `filled`), and does not write it until edge `freed`. A dishonest peer of a shared ring
+        // `filled`), and does not write it until edge `freed`. A hostile peer of a shared ring
         // may still write it. In that case the copy is volatile, and `from_raw` requires that any
         // bits are a valid `T`.
         unsafe { M::read(self.slots.slot(count)) }

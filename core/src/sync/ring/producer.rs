@@ -19,8 +19,8 @@ pub struct Producer<'m, T, M: RingMemory = Private> {
     tail: u64,
     /// The tail at which the ring is full: the last loaded head plus the capacity.
     limit: u64,
-    /// Maximum number of values that an honest head can leave in the ring. Zero once the producer
-    /// has found its peer dishonest. Every later load of the head then finds the ring full, at no
+    /// Maximum number of values that a valid head leaves in the ring. Zero after the consumer has
+    /// stored an impossible head. Every later load of the head then finds the ring full, at no
     /// cost to the fast path.
     believed: u64,
     kind: PhantomData<M>,

@@ -1,4 +1,4 @@
-//! Single-threaded tests: compares the ring with a `VecDeque`, and runs it against a dishonest
+//! Single-threaded tests: compares the ring with a `VecDeque`, and runs it against a hostile
 //! peer.
 
 #![cfg(not(fishplate_loom))]
