@@ -96,12 +96,12 @@ impl fmt::Display for BootstrapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BootstrapError::Address => {
-                f.write_str("invalid address: not HOST:PORT, or the host name cannot be resolved")
+                f.write_str("invalid address: not HOST:PORT, or the host name cannot be resolved; pass HOST:PORT")
             }
             BootstrapError::System(code) => {
                 write!(f, "{}", std::io::Error::from_raw_os_error(*code))
             }
-            BootstrapError::Deadline => f.write_str("no answer before the deadline"),
+            BootstrapError::Deadline => f.write_str("the other side did not answer before the deadline"),
             BootstrapError::HungUp => f.write_str("the other side closed the connection"),
             BootstrapError::Stopped => f.write_str("the caller cancelled the wait"),
             BootstrapError::Stranger => {
@@ -110,7 +110,7 @@ impl fmt::Display for BootstrapError {
             BootstrapError::Version { theirs, ours } => {
                 write!(
                     f,
-                    "the other side speaks version {theirs} and this one {ours}: run the same build on both"
+                    "the other side speaks version {theirs}, and this side version {ours}; run the same build on both sides"
                 )
             }
             BootstrapError::TooLong { len, max } => {

@@ -74,7 +74,7 @@ impl std::error::Error for BadSetting {}
 pub const RAILS_LIMIT: usize = 16;
 
 impl Settings {
-    /// The defaults.
+    /// The default settings.
     pub const DEFAULT: Settings = Settings {
         providers: vec![],
         interfaces: vec![],

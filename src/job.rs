@@ -221,9 +221,10 @@ impl Job {
                 self.links = Links::Follower(leader);
                 Ok(all)
             }
-            Links::Over => {
-                Err(io::Error::new(ErrorKind::NotConnected, "an earlier call of this job failed"))
-            }
+            Links::Over => Err(io::Error::new(
+                ErrorKind::NotConnected,
+                "the job has ended: an earlier call failed",
+            )),
         }
     }
 

@@ -124,8 +124,8 @@ const MEETING_PAUSE: u64 = 50_000;
 const MEETING_SLICE: u64 = 2_000_000;
 const SLICE: u64 = 20_000_000;
 
-/// If this node is a front, forwards a call to the node behind it. For calls that the front's
-/// engine would not refuse by itself.
+/// If this node is a front, forwards a call to the node behind it. Calls that the front's engine
+/// would not refuse by itself need this.
 macro_rules! behind {
     ($node:expr, $call:expr) => {
         if let super::Driver::Worker(worker) = &$node.driver {

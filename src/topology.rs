@@ -1,9 +1,9 @@
-//! Selects the NICs of a process, based on what `/sys` reports about NICs, GPUs and the PCIe tree
+//! Selects the NICs of a process. Uses the information in `/sys` about NICs, GPUs and the PCIe tree
 //! between them.
 //!
 //! Everything here runs at setup. It reads files and allocates, but starts no threads and keeps
 //! nothing open. [`Machine::read`] takes the root of the tree as an argument, so that it can also
-//! read recorded trees. A missing or malformed file affects only the information in that file.
+//! read recorded trees. A missing or malformed file affects only its own information.
 //!
 //! - `pci` names devices and the bridges above them.
 //! - `scan` reads the tree.

@@ -84,7 +84,7 @@ impl fmt::Display for StartError {
 impl std::error::Error for StartError {}
 
 /// An engine and the consumers that it serves. The engine is boxed because it contains its rails,
-/// some of which are large.
+/// and some rails are large.
 pub type Parts<'m, 'd, R, const RAILS: usize> =
     (Box<Engine<'m, R, RAILS>>, Vec<CommandConsumer<'d>>);
 

@@ -105,7 +105,7 @@ pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io
         (get("MASTER_ADDR"), get("MASTER_PORT"), placed)
     {
         let port: Option<u16> = port.parse().ok().and_then(|port: u16| port.checked_add(1));
-        let port = port.ok_or_else(|| invalid("MASTER_PORT is unusable: use 1 to 65534"))?;
+        let port = port.ok_or_else(|| invalid("MASTER_PORT is invalid; use 1 to 65534"))?;
         return Ok(Way::Address(host, port, Entry::new(rank, size, cookie(&get)?, timeout)?));
     }
     match placed {

@@ -196,8 +196,8 @@ pub(super) fn lead(
 ) -> io::Result<Vec<Conn>> {
     listener.set_nonblocking(true)?;
     let mut places: Vec<Option<Conn>> = (1..entry.size).map(|_| None).collect();
-    // Ranks that have connected at some time. A rank whose own deadline expires first closes its
-    // connection, but does not count as missing.
+    // Ranks that have connected at some time. A rank with an earlier deadline closes its connection
+    // when that deadline expires, but does not count as missing.
     let mut came = vec![false; places.len()];
     let mut newcomers: Vec<Newcomer> = vec![];
     let mut told = Instant::now();

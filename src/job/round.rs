@@ -27,7 +27,7 @@ pub(super) const REFUSED: u32 = 5;
 /// The process's rank, sent when all have joined.
 pub(super) const RANK: u32 = 6;
 
-/// Interval at which rank 0 sends the missing ranks to waiting processes.
+/// Interval between two reports of the missing ranks by rank 0 to waiting processes.
 pub(super) const TELL: Duration = Duration::from_millis(250);
 
 /// Maximum number of contributions that are moved between two calls of `meanwhile`.
@@ -135,7 +135,7 @@ pub(super) fn frame(into: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
     into.extend(bytes);
 }
 
-/// Writes as many bytes as the socket has room for.
+/// Writes bytes until the socket has no more room. Returns the number of written bytes.
 fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
     let mut sent = 0;
     while sent < bytes.len() {
@@ -162,7 +162,7 @@ pub(super) fn sleep_on(fds: impl Iterator<Item = (RawFd, bool)>, pause: Duration
     };
 }
 
-/// A deadline, and the timeout from which it was computed.
+/// A deadline, and its timeout.
 type Wait = (Instant, Duration);
 
 pub(super) fn expired(missing: &Ranks, timeout: Duration) -> io::Error {

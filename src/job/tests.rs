@@ -224,7 +224,7 @@ fn a_folder_makes_jobs_one_after_another_and_keeps_nothing() {
             .unwrap()
     });
     assert!(folder.is_empty());
-    // The other ranks remove such a file when they give up.
+    // The other ranks remove the file of a killed rank 0 when they give up.
     std::fs::write(&path, Leader::open().unwrap().id().as_bytes()).unwrap();
     let ranked = [&folder.variables(2)[..], &[("FISHPLATE_RANK", "1".into())]].concat();
     assert_eq!(by(&ranked, Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);

@@ -44,8 +44,8 @@ static OPENED: AtomicU32 = AtomicU32::new(0);
 /// Which libfabric rails a node opens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Fabric {
-    /// Opens the rails of the first usable provider, or none if there is no libfabric or no usable
-    /// provider. Providers and interfaces that the settings name must exist.
+    /// Opens the rails of the first usable provider. Opens no rails if there is no libfabric or no
+    /// usable provider. Providers and interfaces that the settings name must exist.
     #[default]
     IfThere,
     /// Opens at least one rail. Otherwise the node does not open.
@@ -234,7 +234,7 @@ impl Builder {
         self
     }
 
-    /// Maximum number of receives posted at once, including those whose status was not taken.
+    /// Maximum number of receives posted at once. A receive counts until its status is taken.
     /// Default: 1024.
     pub fn receives(mut self, receives: usize) -> Self {
         self.receives = receives;
@@ -349,10 +349,11 @@ impl Builder {
     }
 
     /// Whether a peer survives the failure of all but one of its libfabric rails. The other node
-    /// needs failover too. Failover costs about 23 KiB for each peer that this node sends to. An
-    /// operation to such a peer occupies one of [`Limits::operations`] until it is acknowledged. A
-    /// node with [`Settings::native_atomics`] has no failover. Failover needs two libfabric rails
-    /// of a provider that can fence. Only `tcp` can.
+    /// needs failover too, and both nodes need two libfabric rails of a provider that can fence.
+    /// Only `tcp` can. A node with [`Settings::native_atomics`] has no failover.
+    ///
+    /// Failover costs about 23 KiB for each peer that this node sends to. An operation to a peer
+    /// with failover occupies one of [`Limits::operations`] until it is acknowledged.
     ///
     /// Default: yes. [`Node::address`] changes when a rail has failed. Peers that connect later
     /// need the new address.

@@ -227,7 +227,7 @@ impl Node {
     }
 
     /// Returns the reason if the peer has failed. Also checks that all peers are alive, as waits
-    /// do. Until such a check, writes to a dead peer's memory can succeed. Slow path.
+    /// do. Before this check, writes to a dead peer's memory can succeed. Slow path.
     ///
     /// # Errors
     /// The peer is unknown or was removed; or it connected but could not be attached.
@@ -381,7 +381,7 @@ impl Node {
                 }
             }
             // The peer dialled before the program has connected to it. A peer's latest link
-            // replaces its earlier links, so there are at most as many links as peers.
+            // replaces its earlier links, so there is at most one link per peer.
             None => {
                 self.early.retain(|early| early.peer_id() != id);
                 if self.early.len() < usize::from(self.builder.limits.peers) {
@@ -543,7 +543,7 @@ mod tests {
         let (mut node, silent) = (open(), open());
         // The node keeps trying to connect to this peer, which never answers.
         node.connect(silent.address()).unwrap();
-        // The address of a node with the largest id. Such a node waits until others dial it.
+        // The address of a node with the largest id. This node waits until others dial it.
         let door = u64::MAX - u64::from(std::process::id());
         let mut address = node.address().to_vec();
         address[6..14].copy_from_slice(&u64::MAX.to_le_bytes());

@@ -42,7 +42,7 @@ impl Node {
     /// has the same descriptor as long as it exists.
     ///
     /// `None`: a libfabric rail cannot end a sleep (`RailInfo::wakes`), or the node has a device or
-    /// a worker, or it has neither libfabric rails nor
+    /// a worker. Also `None` if the node has no libfabric rails and was opened without
     /// [`Builder::wait_fd`](super::Builder::wait_fd). Then the program must call `progress`
     /// regularly.
     pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -70,8 +70,8 @@ impl Node {
         };
         let longest_ns = if self.meeting { MEETING_SLICE } else { SLICE };
         let (engine, host) = (&mut self.home.engine, self.home.waiter.host());
-        // Reads the packets with which peers on this host wake this node, and checks that peers are
-        // alive, as after each sleep.
+        // Checks that peers are alive, as after each sleep. Also reads the packets that wake this
+        // node, which peers on this host send.
         engine.check_peers();
         // SAFETY: the driver is the program, so no other thread uses the rails.
         let timeout_ns = unsafe { sleep.arm(&event, host, longest_ns, || engine.progress() != 0) }?;

@@ -100,8 +100,8 @@ impl Node {
         Ok(Memory { id: registered?, len })
     }
 
-    /// Leaks memory from [`alloc_device`](Self::alloc_device), for bindings whose programs may
-    /// still use it after the node is dropped. Asks peers to close it.
+    /// Leaks memory from [`alloc_device`](Self::alloc_device), for bindings to languages where
+    /// programs may still use it after the node is dropped. Asks peers to close it.
     ///
     /// # Errors
     /// The memory was freed, or is not from `alloc_device`.

@@ -129,10 +129,10 @@ impl fmt::Display for Error {
             Error::BadAddress => f.write_str("not a node's address; pass all bytes of `Node::address`"),
             Error::Version { theirs, ours } => write!(
                 f,
-                "the peer's address has version {theirs}, and this program reads {ours}; run the same build"
+                "the peer's address has version {theirs}, and this program reads version {ours}; run the same build on both sides"
             ),
             Error::Differs { what, theirs, ours } => {
-                write!(f, "different {what}: {theirs} at the peer, {ours} here; use the same value")
+                write!(f, "different {what}: the peer has {theirs}, this node {ours}; use the same value")
             }
             Error::NoRail => f.write_str(
                 "no rail connects the two nodes: they are on different hosts and share no libfabric fabric",

@@ -61,7 +61,7 @@ impl NodeWaitObject {
         }
     }
 
-    /// Returns the set of descriptors on which the node sleeps, if it has one.
+    /// Returns the set of descriptors that the node sleeps on, if it has one.
     pub fn elsewhere(&self) -> Option<&Sleep> {
         match self {
             NodeWaitObject::Network(_, sleep) => Some(sleep),

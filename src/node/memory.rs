@@ -221,8 +221,8 @@ impl Node {
     /// [`Builder::connect_timeout`](super::Builder::connect_timeout). Slow path.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; the handle is invalid; [`Error::NoGpuRail`] if neither a rail nor
-    /// messages can carry this device memory; or [`Error::Full`].
+    /// [`Error::NotConnected`]; the handle is invalid; [`Error::NoGpuRail`] if no rail and no
+    /// message can carry this device memory; or [`Error::Full`].
     pub fn import(&mut self, peer: PeerId, handle: impl AsRef<[u8]>) -> Result<Remote, Error> {
         behind!(self, |node| node.import(peer, handle));
         self.connected(peer)?;

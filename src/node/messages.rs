@@ -1,4 +1,4 @@
-//! Tagged messages, matched as in MPI: in the order in which a peer sent them.
+//! Tagged messages. They match as in MPI: messages of one peer match in the order of their sends.
 //!
 //! The simple calls take any buffer: [`Node::send`] copies bytes that it cannot send at once, and
 //! [`Node::recv`] waits and copies into a slice. The posted calls use registered memory, copy

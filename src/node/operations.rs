@@ -37,7 +37,7 @@ pub(super) use issue;
 /// Length of the early part of a wait, in nanoseconds.
 pub(super) const EARLY: u64 = 50_000_000;
 
-/// Interval at which a call that waits for room checks that peers are alive, in nanoseconds.
+/// Interval between two checks that peers are alive, in a call that waits for room, in nanoseconds.
 const LOOK: u64 = 10_000_000;
 
 /// Number of loads of a signal word between two clock reads.
@@ -332,7 +332,7 @@ impl Node {
     /// Calls [`quiet`](Self::quiet) for every peer.
     ///
     /// # Errors
-    /// The error for the first peer for which [`quiet`](Self::quiet) fails.
+    /// The error of the first call of [`quiet`](Self::quiet) that fails.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet_all(&mut self, timeout: Duration) -> Result<(), Error> {
         behind!(self, |node| node.quiet_all(timeout));

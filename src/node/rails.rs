@@ -120,7 +120,7 @@ impl Node {
     /// Other peers lose the rail for some milliseconds. Does not wait.
     ///
     /// # Errors
-    /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
+    /// The peer is unknown, not connected, or has no [failover](super::Builder::failover). Or the
     /// rail does not lead to the peer, or is the last rail in use.
     pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
         behind!(self, |node| node.disable_rail(peer, rail));
@@ -131,7 +131,7 @@ impl Node {
     /// use the rail once both nodes agree. A failed rail returns without this call. Does not wait.
     ///
     /// # Errors
-    /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
+    /// The peer is unknown, not connected, or has no [failover](super::Builder::failover). Or the
     /// rail does not lead to the peer, or is the only rail that does.
     pub fn enable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
         behind!(self, |node| node.enable_rail(peer, rail));

@@ -54,7 +54,7 @@ impl Sleep {
         Ok(Sleep { set: Arc::new(set), called, queues, refused: AtomicU32::new(0) })
     }
 
-    /// Returns the set, to which the links of peers add their sockets.
+    /// Returns the set. Links of peers add their sockets to it.
     pub fn set(&self) -> Arc<OwnedFd> {
         self.set.clone()
     }

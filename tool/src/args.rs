@@ -33,11 +33,11 @@ use super::sizes;
 #[derive(Debug, Parser)]
 #[command(name = "fishplate", version, max_term_width = 80)]
 #[command(
-    after_help = "Without a command: a demonstration. Two processes, put-signal over shared memory with every \
-    payload checked, then a latency and a bandwidth table.\n\nperf match (tag matching alone) and perf job (traffic \
-    between many processes) have options of their own: fishplate perf job --help.\n\nExit status: 0 done; 1 the run failed, the other side was lost, or \
+    after_help = "Without a command, runs a demonstration: two processes put-signal over shared memory, check every \
+    payload, and print a latency and a bandwidth table.\n\nperf match (tag matching alone) and perf job (traffic \
+    between many processes) have their own options: fishplate perf job --help.\n\nExit status: 0 done; 1 the run failed, the other side was lost, or \
     data was wrong; 2 an option has no effect here or its value cannot be used on this machine; 130 interrupted; \
-    141 the reader of the output exited. doctor has its own."
+    141 the reader of the output exited. doctor has its own exit statuses."
 )]
 pub struct Cli {
     /// The subcommand. `None` runs the demonstration.
@@ -320,7 +320,7 @@ Latency:
               sum of both. The iterations of the row are those of one direction.
   get, amo    from the call to its completion.
   signal-rate time per signal, averaged over a window.
-  tag         half of a round trip, from one send to the next; receives are
+  tag         half of a round trip, from one send to the next. Receives are
               posted while a message is in flight.
   tag-bw      time per message, averaged over a window; with --check every
               window is answered.
@@ -337,7 +337,7 @@ Latency:
   repeated. There is no floor if other programs keep the two sides from running
   at the same time. p50/fl is p50 divided by the floor.
   floor_apart_ns (apart, p50/ap) is the best floor with a cache line for each
-  direction. Tests use lines like that: each side writes to the other's memory.
+  direction. Tests use lines in this way: each side writes to the other's memory.
   A p50/ap of 0.8 to 1.2 is usual: both floors are the best of short batches,
   and the distance between two virtual processors changes during a row.
   If p50/fl is below 1, or p50/ap below 0.8, the processors were slower or
@@ -347,12 +347,12 @@ Latency:
 Faults (put-signal and tag, --transport sim --rails 2 to 4):
   --kill 1@500 --heal 1@900 cuts rail 1 once 500 operations are issued, and
   restores it after 900. Operations of both sides count. Rails are numbered
-  from 0. What is in flight on a rail that is cut is lost, or fails at once;
-  with --late it may land up to 5000 polls later. Every operation must still
-  be applied once and in order. When the last rail is cut, the run fails and
-  names the reason of each rail.
-  A trace is text: the run, an event per line, and the end with a hash of all
-  that the fabric carried. --replay repeats it and compares.
+  from 0. Operations in flight on a cut rail are lost, or fail at once; with
+  --late they may land up to 5000 polls later. Every operation must still be
+  applied once and in order. When the last rail is cut, the run fails and
+  names the reason for each rail.
+  A trace is text: the run, one event per line, and the result with a hash of
+  all traffic. --replay repeats the run and compares.
 
 JSON: tool/schema in the sources describes every field of a row.";
 
@@ -393,7 +393,8 @@ impl PerfArgs {
     fn check_numbers(&self) -> Outcome {
         if self.region == 0 || self.region > REGION_MAX {
             return Err(Failure::usage(format!(
-                "--region must be from 1 byte to {}",
+                "--region {}: use 1 byte to {}",
+                sizes::show(self.region),
                 sizes::show(REGION_MAX)
             )));
         }
@@ -436,7 +437,7 @@ impl PerfArgs {
         let two = matches!(self.transport, Transport::Shm | Transport::Fabric | Transport::Gpu);
         if !two && (self.listen.is_some() || self.connect.is_some()) {
             return Err(Failure::usage(format!(
-                "--listen and --connect join two processes, but {} runs in one: use --transport shm, gpu or fabric",
+                "--listen and --connect join two processes, but {} runs in one; use --transport shm, gpu or fabric",
                 name(self.transport)
             )));
         }
@@ -453,7 +454,7 @@ impl PerfArgs {
                 || !matches!(self.test, Test::PutSignal | Test::Tag))
         {
             return Err(Failure::usage(
-                "--seeds checks order: use it with put-signal or tag and --transport sim",
+                "--seeds: only put-signal and tag over sim have seeds; use one of them with --transport sim",
             ));
         }
         bounds::test(self.test, self.transport)?;
@@ -461,7 +462,7 @@ impl PerfArgs {
             && !(self.provider.is_empty() && self.interface.is_empty())
         {
             return Err(Failure::usage(format!(
-                "--provider and --interface choose libfabric rails, and {} has none: use --transport fabric",
+                "--provider and --interface choose libfabric rails, and {} has none; use --transport fabric",
                 name(self.transport)
             )));
         }
@@ -482,7 +483,7 @@ impl PerfArgs {
             return match self.device.is_empty() && self.ipc_path.is_none() {
                 true => Ok(()),
                 false => Err(Failure::usage(format!(
-                    "--device and --ipc-path choose memory of a device, and {} has none: use --transport gpu",
+                    "--device and --ipc-path choose memory of a device, and {} has none; use --transport gpu",
                     name(self.transport)
                 ))),
             };
@@ -494,7 +495,7 @@ impl PerfArgs {
         }
         if self.meeting_is_given() && self.device.len() > 1 {
             return Err(Failure::usage(
-                "--device: with --listen or --connect, each side names its own",
+                "--device: with --listen or --connect, each side names its own device; name one",
             ));
         }
         self.layout.map_or(Ok(()), |layout| bounds::layout(layout, self.transport))

@@ -38,9 +38,7 @@ impl FromStr for Pin {
             "none" => Ok(Pin::None),
             _ => match text.split_once(',').map(|(a, b)| (a.trim().parse(), b.trim().parse())) {
                 Some((Ok(a), Ok(b))) => Ok(Pin::Cpus(a, b)),
-                _ => {
-                    Err(format!("`{text}`: write auto, none, or two processor numbers such as 0,1"))
-                }
+                _ => Err(format!("`{text}`: use auto, none, or two processor numbers such as 0,1")),
             },
         }
     }
@@ -103,8 +101,9 @@ pub struct Pinned {
 /// Pins the calling thread.
 pub fn pin(cpu: usize) -> Outcome<Pinned> {
     let before = set()?;
-    affinity::pin(cpu)
-        .map_err(|error| Failure::run(format!("cannot run on processor {cpu}: {error}")))?;
+    affinity::pin(cpu).map_err(|error| {
+        Failure::run(format!("cannot pin to processor {cpu}: {error}; use --pin none"))
+    })?;
     Ok(Pinned { before })
 }
 
@@ -115,7 +114,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Returns the processors on which this process may run.
+/// Returns the processors that this process may use.
 pub fn allowed() -> Outcome<Vec<usize>> {
     Ok(set()?.iter().collect())
 }

@@ -163,8 +163,8 @@ fn block<T>() -> Value {
 fn shm_usable() -> String {
     match (Segment::create(4096), socket_pair()) {
         (Ok(_), Ok(_)) => "usable".into(),
-        (Err(error), _) => format!("no sealed memory: {error}"),
-        (_, Err(error)) => format!("no sockets: {error}"),
+        (Err(error), _) => format!("cannot create sealed memory: {error}"),
+        (_, Err(error)) => format!("cannot create sockets: {error}"),
     }
 }
 

@@ -144,16 +144,16 @@ pub fn lack(region: usize, error: SegmentError) -> Failure {
     let region = sizes::show(region);
     Failure::usage(match error {
         SegmentError::Room { asked, there } => format!(
-            "--region {region}: it needs {} MiB of memory on this host, and {} MiB are available; choose a smaller one",
+            "--region {region}: it needs {} MiB of memory on this host, and {} MiB are available; choose a smaller region",
             asked >> 20,
             there >> 20
         ),
         SegmentError::FileSize { limit, .. } => format!(
-            "--region {region}: the file size limit, {} KiB, holds for shared memory too; choose a smaller one, or raise ulimit -f",
+            "--region {region}: the file size limit of {} KiB also applies to shared memory; choose a smaller region, or raise ulimit -f",
             limit >> 10
         ),
         SegmentError::System(libc::ENOMEM | libc::ENOSPC) => format!(
-            "--region {region}: there is not enough memory or address space; choose a smaller one, or raise ulimit -v"
+            "--region {region}: there is not enough memory or address space; choose a smaller region, or raise ulimit -v"
         ),
         error => format!("--region {region}: {error}"),
     })
@@ -169,9 +169,7 @@ pub fn attach_failed(what: &str, error: AttachError) -> Failure {
 #[cold]
 pub fn attach_remedy(error: AttachError) -> &'static str {
     match error {
-        AttachError::System(libc::EFBIG) => {
-            "; shared memory is limited like files: raise ulimit -f"
-        }
+        AttachError::System(libc::EFBIG) => "; raise ulimit -f, which also limits shared memory",
         AttachError::System(libc::ENOMEM) => {
             "; there is no memory: choose a smaller --region, or raise ulimit -v"
         }
@@ -184,7 +182,7 @@ pub fn attach_remedy(error: AttachError) -> &'static str {
 /// reason.
 #[cold]
 pub fn descriptors() -> &'static str {
-    if limit(libc::RLIMIT_NOFILE) < 64 { "; few files may be open: raise ulimit -n" } else { "" }
+    if limit(libc::RLIMIT_NOFILE) < 64 { "; few files may be open; raise ulimit -n" } else { "" }
 }
 
 /// Returns the remedy if a process cannot be started.

@@ -138,7 +138,7 @@ pub fn answer(args: &PeerArgs) -> Outcome {
 /// Time that the second process waits beyond the timeout of the first process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Prints what is measured, above the table.
+/// Prints the parameters of the run, above the table.
 fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
     report.comment(&format!(
         "fishplate {} perf {}  transport={} rails={} seed={} window={} pin={} check={} clock={} build={}",

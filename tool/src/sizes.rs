@@ -22,9 +22,7 @@ pub fn parse(text: &str) -> Result<usize, String> {
     ];
     let bytes = number(text, &SUFFIXES).and_then(|bytes| usize::try_from(bytes).ok());
     bytes.ok_or_else(|| {
-        format!(
-            "`{text}` is not a size: write whole bytes, or a number with K, M or G, such as 64K"
-        )
+        format!("`{text}` is not a size; use whole bytes, or a number with K, M or G, such as 64K")
     })
 }
 
@@ -32,7 +30,7 @@ pub fn parse(text: &str) -> Result<usize, String> {
 pub fn parse_count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     let count =
         number(text, &[("k", 1000), ("m", 1_000_000), ("g", 1_000_000_000)]).ok_or_else(|| {
-            format!("`{text}` is not a count: write a whole number, such as 100000, 100K or 1e6")
+            format!("`{text}` is not a count; use a whole number, such as 100000, 100K or 1e6")
         })?;
     T::try_from(count).map_err(|_| format!("`{text}` is too large"))
 }
@@ -56,7 +54,7 @@ pub const SECONDS_MAX: u64 = 1_000_000;
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     time_in(text, 1.0).ok_or_else(|| {
         format!(
-            "`{text}` is not a time from 1ms to {SECONDS_MAX}s: write seconds, or a time such as 500ms, 5s or 1m"
+            "`{text}` is not a time from 1ms to {SECONDS_MAX}s; use seconds, or a time such as 500ms, 5s or 1m"
         )
     })
 }
@@ -90,10 +88,14 @@ fn number(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
 /// Returns `begin`, `begin * factor` and so on, up to `end`.
 pub fn range(begin: usize, end: usize, factor: usize) -> Result<Vec<usize>, String> {
     if factor < 2 {
-        return Err(format!("-f {factor}: the factor between sizes must be at least 2"));
+        return Err(format!("-f {factor}: the factor between sizes is too small; use at least 2"));
     }
     if begin > end {
-        return Err(format!("-b {} is above -e {}", show(begin), show(end)));
+        return Err(format!(
+            "-b {} is above -e {}; use a smaller -b or a larger -e",
+            show(begin),
+            show(end)
+        ));
     }
     let mut sizes = Vec::new();
     let mut size = begin;

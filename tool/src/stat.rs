@@ -32,14 +32,14 @@ fn look(args: &StatArgs) -> Outcome<Vec<Snapshot>> {
     let Some(pid) = args.pid else { return Ok(counters::read_all()) };
     let pages = counters::read(pid).map_err(|error| {
         let remedy = match error.kind() {
-            io::ErrorKind::NotFound => "there is no such process",
+            io::ErrorKind::NotFound => "use the id of a running process",
             _ => "run this as its user, or as root",
         };
         Failure::run(format!("cannot read the counters of process {pid}: {error}; {remedy}"))
     })?;
     match pages.is_empty() {
         true => Err(Failure::run(format!(
-            "process {pid} has no counters; open its node with the option `counters`"
+            "process {pid} has no counters; enable `counters` when it opens its node"
         ))),
         false => Ok(pages),
     }
@@ -75,7 +75,7 @@ fn as_text(now: &[Snapshot], before: &[Snapshot]) -> String {
         }
     }
     if now.is_empty() {
-        text += "no process of this user has counters; open nodes with the option `counters`\n";
+        text += "no process of this user has counters; enable `counters` when a program opens its node\n";
     }
     text
 }

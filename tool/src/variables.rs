@@ -214,7 +214,7 @@ fn read(
         };
         let bad = |allowed: &str| {
             Failure::usage(format!(
-                "{PREFIX}{name}={value}: it must be {allowed}; correct it, or unset it"
+                "{PREFIX}{name}={value}: the value must be {allowed}; correct or unset it"
             ))
         };
         (variable.set)(&mut settings, value.trim()).map_err(|allowed| bad(&allowed))?;

@@ -178,7 +178,7 @@ fn sides_that_do_not_fit_say_what_differs() {
         let told = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{told}");
         assert!(told.contains(says), "{says}: {told}");
-        // The listening side continues, and accepts a process whose options match.
+        // The listening side continues, and accepts a process with matching options.
         rows(&format!("perf put {} -n 100 --connect 127.0.0.1:{port}", with(theirs)));
         let output = side.wait_with_output().unwrap();
         let told = text(&output.stderr);

@@ -1,4 +1,4 @@
-//! Tests what the binary prints about GPUs, with and without a driver.
+//! Tests the output of the binary about GPUs, with and without a driver.
 
 use std::process::{Command, Stdio};
 

@@ -67,8 +67,8 @@ fn counters_are_read_from_outside_in_every_format() {
     drop(node);
     let output = run(&format!("stat {own}"));
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("the option `counters`"), "{output:?}");
+    assert!(text(&output.stderr).contains("enable `counters`"), "{output:?}");
     let output = run("stat 4194305");
-    assert!(text(&output.stderr).contains("no such process"), "{output:?}");
+    assert!(text(&output.stderr).contains("the id of a running process"), "{output:?}");
     assert_eq!(run("stat 1 --json --prom").status.code(), Some(2));
 }

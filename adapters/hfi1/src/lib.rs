@@ -1,6 +1,6 @@
 //! A preload library that makes a program see an Omni-Path device. Open MPI's PSM2 component and
 //! libfabric's PSM2 provider look for the device with `glob`. Open MPI also reads the state of the
-//! device's ports. On a machine with such a device the library changes nothing.
+//! device's ports. If the machine has an Omni-Path device, the library changes nothing.
 //!
 //! Set `LD_PRELOAD=libfishplate_hfi1.so`; `docs/mpi.md` shows how with `mpirun`.
 //!

@@ -129,7 +129,7 @@ impl State {
         }
     }
 
-    /// Keeps the stream on which a peer connected, to detect its death.
+    /// Keeps the stream of a peer's connection, to detect the peer's death.
     pub fn keep(&mut self, number: u64, line: UnixStream) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         let Some(id) =

@@ -128,7 +128,7 @@ impl Sources {
         &mut self.0[at].1
     }
 
-    /// Returns the peers for which `holds` is true.
+    /// Returns the peers with a [`Source`] that `holds` accepts.
     fn which(&self, holds: impl Fn(&Source) -> bool) -> Vec<PeerId> {
         self.0.iter().filter(|(_, source)| holds(source)).map(|(id, _)| *id).collect()
     }

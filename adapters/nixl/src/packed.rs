@@ -23,8 +23,8 @@ use crate::transfer::{Piece, Transfer};
 /// Maximum length in bytes of a descriptor that is sent in a chunk.
 const SHORT: usize = 32 << 10;
 
-/// Maximum length in bytes of a piece that [`split`] leaves. Such a piece fits into a chunk
-/// together with its range.
+/// Maximum length in bytes of a piece that [`split`] leaves. A piece of this length fits into a
+/// chunk together with its range.
 const PIECE_MAX: usize = CHUNK_MAX - HEAD - RANGE;
 
 /// Maximum number of unanswered chunks per transfer.
@@ -361,7 +361,7 @@ pub(crate) fn run(pieces: &[Piece], write: bool, all: bool, eager: usize) -> usi
         (count, data) = (count + 1, data + piece.len);
         len += RANGE + if write { piece.len } else { 0 };
     }
-    // A chunk of one piece would need as many messages as a put or get.
+    // A chunk of one piece would not save a message, compared with a put or get.
     if count == 1 && !all && (!write || len > eager) { 0 } else { count }
 }
 

@@ -8,7 +8,7 @@ pub(crate) struct Slab<T> {
     free: Vec<u32>,
 }
 
-/// Maximum count of uses. The count then starts at 1 again.
+/// Maximum count of uses of a slot. The next count is 1 again.
 const USES: u32 = u32::MAX >> 1;
 
 impl<T> Default for Slab<T> {

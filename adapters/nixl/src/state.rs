@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Time without events before a polling call yields the processor. The peer may need the processor.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// Minimum duration of a pass in which a rail moved data. An idle pass takes about 1 us.
+/// A pass that takes at least this long has moved data. An idle pass takes about 1 us.
 const MOVES: Duration = Duration::from_micros(5);
 
 /// The state that calls and threads share. `None` once the agent is closed.
@@ -263,8 +263,8 @@ impl State {
     pub fn unload(&mut self, number: u64) -> Result<(), Status> {
         let away = self.aways.remove(number).ok_or(Status::NOT_FOUND)?;
         if let Some((_, import)) = away.import {
-            // Fails while transfers in flight use the import. In that case the import is removed
-            // with the peer.
+            // Fails while transfers in flight use the import. The import is then removed with the
+            // peer.
             _ = self.node.release(import);
         }
         Ok(())

@@ -36,7 +36,7 @@ pub(crate) struct Am {
     /// Sends in flight, by context word, which is never 0. Each entry owns the buffer of its send.
     /// The entry of a request also has the peer.
     sends: HashMap<u64, (Box<[u8]>, Option<PeerId>)>,
-    /// Number of requests in the node's queue. Sends leave one request for a receive.
+    /// Number of requests in the node's queue. Sends leave one of them to a receive.
     room: usize,
     last_send: u64,
     /// Number of requests in flight to each peer that has any.

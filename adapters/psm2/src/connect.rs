@@ -81,7 +81,7 @@ pub unsafe extern "C" fn psm2_ep_connect(
         _ => FOREVER,
     };
     guard(|| {
-        // SAFETY: `epids` was checked not null. PSM2 requires `count` epids, and as many mask
+        // SAFETY: `epids` was checked not null. PSM2 requires `count` epids, and `count` mask
         // entries unless `mask` is null.
         let wanted = (0..count)
             .map(|at| unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *epids.add(at)) });
@@ -217,8 +217,8 @@ pub unsafe extern "C" fn psm2_ep_disconnect2(
         let Some(mut endpoint) = find(ep) else { return Error::PARAM };
         let mut first = Error::OK;
         for at in 0..count {
-            // SAFETY: `addresses` was checked not null. PSM2 requires `count` addresses, and as
-            // many mask entries unless `mask` is null.
+            // SAFETY: `addresses` was checked not null. PSM2 requires `count` addresses, and
+            // `count` mask entries unless `mask` is null.
             let wanted =
                 unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *addresses.add(at)) };
             let error = match wanted {

@@ -1,5 +1,5 @@
 //! Asks an endpoint for the address of its node, given only its epid. Never waits: each step does
-//! what is possible at once.
+//! only the work that is possible at once.
 //!
 //! An epid encodes the place where the endpoint answers:
 //!
@@ -197,7 +197,7 @@ fn connect_local(epid: u64) -> io::Result<UnixStream> {
     // SAFETY: all zeros are a valid `sockaddr_un`.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // A name whose first byte is 0 is an abstract name.
+    // An abstract name begins with a zero byte.
     for (to, from) in address.sun_path[1..].iter_mut().zip(name) {
         *to = *from as libc::c_char;
     }

@@ -217,7 +217,7 @@ impl Keeper {
             let am = self.home.find_aside().map_or(vec![], |endpoint| endpoint.am_address());
             let mut answer = Frame { verdict, am, ..self.own.clone() };
             if verdict != 0 {
-                // Tells a refused peer neither the key of the job nor the addresses of nodes.
+                // Does not tell a refused peer the key of the job or the addresses of nodes.
                 (answer.uuid, answer.address, answer.am) = ([0; 16], vec![], vec![]);
             }
             call.answer = Some(Box::new(answer.encode()));

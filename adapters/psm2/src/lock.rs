@@ -9,8 +9,8 @@
 //!
 //! | edge          | store                           | load                | carries   |
 //! |---------------|---------------------------------|---------------------|-----------|
-//! | `lock.state`  | `Release`, of all but the owner | `enter`, `exchange` | the value |
-//! | `lock.inside` | `Release`, of the owner         | `owner_is_out`      | the value |
+//! | `lock.state`  | `Release`, by all but the owner | `enter`, `exchange` | the value |
+//! | `lock.inside` | `Release`, by the owner         | `owner_is_out`      | the value |
 //!
 //! A thread that finds the lock taken spins, then yields, then sleeps for short periods, because no
 //! thread wakes it. Waiting threads get the lock in no particular order. A panic under the lock

@@ -200,7 +200,7 @@ pub(crate) fn is_nested() -> bool {
     OPENS.get()
 }
 
-/// Opens a node whose queue has `requests` requests.
+/// Opens a node with a queue of `requests` requests.
 pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Result<Node, OpenError> {
     let settings = Settings { window: WINDOW, ..Settings::DEFAULT };
     let limits = Limits { peers: PEERS, operations: OPERATIONS, ..Limits::DEFAULT };

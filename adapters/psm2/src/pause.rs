@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 /// `FISHPLATE_PSM2_PATIENCE` overrides it, in seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Factor for [`PATIENCE`] if the program waits only for peers whose messages do not fill the
-/// memory. Such a peer may compute for a long time, or may itself wait for a peer that fills the
-/// memory.
+/// Factor for [`PATIENCE`] if the program waits only for peers that do not fill the memory. A peer
+/// of this kind may compute for a long time, or may itself wait for a peer that fills the memory.
 const THIRD: u32 = 10;
 
 /// Maximum number of short unexpected messages per endpoint. `FISHPLATE_PSM2_UNEXPECTED` overrides
@@ -74,7 +73,7 @@ impl Idle {
         }
     }
 
-    /// Counts a call, and returns its last step.
+    /// Counts a polling call. Returns the step that the call takes before it returns.
     #[inline]
     pub fn next(&mut self, found: bool) -> Next {
         self.calls = self.calls.wrapping_add(1);

@@ -80,7 +80,7 @@ fn count(lock: &Shared, aside: bool) {
     held.unwrap().with_mut(|value| unsafe { *value += 1 });
 }
 
-/// Adds 1 `rounds` times in another thread, whose number is `me`.
+/// Adds 1 `rounds` times in another thread, which has the number `me`.
 fn count_in(me: u64, lock: &Shared, rounds: u32, aside: bool) -> thread::JoinHandle<()> {
     let lock = lock.clone();
     thread::spawn(move || {

@@ -428,7 +428,7 @@ impl Endpoint {
     }
 }
 
-/// The last step of a call, which follows after the lock is released.
+/// The last step of a call, after it has released the lock.
 #[must_use]
 pub(crate) enum After {
     Nothing,

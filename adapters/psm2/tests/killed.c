@@ -71,8 +71,7 @@ static int process (int rank, int in, int out, const char *space)
   must (psm2_ep_open (key, &opts, &ep, &ids[rank]) == PSM2_OK, "open");
   must (psm2_mq_init (ep, 0, NULL, 0, &mq) == PSM2_OK, "queue");
   must (write (out, &ids[rank], 8) == 8 && read (in, ids, sizeof ids) == sizeof ids, "ids");
-  /* Rank 0 connects first, while the other ranks make no calls. Their threads answer nevertheless.
-     */
+  /* Rank 0 connects first, while the other ranks make no calls. Their threads still answer. */
   if (rank != 0)
     usleep (30000);
   must (psm2_ep_connect (ep, RANKS, ids, NULL, errors, peers, 20000000000) == PSM2_OK, "connect");

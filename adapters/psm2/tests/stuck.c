@@ -1,4 +1,4 @@
-/* Two processes. One of them can never continue; it must get an error and not hang.
+/* Runs two processes. One of them can never continue. It must get an error, and must not hang.
 
      stuck dies          sends active messages to a process that is killed, until there is no room
      stuck crowds BYTES  waits for a message behind too many unexpected messages of BYTES bytes each

@@ -1,5 +1,5 @@
-/* Two ranks whose threads send and receive concurrently, with MPI_THREAD_MULTIPLE. Each thread
-   checks its short and long messages. */
+/* Two ranks with MPI_THREAD_MULTIPLE. The threads of each rank send and receive concurrently, and
+   check their short and long messages. */
 #include <mpi.h>
 #include <pthread.h>
 #include <stdio.h>

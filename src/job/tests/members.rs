@@ -1,4 +1,5 @@
-//! Tests members of a job that violate the protocol or leave, and what the other members report.
+//! Tests members of a job that violate the protocol or leave. Checks the reports of the other
+//! members.
 
 use super::*;
 use crate::job::id::Cookie;

@@ -18,12 +18,10 @@ const TIMEOUT_MAX: u64 = sizes::SECONDS_MAX * 1_000_000_000;
 pub fn test(test: Test, transport: Transport) -> Outcome {
     match (test, transport) {
         (Test::Pool, _) | (Test::Ring, Transport::Shm) => Ok(()),
-        (Test::Ring, _) => {
-            Err(Failure::usage("ring measures only the ring in shared memory: use --transport shm"))
-        }
+        (Test::Ring, _) => Err(Failure::usage("ring needs shared memory; use --transport shm")),
         (Test::PutSignal | Test::Put | Test::Get | Test::Tag, _) => Ok(()),
         (_, Transport::Gpu) => Err(Failure::usage(format!(
-            "--transport gpu measures put-signal, put, get and tag: use --transport shm for {}",
+            "--transport gpu measures only put-signal, put, get and tag; use --transport shm for {}",
             name(test)
         ))),
         _ => Ok(()),
@@ -36,7 +34,7 @@ pub fn mode(mode: Mode, test: Test, transport: Transport) -> Outcome {
         && !matches!(transport, Transport::Loopback | Transport::Sim);
     match mode {
         Mode::Worker if !driven => Err(Failure::usage(format!(
-            "--mode worker needs two processes with a node each: use --mode inline for {} over {}",
+            "--mode worker needs two processes, each with a node; use --mode inline for {} over {}",
             name(test),
             name(transport)
         ))),
@@ -44,7 +42,7 @@ pub fn mode(mode: Mode, test: Test, transport: Transport) -> Outcome {
     }
 }
 
-/// Checks that both sides can send at once with this test over this transport.
+/// Checks that `--bidirectional` is possible with this test over this transport.
 pub fn directions(both: bool, test: Test, transport: Transport) -> Outcome {
     let streams = matches!(test, Test::Put | Test::TagBw);
     let two = !matches!(transport, Transport::Loopback | Transport::Sim);
@@ -65,12 +63,12 @@ pub fn size(size: usize, test: Test, region: usize) -> Outcome {
             Err(Failure::usage("size 0: nothing would be transferred; use at least 1 byte"))
         }
         _ if size > region => Err(Failure::usage(format!(
-            "size {} does not fit into a region of {}: choose a smaller size, or a larger --region",
+            "size {} does not fit into a region of {}; choose a smaller size, or a larger --region",
             sizes::show(size),
             sizes::show(region)
         ))),
         Test::Amo | Test::SignalRate if size != 8 => Err(Failure::usage(format!(
-            "{} works on one word of 8 bytes: leave --size out",
+            "{} works on one word of 8 bytes; leave --size out",
             name(test)
         ))),
         Test::Ring if ![8, 16, 32, 64].contains(&size) => Err(Failure::usage(

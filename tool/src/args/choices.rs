@@ -100,7 +100,7 @@ impl FromStr for DeviceName {
             Some(("hip", ordinal)) => ordinal.parse().ok().map(DeviceName::Hip),
             Some(_) => None,
         };
-        named.ok_or_else(|| format!("`{text}` is not host, cuda:N or hip:N"))
+        named.ok_or_else(|| format!("`{text}` is not a device; use host, cuda:N or hip:N"))
     }
 }
 

@@ -31,7 +31,7 @@ pub struct FaultArgs {
     #[arg(long, value_name = "RAIL@OP", value_delimiter = ',', value_parser = OneWay::parse)]
     pub cut_one_way: Vec<OneWay>,
     /// Draw faults from the seed. One rail stays in use. If a run fails, it is repeated with fewer
-    /// faults, to find those that make it fail.
+    /// faults, to find the smallest failing set.
     #[arg(long, conflicts_with_all = ["kill", "heal", "late", "cut_one_way"])]
     pub random_faults: bool,
     /// Write the run and its faults into this file. With --seeds: the first run that fails, else
@@ -130,7 +130,7 @@ impl PerfArgs {
         match (trace, replay) {
             (Some(trace), Some(path)) => Ok(Faults::Replay(path.clone(), trace)),
             _ if *random_faults && self.rails < 2 => Err(Failure::usage(
-                "--random-faults: one rail stays in use, so none could fail; use --rails 2 or more",
+                "--random-faults: one rail stays in use, so no rail could fail; use --rails 2 or more",
             )),
             _ if *random_faults => Ok(Faults::Random),
             _ if events.is_empty() && self.faults.trace.is_none() => Ok(Faults::None),
@@ -147,13 +147,13 @@ impl PerfArgs {
             let Point { rail, op } = *at;
             if usize::from(rail) >= self.rails {
                 return Err(Failure::usage(format!(
-                    "{option} {rail}@{op}: the last rail is {}; use a lower number, or more --rails",
+                    "{option} {rail}@{op}: the last rail is {}; use a lower rail number, or more --rails",
                     self.rails - 1
                 )));
             }
             if op >= iters {
                 return Err(Failure::usage(format!(
-                    "{option} {rail}@{op}: the run has {iters} operations; use a lower number, or a larger -n"
+                    "{option} {rail}@{op}: the run has {iters} operations; use a lower operation number, or a larger -n"
                 )));
             }
             events.push(Event { at: op, change: change(Link { a: 0, b: 1, rail }) });

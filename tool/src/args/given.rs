@@ -123,7 +123,7 @@ impl PerfArgs {
         idle.map_or(Ok(()), |(_, option, _)| {
             let over = if simulated { " over sim" } else { "" };
             let test = name(self.test);
-            Err(Failure::usage(format!("{option} has no effect on {test}{over}: leave it out")))
+            Err(Failure::usage(format!("{option} has no effect on {test}{over}; leave it out")))
         })
     }
 

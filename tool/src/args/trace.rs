@@ -1,5 +1,5 @@
-//! The trace of a simulated run with faults: what was run, what failed and when, and how the run
-//! ended. The same build repeats the run exactly from its trace.
+//! The trace of a simulated run with faults: the parameters, the faults with their times, and the
+//! result. The same build repeats the run exactly from its trace.
 
 use std::fmt;
 use std::path::Path;
@@ -72,11 +72,11 @@ impl Trace {
                 trace.end = end.into();
                 return match line() {
                     (_, 0) => Ok(trace),
-                    _ => Err(format!("line {number} ends the trace, and more follows")),
+                    _ => Err(format!("line {number} ends the trace, but more lines follow")),
                 };
             }
             if number == 0 {
-                return Err("its end is missing".into());
+                return Err("the line with its result is missing".into());
             }
             let event: Event = text.parse().map_err(|why| format!("line {number}: {why}"))?;
             let of_pair = match event.change {
@@ -172,7 +172,7 @@ mod tests {
             ("rail 1\n", "rail 2\n", "line 4"),
             ("20 heal 0-1 rail 1", "20 die 1", "line 4"),
             ("20 heal 0-1 rail 1", "20 heal 1-1 rail 1", "line 4"),
-            ("end: 4711 polls, done\n", "", "its end"),
+            ("end: 4711 polls, done\n", "", "its result"),
             ("done\n", "done", "incomplete"),
             ("done\n", "done\n\n", "line 5"),
         ] {

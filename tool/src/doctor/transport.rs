@@ -18,9 +18,11 @@ fn shared_memory() -> Finding {
     match (Segment::create(1 << 20), socket_pair()) {
         (Ok(_), Ok(_)) => Finding::pass("memory", "sealed shared memory and its sockets work"),
         (Err(error), _) => {
-            Finding::fail("memory", format!("no sealed shared memory: {error}"), remedy)
+            Finding::fail("memory", format!("cannot create sealed shared memory: {error}"), remedy)
         }
-        (_, Err(error)) => Finding::fail("memory", format!("no local sockets: {error}"), remedy),
+        (_, Err(error)) => {
+            Finding::fail("memory", format!("cannot create local sockets: {error}"), remedy)
+        }
     }
 }
 

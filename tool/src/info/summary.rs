@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::text;
 
-/// The column at which values begin.
+/// The first column of values.
 const MARGIN: usize = 15;
 
 pub fn write(info: &Value, into: &mut String) {

@@ -119,8 +119,8 @@ fn messages<V: Verbs>(
     tally: &mut Tally,
 ) -> Outcome<u64> {
     let per_window = job.per_window();
-    // Each side sends only messages for which the other side has posted receives. Unreceived
-    // messages could stop both sides from sending.
+    // Each side stays behind the receives that the other side has posted. Unreceived messages could
+    // stop both sides from sending.
     let posted = job.window.min(POSTED);
     let lag = posted.saturating_sub(PIECE);
     let begun = verbs.clock().now();

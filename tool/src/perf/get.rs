@@ -22,7 +22,7 @@ pub fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     Ok(())
 }
 
-/// Runs each side that this process has.
+/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     if verbs.plays(Side::Starts) {

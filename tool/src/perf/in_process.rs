@@ -464,7 +464,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         let end = self.until(side, "an operation", |one| one.engine.test(token))?;
         match end.outcome {
             Ended::Done => Ok(end.value),
-            outcome => Err(Failure::run(format!("an operation ended: {outcome}"))),
+            outcome => Err(Failure::run(format!("an operation has {outcome}"))),
         }
     }
 

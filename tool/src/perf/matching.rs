@@ -76,7 +76,7 @@ the depth. An exact receive names source and tag, and compares every bit.
   P9      D equal receives, then their messages
   P10     a receive behind D receives of the same tag from other sources; one
           bit of the tag is always ignored
-  P11     a receive behind D others, with 32 masks in turn
+  P11     a receive behind D receives that use 32 different masks
   U1-U4   D messages, then their receives in reverse: exact, from any source,
           of any tag, of any source and tag
   U5      receives with a new mask behind D messages; 16 receives per mask
@@ -88,7 +88,7 @@ the depth. An exact receive names source and tag, and compares every bit.
 max_ns is the longest single call, or the longest unit behind D others.
 instr_per_op is null where the kernel counts no instructions for this program
 (mostly in virtual machines); benches/budgets.sh counts them everywhere. ucx is
-found at run time (package libucx0) and uses its self transport (loopback).";
+loaded at run time (package libucx0) and uses its self transport (loopback).";
 
 const DEPTH_MAX: u64 = 1 << 16;
 

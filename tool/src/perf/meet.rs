@@ -30,7 +30,8 @@ const START: Duration = Duration::from_secs(10);
 /// Time limit for the other side to listen.
 const APPEAR: Duration = Duration::from_secs(5);
 
-/// Interval at which a listener prints the processes that it has refused, and checks for Ctrl-C.
+/// Interval between checks for Ctrl-C in a listener. It then also prints the processes it has
+/// refused.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Maximum number of refused processes that a listener prints.
@@ -76,7 +77,7 @@ pub fn answer(socket: OwnedFd, card: &Card) -> Outcome<Met> {
 fn explain(error: BootstrapError, who: &str) -> String {
     match error {
         BootstrapError::Differs { what: "region size", theirs, ours } => format!(
-            "{who} was started with another --region: its region size is {}, and here it is {}; give both the same",
+            "{who} was started with another --region: its region size is {}, and here it is {}; use the same on both sides",
             sizes::show(theirs as usize),
             sizes::show(ours as usize)
         ),
@@ -87,7 +88,7 @@ fn explain(error: BootstrapError, who: &str) -> String {
                 known.map_or_else(|| number.to_string(), |transport| name(*transport))
             });
             format!(
-                "{who} was started with --transport {theirs}, and this side with --transport {ours}; give both the same"
+                "{who} was started with --transport {theirs}, and this side with --transport {ours}; use the same on both sides"
             )
         }
         error => format!("{who}: {error}"),
@@ -99,7 +100,7 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     let mut listener = Listener::bind(at).map_err(|error| {
         Failure::usage(match error {
             BootstrapError::System(libc::EADDRINUSE) if at.contains('/') => {
-                format!("--listen {at}: it exists already; remove it, or choose another name")
+                format!("--listen {at}: the file exists already; remove it, or choose another name")
             }
             BootstrapError::System(libc::EADDRINUSE) => {
                 format!("--listen {at}: another process listens there; choose another name or port")
@@ -245,7 +246,7 @@ fn spawn(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
 
 fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<Second> {
     let exe = std::env::current_exe().map_err(|error| {
-        Failure::run(format!("cannot find the program to start a second process: {error}"))
+        Failure::run(format!("cannot find this program's file to start a second process: {error}"))
     })?;
     let mut command = Command::new(exe);
     command

@@ -156,7 +156,7 @@ impl Setup {
         let mut import = |what: &str| {
             let handle = handles.next().ok_or_else(|| {
                 Failure::run(format!(
-                    "{who} sent no handle of its {what}: run the same build on both sides"
+                    "{who} sent no handle of its {what}; run the same build on both sides"
                 ))
             })?;
             node.import(peer, handle).map_err(|error| match error {
@@ -165,7 +165,7 @@ impl Setup {
                 }
                 // The other process failed first. It reports the reason itself if it has time.
                 Error::Attach(AttachError::Unattached(_)) => {
-                    who.gone("it left before this side opened its memory")
+                    who.gone("it closed before this side opened its memory")
                 }
                 error => {
                     let remedy = match error {
@@ -334,7 +334,7 @@ fn gpu(device: DeviceName) -> Outcome<Gpu> {
         DeviceName::Host => Ok(Gpu::StandIn),
         device => device.to_string().parse().map_err(|_| {
             Failure::usage(format!(
-                "--device {device}: this program was built without the feature for it"
+                "--device {device}: this program was built without that feature; build it with feature cuda or hip"
             ))
         }),
     }

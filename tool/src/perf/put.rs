@@ -41,7 +41,7 @@ pub fn finish<V: Verbs>(verbs: &mut V, look: impl FnOnce(&mut V) -> Outcome) -> 
     verbs.quiet_all()
 }
 
-/// Runs each side that this process has.
+/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     windows(verbs, job, 0, job.warmup, &mut Histogram::new(), &mut tally)?;

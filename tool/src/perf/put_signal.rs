@@ -18,7 +18,7 @@ use crate::payload::Pattern;
 /// late payload from a wrong one.
 const SECOND_LOOKS: u32 = 1000;
 
-/// Runs each side that this process has.
+/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     match job.check {
         true => play::<V, true>(verbs, job, histogram),

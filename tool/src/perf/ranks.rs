@@ -83,14 +83,14 @@ struct JobArgs {
 }
 
 const HELP: &str = "\
-Start it by a launcher, or let it start the ranks itself:
+Start it with a launcher, or let it start the ranks itself:
   mpiexec.hydra -n 8 fishplate perf job --pattern ring --check
   mpirun -n 8 fishplate perf job
   torchrun --no-python --nproc-per-node 8 fishplate perf job
   fishplate perf job --ranks 8 --pattern pairs,all-to-all -s 8,4K
-docs/jobs.md has the variables that say which rank a process is.
+docs/jobs.md lists the variables that set the rank of a process.
 
-Patterns, of N ranks:
+Patterns of N ranks:
   pairs        each of the first half to one of the second half
   one-to-many  rank 0 to all others
   many-to-one  all others to rank 0
@@ -101,8 +101,8 @@ Rates are sums over all flows, in the time of the slowest rank. cpu/op is
 processor time of all ranks per message. first is the time until every flow of
 the pattern has delivered a message. For the first pattern it includes
 connecting; later patterns reuse connections. startup is the time from the start
-of a process until all have met. memory is the proportional share (PSS) of a
-process after the row. Both are the maximum over all ranks.
+of a process until all ranks have joined. memory is the proportional share (PSS)
+of a process after the row. Both are the maximum over all ranks.
 
 Exit status: 0 done; 1 the run failed, a rank was lost, or data was wrong; 2 the
 command line is invalid; 130 interrupted; 141 the reader of the output exited.";

@@ -51,7 +51,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// error first.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Interval at which a side that waits for a message checks that the other side is alive, in
+/// Interval between checks that the other side is alive, while a side waits for its message, in
 /// nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
@@ -153,7 +153,7 @@ impl<const STARTS: bool> Session<STARTS> {
         let answer = self.talk(&text, deadline)?;
         serde_json::from_slice(&answer).map_err(|error| {
             Failure::run(format!(
-                "{} sent an invalid message ({}): run the same build on both sides",
+                "{} sent an invalid message ({}); run the same build on both sides",
                 self.side.who,
                 plain(&error.to_string())
             ))
@@ -421,7 +421,7 @@ impl<const STARTS: bool> Session<STARTS> {
                 plain(&version)
             )),
             Some(expected) if expected != test => Some(format!(
-                "one side was started for {}, the other for {}: give both the same test",
+                "one side was started for {}, the other for {}; use the same test on both sides",
                 name(expected),
                 name(test)
             )),

@@ -11,7 +11,7 @@ use crate::args::SignalKind;
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Runs each side that this process has.
+/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     stream(verbs, job, 0, job.warmup, &mut Histogram::new(), &mut tally)?;

@@ -24,7 +24,7 @@ fn inward(len: usize) -> usize {
     (2 * stride(len)).max(len.next_multiple_of(64))
 }
 
-/// Runs each side that this process has.
+/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     // An iteration has one message each way.
     let mut tally = Tally { ops: 2 * job.iters, ..Tally::default() };

@@ -24,7 +24,7 @@ fn stride(job: &Job) -> usize {
     if job.check { job.stride() } else { 0 }
 }
 
-/// Runs each side that this process has.
+/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     let mut receiver = Receiver::new(Side::Answers, 0);
@@ -126,7 +126,7 @@ pub fn send<V: Verbs>(
     number: u64,
     slot: u64,
 ) -> Outcome<u64> {
-    // With checks, a window has as many messages as there are slots.
+    // With checks, the number of messages in a window is the number of slots.
     let at = SLOTS_AT + slot as usize * stride(job);
     if job.check {
         verbs.fill(side, Area::Buffer, at, pattern(job, side, number), job.size)?;
@@ -144,7 +144,7 @@ pub struct Receiver {
     side: Side,
     /// The offset of the receives in the buffer.
     start: usize,
-    /// Number of posted receives, and of completed ones.
+    /// Numbers of posted and of completed receives.
     posted: u64,
     got: u64,
     /// Offset of the next receive. Stored, so that a receive needs no division.
@@ -185,8 +185,7 @@ impl Receiver {
         while self.got < count {
             let number = verbs.next_recv(self.side)?;
             if job.check {
-                // Messages match in the order in which they were sent, so receive `number` gets
-                // message `number`.
+                // Messages match in send order, so receive `number` gets message `number`.
                 let at = self.start + (number % job.slots()) as usize * job.stride();
                 let expected = pattern(job, self.side.other(), number);
                 let whole = verbs.is_whole(self.side, Area::Buffer, at, expected, job.size)?;

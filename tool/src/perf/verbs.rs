@@ -21,7 +21,7 @@ use crate::payload::Pattern;
 pub enum Area {
     /// The area that the other side writes.
     Landing,
-    /// The area from which this side sends, and into which it receives and gets.
+    /// The area that this side sends from, and receives and gets into.
     Buffer,
 }
 
@@ -118,7 +118,7 @@ pub trait Verbs {
 
     /// Runs the ring test, or prepares it.
     fn ring(&mut self, _job: &Job, _histogram: Option<&mut Histogram>) -> Outcome<Tally> {
-        Err(Failure::usage("ring needs two processes: use --transport shm"))
+        Err(Failure::usage("ring needs two processes; use --transport shm"))
     }
 
     /// Calls [`quiet`](Self::quiet) for every side that this process runs.

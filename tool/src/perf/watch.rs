@@ -10,7 +10,7 @@ use crate::histogram::Histogram;
 /// Ticks of the clock between two checks: some 10 to 30 ms.
 const LOOK_TICKS: u64 = 1 << 25;
 
-/// Number of turns between two clock reads, in a loop that reads the clock for nothing else.
+/// Number of turns between two clock reads, in a loop that records no samples.
 const TURNS: u32 = 1024;
 
 /// Number of idle turns before another thread may run. They take some tens of microseconds.

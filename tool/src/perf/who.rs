@@ -4,7 +4,9 @@ use std::fmt;
 
 use fishplate::node::Error;
 use fishplate_core::engine::protocol::Received;
-use fishplate_core::error::{CompleteError, OpError, PeerError, PostError, Stuck, WaitError};
+use fishplate_core::error::{
+    Awaited, CompleteError, OpError, PeerError, PostError, Stuck, WaitError,
+};
 use fishplate_core::mem::RailId;
 use fishplate_core::op::{Fault, Outcome as Ended};
 
@@ -51,7 +53,7 @@ impl Who {
         }
     }
 
-    /// Returns the error of a run in which `what` failed.
+    /// Returns the error for the failure of `what`, an operation with the other side.
     #[cold]
     pub fn failed(&self, what: &str, error: Error) -> Failure {
         match error {
@@ -84,7 +86,7 @@ impl Who {
         ))
     }
 
-    /// Returns the error of a run in which an operation with the other side failed.
+    /// Returns the error for an operation with the other side that did not succeed.
     #[cold]
     fn ended(&self, what: &str, outcome: Ended) -> Failure {
         match outcome {
@@ -93,7 +95,7 @@ impl Who {
         }
     }
 
-    /// Returns the error of a run in which a receive failed.
+    /// Returns the error for a receive that did not succeed.
     #[cold]
     pub fn receive_ended(&self, outcome: Received) -> Failure {
         match outcome {
@@ -114,12 +116,15 @@ impl Who {
         }
     }
 
-    /// Describes the missing arrivals: the rail and the sequence number, if they are known.
+    /// Describes the missing acknowledgement or arrival: its rail and its number, if known.
     fn stuck(&self, stuck: Stuck) -> String {
-        let Stuck { rail, hole, unanswered, .. } = stuck;
+        let Stuck { awaits, rail, hole, unanswered, .. } = stuck;
         let mut text = rail.map_or(String::new(), |rail| format!(" on {}", self.rail(rail)));
         if let Some(hole) = hole {
-            text += &format!(", and number {hole} has not arrived");
+            text += &match awaits {
+                Awaited::Completion => format!(", and operation {hole} is not acknowledged"),
+                _ => format!(", and operation {hole} from it has not arrived"),
+            };
         }
         if unanswered {
             text += ", and has sent nothing since the two connected";

@@ -40,7 +40,7 @@ struct Span {
 }
 
 impl Span {
-    /// Returns the range between whole powers of `base` that contains the values.
+    /// Returns the smallest range between whole powers of `base` that contains all values.
     fn around(base: f64, values: impl Iterator<Item = f64>) -> Span {
         let logs = values.map(|value| value.log(base));
         let (low, high) =

@@ -36,8 +36,8 @@ impl<T: Clone> Lent<T> {
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
-        // SAFETY: the pointer comes from a leaked vector, whose capacity equals its length after
-        // `leak`. The borrower was dropped before.
+        // SAFETY: the pointer comes from a leaked vector. `leak` gave it a capacity equal to its
+        // length. The borrower was dropped before.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

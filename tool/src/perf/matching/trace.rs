@@ -18,7 +18,7 @@ pub enum Trace {
     /// Threads that share a rank. Each thread posts the receives of its stencil. All receives are
     /// posted in random order, and their messages arrive in random order.
     T5,
-    /// A runtime whose receives accept any message.
+    /// A runtime with receives that accept any message.
     T6,
 }
 

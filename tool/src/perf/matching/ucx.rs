@@ -155,7 +155,7 @@ impl Ucx {
             (null_mut(), null_mut(), null_mut(), null_mut());
         let (mut address, mut len) = (null_mut(), 0);
         // SAFETY: each call gets the arguments that the header requires: room for results, and
-        // parameter structures whose field masks name the fields that are set.
+        // parameter structures. The field mask of each structure names the fields that are set.
         unsafe {
             done("ucp_config_read", (library.ucp_config_read)(null(), null(), &mut config))?;
             set(config, c"TLS", c"self")?;

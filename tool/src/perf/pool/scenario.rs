@@ -1,10 +1,10 @@
 //! Runs the scenarios with any pool of 128-byte blocks. An operation takes a block and returns it.
 //!
 //! The tool runs them over pools that need no other package, and benches/ runs them over the other
-//! pools. So this file depends neither on the tool nor on benches/.
+//! pools. So this file depends on neither of the two.
 //!
-//! `ns_per_op` is the processor time of the thread that takes blocks, so time without a processor
-//! does not count. `p99_ns` is wall-clock time, so it includes such time.
+//! `ns_per_op` is processor time of the thread that takes blocks, so it excludes waits for a
+//! processor. `p99_ns` is wall-clock time, and includes such waits.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};

@@ -32,7 +32,7 @@ pub fn start(options: &[OsString], ranks: usize, timeout: Duration) -> Outcome<(
         .map_err(|error| Failure::run(format!("cannot listen for ranks: {error}")))?;
     let id = leader.id();
     let exe = std::env::current_exe().map_err(|error| {
-        Failure::run(format!("cannot find the program to start ranks: {error}"))
+        Failure::run(format!("cannot find this program's file to start ranks: {error}"))
     })?;
     let mut started = Started { children: vec![] };
     for rank in 1..ranks {

@@ -1,4 +1,4 @@
-//! The patterns define which ranks send to which.
+//! Defines the patterns of flows between ranks.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// Returns the ranks to which `rank` sends, in a job of `size` ranks.
+    /// Returns the ranks that `rank` sends to, in a job of `size` ranks.
     pub fn targets(self, rank: usize, size: usize) -> Vec<usize> {
         match self {
             Pattern::Pairs if rank < size / 2 => vec![rank + size / 2],

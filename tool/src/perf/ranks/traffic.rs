@@ -80,13 +80,13 @@ impl Traffic {
         // All ranks compute the same size, so either all ranks refuse or none does.
         if bytes(size - 1).is_none_or(|bytes| bytes > MEMORY_MAX) {
             return Err(Failure::usage(format!(
-                "{size} ranks with {window} slots of {} each need more than {}: use smaller sizes or a smaller --window",
+                "{size} ranks with {window} slots of {} each need more than {}; use smaller sizes or a smaller --window",
                 sizes::show(most),
                 sizes::show(MEMORY_MAX)
             )));
         }
         let lacking =
-            |error: Error| Failure::run(format!("rank {me}: no memory for slots: {error}"));
+            |error: Error| Failure::run(format!("rank {me}: cannot allocate slots: {error}"));
         let slots = |flows: usize| bytes(flows).unwrap_or_default().max(LINE);
         let memory = member.node.alloc(slots_at(flows) + slots(sources.len())).map_err(lacking)?;
         let buffer = member.node.alloc(slots(targets.len())).map_err(lacking)?;

@@ -42,7 +42,7 @@ fn head(len: usize) -> Vec<u8> {
     head
 }
 
-/// Creates a follower whose node is its own peer.
+/// Creates a follower. Its node is its own peer.
 fn follower() -> Session<false> {
     let setup = Setup {
         transport: Transport::Shm,
