@@ -7,7 +7,7 @@ use crate::handle::{FpNode, enter};
 use crate::node::{buffer, bytes, hand_out, place, unknown_region};
 use crate::status::fail;
 
-/// Allocates memory.
+/// Allocates zeroed memory that peers can access.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_alloc(node: *mut FpNode, len: usize, memory: *mut u64) -> c_int {
     enter(node, |inner| {
@@ -20,7 +20,7 @@ pub unsafe extern "C" fn fp_mem_alloc(node: *mut FpNode, len: usize, memory: *mu
     })
 }
 
-/// Registers memory of the program.
+/// Registers memory of the program, aligned to 8 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_register(
     node: *mut FpNode,
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn fp_mem_register(
     })
 }
 
-/// Frees memory.
+/// Frees memory, unless an operation, a receive or an import uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_free(node: *mut FpNode, memory: u64) -> c_int {
     enter(node, |inner| {
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn fp_mem_export(
     })
 }
 
-/// Imports memory of a peer.
+/// Imports memory of a peer by its handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_import(
     node: *mut FpNode,
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn fp_mem_read(
     })
 }
 
-/// Stores a 64-bit word.
+/// Stores a 64-bit word with release ordering.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_store(
     node: *mut FpNode,

@@ -52,7 +52,7 @@ impl Inner {
     }
 }
 
-/// Sends bytes.
+/// Sends bytes of the program. They may be reused on return.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_send(
     node: *mut FpNode,
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn fp_send(
     })
 }
 
-/// Sends memory of the node.
+/// Sends memory of the node. It must not change until the send completes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_send_mem(
     node: *mut FpNode,
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn fp_send_mem(
     })
 }
 
-/// Waits for a message.
+/// Waits for a message, and copies it into the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_recv(
     node: *mut FpNode,
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn fp_recv(
     })
 }
 
-/// Posts a receive.
+/// Posts a receive into memory of the node.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_post_recv(
     node: *mut FpNode,
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn fp_post_recv(
     })
 }
 
-/// Cancels a receive.
+/// Cancels a receive that has not matched.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_cancel(node: *mut FpNode, request: u64) -> c_int {
     enter(node, |inner| {
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn fp_probe(
     })
 }
 
-/// Receives a claimed message.
+/// Posts a receive for a claimed message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_recv_claimed(
     node: *mut FpNode,

@@ -191,7 +191,7 @@ fn limit<T: TryFrom<u32>>(given: u32, default: T, what: &str) -> Result<T, Statu
     }
 }
 
-/// Opens a node.
+/// Opens a node with these options, or with the defaults if `given` is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut FpNode) -> c_int {
     outside(|| {
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
     })
 }
 
-/// Closes a node.
+/// Closes a node. Waits until its work is complete or the timeout expires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_node_close(node: *mut FpNode, timeout_ms: i64) -> c_int {
     outside(|| {
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn fp_node_fd(node: *mut FpNode, timeout_ms: *mut c_int) -
     })
 }
 
-/// Makes progress.
+/// Makes progress without waiting. Returns the number of events.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_progress(node: *mut FpNode) -> c_int {
     enter(node, |inner| {
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn fp_progress(node: *mut FpNode) -> c_int {
     })
 }
 
-/// Connects a peer.
+/// Connects a peer by its address. Does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_peer_connect(
     node: *mut FpNode,
@@ -306,7 +306,7 @@ pub unsafe extern "C" fn fp_peer_connect(
     })
 }
 
-/// Returns the state of a peer.
+/// Returns 1 if the peer is connected, 0 if not yet, or a negative errno value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_peer_state(node: *mut FpNode, named: u32) -> c_int {
     enter(node, |inner| {
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn fp_peer_state(node: *mut FpNode, named: u32) -> c_int {
     })
 }
 
-/// Disconnects a peer.
+/// Disconnects a peer, and releases its imported memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_peer_disconnect(node: *mut FpNode, named: u32) -> c_int {
     enter(node, |inner| {

@@ -72,7 +72,7 @@ impl FpCompletion {
     }
 }
 
-/// Makes one pass, and takes completions.
+/// Makes progress once, and takes up to `count` completions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_poll(
     node: *mut FpNode,

@@ -171,7 +171,7 @@ extern "C" fn put_signal_later(
     })
 }
 
-/// Reads memory of a peer.
+/// Reads memory of a peer into memory of the node.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_get(
     node: *mut FpNode,

@@ -72,10 +72,10 @@ class Node:
         limit how many exist at once. `patience` is the maximum time in seconds that an operation
         waits for room. `connect_timeout` is the maximum time that the first use of a peer waits for
         its connection. `timeout` is the default timeout. `worker` starts a thread that makes
-        progress while the program computes; a number also pins it to that processor. `gpu` is the
-        device whose memory peers can access: "cuda:N", "hip:N", or "stand-in" for host memory
-        in its place. `counters` gives the node a page of counters, which `fishplate stat` shows
-        while the program runs."""
+        progress while the program computes; an int also pins the thread to that processor. `gpu`
+        selects the device for device memory: "cuda:N", "hip:N", or "stand-in" for host memory
+        instead. `counters` creates a page of counters, which `fishplate stat` shows while the
+        program runs."""
 
     @property
     def address(self) -> bytes:
@@ -96,10 +96,10 @@ class Node:
         """Allocates memory of the node's device that peers can access, with any contents."""
 
     def register(self, buffer: _Buffer) -> Memory:
-        """Registers a writable buffer whose address is a multiple of 8, and holds the buffer until
-        the memory is freed. If `handle` was called, holds it until the node is closed, because
-        peers on this host access it without the node. If a peer does not learn of the close, holds
-        it forever."""
+        """Registers a writable buffer at an address that is a multiple of 8. Holds the buffer until
+        the memory is freed. If `handle` was called, holds the buffer until the node is closed,
+        because peers on this host access it without the node. If a peer does not learn of the
+        close, holds the buffer forever."""
 
     def put(self, data: Memory | Slice | _Buffer, to: Remote | Place) -> None:
         """Writes to memory of a peer. A buffer of the host may be reused on return. Memory of the
@@ -121,7 +121,7 @@ class Node:
 
     def iput(self, data: Memory | Slice | _Buffer, to: Remote | Place) -> Request:
         """Starts a put. The request completes when the data is applied. Until then the data must
-        not change; a buffer is held."""
+        not change, and the node holds a buffer."""
 
     def iget(self, into: Memory | Slice | _Buffer, at: Remote | Place) -> Request:
         """Starts to read memory of a peer. A buffer is held until the request completes."""
@@ -180,7 +180,7 @@ class Node:
     def test(
         self, at: Memory | Slice, compare: _Compare, value: int, peer: Peer | None = None
     ) -> int | None:
-        """Checks the word once. Returns it if the requested comparison holds, else `None`."""
+        """Checks the word once. Returns the word if the comparison holds, else `None`."""
 
     def until(
         self,
@@ -195,8 +195,8 @@ class Node:
     def _waker(self) -> _Waker: ...
 
     def quiet(self, peer: Peer | None = None, timeout: float | None = None) -> None:
-        """Waits until everything sent to the peer, or to all peers, is applied there, and all reads
-        from it have completed."""
+        """Waits until everything sent to the peer, or to all peers, is applied there, and until all
+        reads from that peer, or from all peers, have completed."""
 
     def fence(self, peer: Peer) -> None:
         """Makes later writes to the peer land after everything issued earlier. Does not wait."""
@@ -253,13 +253,13 @@ class Node:
         """Returns the counters of the engine."""
 
     def gpu_stats(self) -> dict[str, int] | None:
-        """Returns how many transfers of device memory the device copied ("direct"), went through
-        host memory ("relayed"), and the processor copied ("stored"), or `None` without a device."""
+        """Counts the transfers of device memory: copied by the device ("direct"), through host
+        memory ("relayed"), and by the processor ("stored"). Returns `None` without a device."""
 
     def defer_device_frees(self, defer: bool) -> None:
-        """Sets whether calls that make progress keep freed device memory allocated, and memory of
-        peers open. The driver frees and closes memory only when no kernel runs, so defer before a
-        kernel polls a word."""
+        """If `defer`, calls that make progress keep freed device memory allocated, and keep memory
+        of peers open. The driver frees and closes memory only when no kernel runs, so defer before
+        a kernel polls a word."""
 
     def rails(self) -> list[tuple[str, str]]:
         """Returns the provider and the interface of each libfabric rail."""
@@ -292,7 +292,7 @@ class Peer:
 class Memory:
     """Registered memory. Memory of the host has the buffer protocol: `numpy.frombuffer(memory)` and
     `torch.frombuffer(memory, dtype=...)` copy nothing. Memory of a CUDA device has
-    `__cuda_array_interface__`. Both are tensors of bytes, by DLPack."""
+    `__cuda_array_interface__`. Both export DLPack tensors of bytes."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, range: slice, /) -> Slice: ...
@@ -310,7 +310,7 @@ class Memory:
     def free(self) -> None:
         """Frees the memory. Arrays over host memory stay valid, but no peer writes there any more.
         Raises `InUse` if tensors over memory of `alloc_device` exist. Arrays made through
-        `__cuda_array_interface__` do not count; they become invalid."""
+        `__cuda_array_interface__` do not count, and become invalid."""
 
     def read(self, offset: int = 0, len: int | None = None) -> bytes: ...
     def write(self, data: _Buffer, offset: int = 0) -> None: ...
@@ -406,8 +406,8 @@ class Message:
 @final
 class Job:
     """Lets the processes of a job find each other. A program with MPI or torch.distributed does not
-    need it, because it can exchange addresses with those. Each call waits for all processes. Errors
-    name the missing ranks."""
+    need this class, because it can exchange addresses through either. Each call waits for all
+    processes. Errors name the missing ranks."""
 
     def __new__(
         cls, address: str = "127.0.0.1:7117", size: int = 2, timeout: float | None = None
