@@ -46,8 +46,8 @@ suite() {
         timeout 120 "$tests" "$api" --nocapture || return
     ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" "$api" --show-output | grep SKIPPED ||
         return
-    # The report has a line for the tests, and for each of two kinds of memory a line for each of
-    # two child processes.
+    # The report has a line for the test process, and lines for two child processes for each of two
+    # kinds of memory.
     cat "$place/report"
     [ "$(wc -l <"$place/report")" -ge 5 ] && ! grep -v 'held 0 violations \[\]$' "$place/report" ||
         return
@@ -115,8 +115,8 @@ info() {
 }
 say "what the tool tells of it" info
 
-# perf MODE OPTIONS...: runs two processes over the fake driver; every payload is verified, and no
-# memory may be leaked or misused
+# perf MODE OPTIONS...: runs two processes over the fake driver; verifies every payload, and fails
+# if memory is leaked or misused
 perf() {
     local mode=$1 test
     shift

@@ -1,8 +1,8 @@
 //! The lower bound for a stream of messages, one cache line each, from one processor to another
 //! through a ring. Between two messages the sender stores to some private lines. There are three
-//! variants: plain; with each line prefetched for writing eight messages ahead; and with a store to
-//! each of the next eight lines after every eighth message, as a lane of the shared-memory rail
-//! does.
+//! variants. The first is plain. The second prefetches each line for writing, eight messages ahead.
+//! The third stores to each of the next eight lines after every eighth message, as a lane of the
+//! shared-memory rail does.
 //!
 //! cargo run --release --example bare-stream [PROCESSOR PROCESSOR]
 //!

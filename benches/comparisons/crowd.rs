@@ -1,6 +1,6 @@
 //! Compares a node that has one peer with a node that has 128, over shared memory, in one
-//! interleaved run of real processes: half the round trip of an 8-byte put-signal to one peer, and
-//! the memory that the silent peers cost.
+//! interleaved run of real processes. Measures half the round trip of an 8-byte put-signal to one
+//! peer, and the memory that the silent peers cost.
 //!
 //! Usage: crowd [ROUNDS]. It starts the other two processes itself.
 //!

@@ -241,7 +241,7 @@ fn whole(inject: bool) -> &'static mut Whole {
     Box::leak(Box::new(Whole { engine, peer, from, len: 8, to }))
 }
 
-/// Posts silent puts, with a pass after every 16. Ends when the last one is acknowledged and
+/// Posts silent puts, with a pass after every 16. Ends when the last put is acknowledged and
 /// nothing is left to send.
 fn puts(whole: &'static mut Whole) {
     for _ in 0..PUTS / PACE {

@@ -2,7 +2,7 @@
 //! as a descriptor. Meanwhile honest peers must make progress.
 //!
 //! The victim is an engine over [`ShmRail`](fishplate_shm::ShmRail) in this process. The honest
-//! peer and the hostile one are separate processes. The hostile process plays one [trick](tricks)
+//! peer and the hostile peer are separate processes. The hostile process plays one [trick](tricks)
 //! and then waits until it is killed. Meanwhile the victim accesses the hostile process's memory. A
 //! trick counts as slow if it delays a call in most attempts.
 

@@ -148,7 +148,7 @@ int fp_mem_store (fp_node *node, fp_mem memory, uint64_t offset, uint64_t value)
 /* ---- One-sided operations ---------------------------------------------------------------------
  * If there is no room for an operation, the call makes progress for up to patience_ms, and then
  * fails with -EAGAIN. If `token` is not null, fp_poll or fp_test reports the completion;
- * otherwise only fp_quiet does. Do not change the operation's memory before its completion. */
+ * otherwise wait with fp_quiet. Do not change the operation's memory before its completion. */
 
 #define FP_SIGNAL_SET 1
 #define FP_SIGNAL_ADD 2

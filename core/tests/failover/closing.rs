@@ -1,5 +1,5 @@
 //! Several links fail at once. A fence on these rails closes the whole endpoint. Two nodes stay
-//! connected if two rails between them work, or one rail does that neither node must close.
+//! connected if two rails between them work, or if one rail works that neither node must close.
 
 use std::cell::Cell;
 use std::rc::Rc;

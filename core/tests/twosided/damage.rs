@@ -1,6 +1,6 @@
 //! Tagged messages in the presence of a peer with damaged, repeated, lost and forged traffic.
 //! Nothing panics and no other peer is affected. No byte of a payload is sent after its send has
-//! completed. Half of the engines have failover.
+//! completed. Half of the runs use failover.
 
 use std::collections::VecDeque;
 
