@@ -287,7 +287,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (told, (!last).then(|| from.plus(64 * count)))
     }
 
-    /// Returns the rails about which a peer's report is complete: it covers all streams, and every
+    /// Returns the rails with a complete report of the peer: it covers all streams, and every
     /// number in flight on these rails.
     pub(super) fn heard(&self, peer: u16) -> u16 {
         let Some(failover) = &self.failover else { return 0 };

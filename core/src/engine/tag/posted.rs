@@ -291,7 +291,7 @@ impl<'m> Posted<'m> {
         Found { index, probes, passed }
     }
 
-    /// Adds a receive, the youngest. `shape` has this mask, or is [`OVERFLOW`]. Returns `None` if
+    /// Adds a receive as the youngest. `shape` has this mask, or is [`OVERFLOW`]. Returns `None` if
     /// no slot is free.
     #[inline(always)]
     pub(super) fn append<const S: usize>(

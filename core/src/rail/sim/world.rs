@@ -154,7 +154,7 @@ impl World<'_> {
     }
 
     /// Completes the post of a packet that will still arrive. Returns the packet of the completion.
-    /// Returns `None` if no packet is free, or if this packet cannot contain its bytes.
+    /// Returns `None` if no packet is free, or if the packet cannot hold the payload.
     pub(super) fn make_late(&mut self, index: u16) -> Option<u16> {
         let Packet { kind, cx, from, to_node, late, .. } = self.packets[index as usize];
         let end = self.free;
