@@ -378,10 +378,10 @@ fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
 /// Returns the numbers and lengths of the lines over 100 columns that `checked` selects, except
 /// lines with a URL.
 fn long_lines(text: &str, checked: impl Fn(&str) -> bool) -> Vec<(usize, usize)> {
-    let lines = text.lines().zip(1..).filter(|(line, _)| checked(line));
+    let lines = text.lines().zip(1..).filter(|(line, _)| line.len() > 100);
     lines
         .map(|(line, number)| (number, line.chars().count(), line))
-        .filter(|(_, columns, line)| *columns > 100 && !line.contains("://"))
+        .filter(|(_, columns, line)| *columns > 100 && !line.contains("://") && checked(line))
         .map(|(number, columns, _)| (number, columns))
         .collect()
 }

@@ -13,6 +13,7 @@ mod plan;
 mod tests;
 mod trace;
 
+use choices::Tests;
 pub use choices::{DeviceName, Format, IpcPath, Layout, Mode, SignalKind, Test, Transport, name};
 use faults::FaultArgs;
 pub use faults::Faults;
@@ -20,6 +21,7 @@ use given::Given;
 pub use plan::{Effort, Meeting, Plan, SEED_ITERS, SIM_ITERS};
 pub use trace::Trace;
 
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -169,7 +171,7 @@ pub struct PeerArgs {
 #[command(after_help = MORE_HELP, after_long_help = LAYOUT_HELP)]
 pub struct PerfArgs {
     /// What to measure.
-    #[arg(value_enum)]
+    #[arg(value_parser = Tests)]
     pub test: Test,
     /// The options given on the command line.
     #[arg(skip)]
@@ -178,10 +180,10 @@ pub struct PerfArgs {
     /// Payload sizes in bytes, such as 8, 64K, 1M (powers of 1024) or 1e6 [default: 8].
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse, conflicts_with_all = ["begin", "end", "factor"])]
     pub size: Vec<usize>,
-    /// First payload size of a range.
+    /// First payload size of a range [default: 8].
     #[arg(short, long, value_name = "SIZE", value_parser = sizes::parse)]
     pub begin: Option<usize>,
-    /// Last payload size of a range.
+    /// Last payload size of a range [default: 4M].
     #[arg(short, long, value_name = "SIZE", value_parser = sizes::parse)]
     pub end: Option<usize>,
     /// Factor between the sizes of a range [default: 2].
@@ -287,14 +289,11 @@ pub struct PerfArgs {
 }
 
 const MORE_HELP: &str = "\
-Other tests, each with its own --help: fishplate perf match, fishplate perf job.
+match and job have their own options: see fishplate perf job --help.
 --help explains layouts, columns and exit statuses, and lists the environment
 variables FISHPLATE_*.";
 
 const LAYOUT_HELP: &str = "\
-Other tests, each with its own --help: fishplate perf match measures tag
-  matching alone; fishplate perf job measures traffic between many processes.
-
 Environment: FISHPLATE_PROVIDER, _INTERFACES, _MAX_RAILS, _LIBFABRIC, _POLICY,
   _WINDOW, _BATCH, _EAGER, _STRIPE_THRESHOLD, _STRIPE_CHUNK, _ACK_AGE,
   _CONTEXTS, _NATIVE_ATOMICS and _DEADLINE are settings of rails. fishplate
@@ -358,10 +357,13 @@ JSON: tool/schema in the sources describes every field of a row.";
 
 /// Checks that an address is well-formed.
 fn address(text: &str) -> Result<String, String> {
-    let port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<NonZeroU16>().is_ok());
     match text.starts_with('@') && text.len() > 1 || text.contains('/') || port {
         true => Ok(text.into()),
-        false => Err("use HOST:PORT, a path with a slash such as ./name, or @NAME".into()),
+        false => Err(
+            "use HOST:PORT with a port from 1 to 65535, a path with a slash such as ./name, or @NAME"
+                .into(),
+        ),
     }
 }
 

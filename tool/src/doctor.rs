@@ -94,6 +94,12 @@ impl Root {
 /// Runs all checks and writes their results. The exit code is 0 if all pass.
 pub fn run(args: &DoctorArgs) -> Outcome<ExitCode> {
     let root = Root(args.root.clone());
+    if !root.path("proc").is_dir() {
+        return Err(Failure::usage(format!(
+            "--root {}: no folder proc there; name a folder that has proc and sys of a machine",
+            args.root.display()
+        )));
+    }
     let mut findings = limits::check();
     findings.extend(system::check(&root));
     findings.extend(transport::check());

@@ -2,8 +2,8 @@
 //! second signal of the same kind ends the process at once.
 //!
 //! The loops of tests check for a signal at least ten times a second, and so does a side that waits
-//! for the other side. Setup checks only after each step. `perf pool` checks only between
-//! scenarios, and `perf match` only between turns.
+//! for the other side. Setup checks only after each step. `perf pool` and `perf match` have nothing
+//! to clean up, so the first signal ends their process at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,13 +19,31 @@ extern "C" fn note(_: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// Installs the signal handlers.
+extern "C" fn end(_: libc::c_int) {
+    const MESSAGE: &[u8] = b"fishplate: interrupted\n";
+    // SAFETY: the message is readable, and a signal handler may call both functions.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, MESSAGE.as_ptr().cast(), MESSAGE.len());
+        libc::_exit(130)
+    }
+}
+
+/// Installs handlers that note a signal, for [`check`].
 pub fn watch() {
-    // SAFETY: `sigaction` is plain data, and zeros are valid for it. The handler only stores to an
-    // atomic, and a signal handler may do that.
+    install(note);
+}
+
+/// Installs handlers that end the process.
+pub fn end_at_once() {
+    install(end);
+}
+
+fn install(handler: extern "C" fn(libc::c_int)) {
+    // SAFETY: `sigaction` is plain data, and zeros are valid for it. The handlers store to an
+    // atomic, or write and exit, and a signal handler may do that.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = note as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        action.sa_sigaction = handler as libc::sighandler_t;
         action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
         for signal in [libc::SIGINT, libc::SIGTERM] {
             libc::sigaction(signal, &action, std::ptr::null_mut());

@@ -13,14 +13,14 @@ use super::report::{self, SCHEMA_VERSION};
 
 /// Reads the counters and prints them.
 pub fn run(args: &StatArgs) -> Outcome {
-    let mut before = look(args)?;
+    let mut before = look(args, Failure::usage)?;
     report::print(&written(args, &before, &[])?)?;
     let Some(interval) = args.interval else { return Ok(()) };
     interrupt::watch();
     let mut left = args.count;
     while left != Some(1) {
         interrupt::sleep(interval)?;
-        let now = look(args)?;
+        let now = look(args, Failure::run)?;
         report::print(&written(args, &now, &before)?)?;
         before = now;
         left = left.map(|left| left - 1);
@@ -28,17 +28,18 @@ pub fn run(args: &StatArgs) -> Outcome {
     Ok(())
 }
 
-fn look(args: &StatArgs) -> Outcome<Vec<Snapshot>> {
+/// Reads the counters. `fail` creates the failure if there are none.
+fn look(args: &StatArgs, fail: fn(String) -> Failure) -> Outcome<Vec<Snapshot>> {
     let Some(pid) = args.pid else { return Ok(counters::read_all()) };
     let pages = counters::read(pid).map_err(|error| {
         let remedy = match error.kind() {
             io::ErrorKind::NotFound => "use the id of a running process",
             _ => "run this as its user, or as root",
         };
-        Failure::run(format!("cannot read the counters of process {pid}: {error}; {remedy}"))
+        fail(format!("cannot read the counters of process {pid}: {error}; {remedy}"))
     })?;
     match pages.is_empty() {
-        true => Err(Failure::run(format!(
+        true => Err(fail(format!(
             "process {pid} has no counters; enable `counters` when it opens its node"
         ))),
         false => Ok(pages),

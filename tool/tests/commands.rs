@@ -81,6 +81,10 @@ fn plain(line: &str) -> String {
     if ["pairs ", "ring "].iter().any(|pattern| line.trim_start().starts_with(pattern)) {
         return line.split_whitespace().take(5).collect::<Vec<_>>().join(" ") + " #";
     }
+    // A row of a job as CSV. Keeps the first nine fields.
+    if line.starts_with("1,job,") {
+        return line.split(',').take(9).collect::<Vec<_>>().join(",") + ",#";
+    }
     // A row of tag matching. Keeps the first five fields.
     if line.starts_with("1,match,") {
         return line.split(',').take(5).collect::<Vec<_>>().join(",") + ",#";

@@ -66,7 +66,7 @@ fn counters_are_read_from_outside_in_every_format() {
 
     drop(node);
     let output = run(&format!("stat {own}"));
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("enable `counters`"), "{output:?}");
     let output = run("stat 4194305");
     assert!(text(&output.stderr).contains("the id of a running process"), "{output:?}");

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use clap::ValueEnum;
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command, Error, ValueEnum};
 use fishplate::config::Settings;
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +32,48 @@ pub enum Test {
     /// The command pool compared with other pools, in this process; see --streams. -n is the number
     /// of iterations per stream.
     Pool,
+}
+
+/// Parses a [`Test`]. Its list of tests names `match` and `job` too, which `main` starts.
+#[derive(Clone, Copy)]
+pub struct Tests;
+
+impl TypedValueParser for Tests {
+    type Value = Test;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<Test, Error> {
+        EnumValueParser::<Test>::new().parse_ref(command, arg, value).map_err(|mut error| {
+            if value == "match" || value == "job" {
+                let name = value.display();
+                return Error::raw(
+                    ErrorKind::ValueValidation,
+                    format!("{name} must follow perf: use fishplate perf {name} [OPTIONS]\n"),
+                )
+                .with_cmd(command);
+            }
+            let names = self.possible_values().into_iter().flatten();
+            let names = names.map(|value| value.get_name().to_owned()).collect();
+            error.insert(ContextKind::ValidValue, ContextValue::Strings(names));
+            error
+        })
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let own = [
+            ("match", "Tag matching alone, without a transport"),
+            ("job", "Traffic between many processes"),
+        ];
+        let own = own.map(|(name, help)| {
+            PossibleValue::new(name).help(format!("{help}; has its own options and --help"))
+        });
+        let tests = Test::value_variants().iter().filter_map(Test::to_possible_value);
+        Some(Box::new(tests.chain(own)))
+    }
 }
 
 /// Ways to reach the other side.

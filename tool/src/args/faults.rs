@@ -107,10 +107,10 @@ impl PerfArgs {
     /// Checks the fault options. Returns the source of the faults. `iters` is the number of
     /// operations of a run.
     pub(super) fn faults(&self, trace: Option<Trace>, iters: u64) -> Outcome<Faults> {
-        let FaultArgs { random_faults, replay, .. } = &self.faults;
-        let events = self.events(iters)?;
+        let FaultArgs { kill, heal, late, cut_one_way, random_faults, replay, .. } = &self.faults;
+        let events = kill.len() + heal.len() + late.len() + cut_one_way.len();
         let given = [
-            (!events.is_empty(), "--kill, --heal, --late and --cut-one-way"),
+            (events > 0, "--kill, --heal, --late and --cut-one-way"),
             (*random_faults, "--random-faults"),
             (self.faults.trace.is_some(), "--trace"),
             (replay.is_some(), "--replay"),
@@ -122,6 +122,7 @@ impl PerfArgs {
                 "{options}: only simulated rails fail; use put-signal or tag and --transport sim"
             )));
         }
+        let events = self.events(iters)?;
         if self.faults.trace.is_some() && self.sizes()?.len() > 1 {
             return Err(Failure::usage(
                 "--trace: a trace has one payload size; name one with --size",

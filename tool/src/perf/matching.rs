@@ -262,7 +262,7 @@ impl Job {
 /// Runs `perf match` with these options.
 pub fn run(words: &[OsString]) -> Outcome {
     let args = MatchArgs::parse_from(words[2..].iter());
-    interrupt::watch();
+    interrupt::end_at_once();
     let (clock, mut counter) = (Clock::calibrate(), Instructions::start());
     let format = if args.json { Format::Json } else { args.format };
     let mut report = Report::new(format);
@@ -317,7 +317,6 @@ fn run_row(
             ))?;
             continue;
         }
-        interrupt::check()?;
         let (mut ready, bytes) = job.ready(*kind)?;
         let began = Instant::now();
         ready.run(1);
@@ -347,7 +346,6 @@ fn run_row(
     }
     for _ in 0..args.rounds {
         for Turns { ready, rounds, times, instructions, .. } in &mut running {
-            interrupt::check()?;
             let units = (*rounds * job.units) as f64;
             let counted = counter.read();
             let began = clock.now();

@@ -18,7 +18,7 @@ const OPS: u64 = 200_000;
 
 /// Runs all scenarios.
 pub fn run(plan: &Plan) -> Outcome {
-    interrupt::watch();
+    interrupt::end_at_once();
     let contenders = [
         rows::contender::<Fishplate>(),
         rows::contender::<GlobalRing>(),
@@ -50,7 +50,6 @@ pub fn run(plan: &Plan) -> Outcome {
     }
     let scenarios = Scenario::all(&plan.streams);
     rows::run(&contenders, &scenarios, plan.iters.unwrap_or(OPS), |row| {
-        interrupt::check()?;
         let rows::PoolRow { pool, scenario, streams, figures, min_ns, to_one_stream } = &row;
         let (ns, ops, p99) = (figures.ns_per_op, figures.ops_per_s, figures.p99_ns);
         let to_one = to_one_stream.map_or(String::new(), |ratio| format!("{ratio:.2}"));

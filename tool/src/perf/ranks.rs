@@ -143,7 +143,9 @@ pub fn run(words: &[OsString]) -> Outcome {
     match (outcome, started) {
         (Ok(()), Some(started)) => started.leave(),
         // The process that started this rank reports the same error, or names the lost rank.
-        (Err(Failure::Lost(_) | Failure::Usage(_)), None) if args.member.is_some() => {
+        (Err(Failure::Lost(_) | Failure::Usage(_) | Failure::Interrupted(_)), None)
+            if args.member.is_some() =>
+        {
             std::process::exit(1)
         }
         (Err(Failure::Lost(message)), Some(mut started)) => {
