@@ -65,8 +65,8 @@ pub const SIZE_MAX: usize = 1024;
 /// Interval between runs of `meanwhile`.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Number of calls of `meanwhile` in a row. One pass of a node handles a few dozen events, so a
-/// single pass per interval would delay peers that stream data to a waiting process.
+/// Number of calls of `meanwhile` in a row. One pass of a node handles a few dozen events. With a
+/// single pass per interval, peers that stream data to a waiting process would be delayed.
 const PASSES: u32 = 64;
 
 /// Reads an environment variable. Invalid UTF-8 is replaced, so that a malformed

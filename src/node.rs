@@ -228,11 +228,12 @@ impl Node {
     }
 
     /// Makes progress without waiting: posts queued operations and applies arrivals. Returns the
-    /// number of events that the rails reported. Hot path. Does not check that peers are alive:
-    /// call [`failed_peers`](Self::failed_peers) from time to time. While a peer on this host is
-    /// not connected, some calls make system calls to connect it, at most every 50 microseconds.
-    /// Between nodes with devices, at most one call per millisecond closes and frees device memory,
-    /// and that call may wait for the device.
+    /// number of events that the rails reported. Hot path.
+    ///
+    /// Does not check that peers are alive: call [`failed_peers`](Self::failed_peers) from time to
+    /// time. While a peer on this host is not connected, some calls make system calls to connect
+    /// it, at most every 50 microseconds. Between nodes with devices, some calls close and free
+    /// device memory, at most one call per millisecond. Such a call may wait for the device.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         if self.meeting {
@@ -271,10 +272,11 @@ impl Node {
     }
 
     /// Shuts the node down. Waits until everything that it sent is applied, and until every peer
-    /// knows that this node leaves, so that no peer reports it as dead. Peers answer in
-    /// [`progress`](Self::progress) and in calls that wait, but not in calls that complete at once.
-    /// Once a peer has answered, its operations to this node fail, because the node is closed. So
-    /// use a barrier first if processes may still need each other.
+    /// knows that this node leaves. Peers then do not report this node as dead.
+    ///
+    /// Peers answer in [`progress`](Self::progress) and in calls that wait, but not in calls that
+    /// complete at once. Once a peer has answered, its operations to this node fail, because the
+    /// node is closed. Use a barrier first if processes may still need each other.
     ///
     /// # Errors
     /// [`Error::Unfinished`] names what was missing when the deadline expired.

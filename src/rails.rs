@@ -251,7 +251,8 @@ const MESSAGE: usize = 4096 + 512;
 /// Opens rails of the first usable provider.
 ///
 /// # Errors
-/// The error names the request, and the available providers or interfaces.
+/// No requested provider is usable, more rails are requested than there are interfaces, or a rail
+/// cannot be opened.
 pub fn open(
     wanted: Wanted<'_>,
     library: Library,

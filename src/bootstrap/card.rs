@@ -112,7 +112,7 @@ impl Card {
     /// Encodes the card.
     ///
     /// # Errors
-    /// [`BootstrapError::BadCard`] names the field that is too long.
+    /// [`BootstrapError::BadCard`] names the field with an invalid length or count.
     pub fn encode(&self) -> Result<Vec<u8>, BootstrapError> {
         if self.rails.is_empty() || self.rails.len() > RAILS_LIMIT {
             return Err(BootstrapError::BadCard("number of rails"));

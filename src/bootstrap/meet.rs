@@ -46,9 +46,9 @@ pub struct Listener {
 type FileId = (u64, u64);
 
 impl Listener {
-    /// Listens at HOST:PORT (port 0 selects a free port), at a path that contains a slash, or at
-    /// `@NAME`, an abstract socket on this host. Replaces a socket file if no process listens at it
-    /// any more.
+    /// Listens at one of three kinds of address: HOST:PORT (port 0 selects a free port), a path
+    /// that contains a slash, or `@NAME`, an abstract socket on this host. Replaces a socket file
+    /// if no process listens at it any more.
     ///
     /// # Errors
     /// [`BootstrapError::Address`], or [`BootstrapError::System`]. The errno is `EADDRINUSE` if a

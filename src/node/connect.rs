@@ -172,7 +172,8 @@ impl Node {
     /// [`disconnect`](Self::disconnect). Slow path: allocates, makes system calls.
     ///
     /// # Errors
-    /// The address is invalid, or the two nodes have no rail in common.
+    /// The address is invalid or has another version; a setting that both nodes must share differs;
+    /// the limit of peers is reached; or the two nodes have no rail in common.
     pub fn connect(&mut self, address: impl AsRef<[u8]>) -> Result<PeerId, Error> {
         behind!(self, |node| node.connect(address));
         let address = Address::decode(address.as_ref())?;

@@ -61,8 +61,9 @@ impl Node {
         }
     }
 
-    /// Registers memory that the program allocated from the driver of the node's device: by
-    /// `cuMemAlloc`, or as exportable virtual memory. May wait for the device.
+    /// Registers memory that the program allocated from the driver of the node's device. The
+    /// program allocates it by `cuMemAlloc`, or as exportable virtual memory. May wait for the
+    /// device.
     ///
     /// # Errors
     /// [`Error::NoGpu`]; [`Error::Device`] if the device does not know the memory or cannot export

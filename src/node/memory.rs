@@ -183,7 +183,8 @@ impl Node {
     /// # Errors
     /// [`AttachError::InUse`] names the operation that still uses the memory. The memory then stays
     /// registered. [`AttachError::Kept`]: a provider still holds the memory. Memory of
-    /// [`register`](Self::register) must then never be reused.
+    /// [`register`](Self::register) must then never be reused. [`AttachError::UnknownRegion`]: the
+    /// memory was freed before.
     pub fn free(&mut self, memory: Memory) -> Result<(), Error> {
         behind!(self, |node| node.free(memory));
         let freed = self.home.engine.deregister(memory.id);

@@ -1,9 +1,9 @@
 //! The matched queue of a node. Its sends, receives and probes follow PSM2's rules, as
 //! [`fishplate_core::psm`] defines them.
 //!
-//! Nothing here blocks. Only [`Node::grow_requests`] and connecting a peer allocate. If a program
-//! uses a node's queue, it must send and receive all messages through it, because the queue takes
-//! all completions of the node.
+//! Nothing here blocks. Only [`Node::grow_requests`] and connecting a peer allocate. The queue
+//! takes all completions of the node. So a program that uses the queue must send and receive all
+//! its messages through it.
 
 use fishplate_core::mem::PeerId;
 use fishplate_core::psm::{Buffer, Code, Mq, MqReq, Opt, Stats, Status2};

@@ -1,8 +1,8 @@
 //! The command line, and its translation into a checked [`Plan`].
 //!
 //! This file defines the options and their conflicts. `faults` and `trace` define the options of
-//! simulated rails, `choices` the values of options, `bounds` the limits of a measurement, and
-//! `plan` the resulting plan. `given` finds options that have no effect.
+//! simulated rails, and `choices` the values of options. `bounds` defines the limits of a
+//! measurement, and `plan` the resulting plan. `given` finds options that have no effect.
 
 pub mod bounds;
 mod choices;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A reason to stop.
+/// The reason why the tool stops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The command line is invalid or cannot be run here: exit code 2.

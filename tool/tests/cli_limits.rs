@@ -1,5 +1,5 @@
-//! Tests that limits of the process, the machine and its control groups end a run with an exit code
-//! and a remedy, never by a signal.
+//! Tests runs under limits of the process, the machine and its control groups. A run ends with an
+//! exit code and a remedy, never by a signal.
 
 use std::fs;
 use std::path::Path;

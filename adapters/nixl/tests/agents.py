@@ -62,7 +62,7 @@ class Memory:
 
 
 def until(what, holds, passing=lambda: None):
-    """Waits for a condition."""
+    """Waits until `holds` returns true. Calls `passing` between the checks."""
     deadline = time.monotonic() + PATIENCE
     while not holds():
         passing()
@@ -71,14 +71,14 @@ def until(what, holds, passing=lambda: None):
 
 
 def descs(of, ranges, kind="DRAM"):
-    """A list of descriptors of (address, length)."""
+    """Returns descriptors of the ranges, each (address, length)."""
     table = np.zeros((len(ranges), 3), np.uint64)
     table[:, :2] = ranges
     return of.get_xfer_descs(table, kind)
 
 
 def finish(of, handle, state):
-    """Waits for a posted transfer."""
+    """Waits until a posted transfer has completed."""
     deadline = time.monotonic() + PATIENCE
     while state == "PROC":
         state = of.check_xfer_state(handle)

@@ -12,8 +12,8 @@ flight. The command in PUT_BACK runs after two thirds.
 FISHPLATE_NIXL_KINDS, if it is set, names the kinds of memory: DRAM, VRAM, or both with a comma
 between them. Each list then moves between random kinds.
 
-If the variable RAILS names network interfaces, separated by commas, each process also writes long
-ranges to another process, until every interface carries a share.
+The variable RAILS may name network interfaces, separated by commas. Each process then also writes
+long ranges to another process, until every interface carries a share.
 
 A target checks the data of a write when its notification has arrived, and answers. So each
 notification proves that its data arrived first.

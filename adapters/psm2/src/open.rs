@@ -309,9 +309,9 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
     if until.is_some() && !left { Error::CLOSE_TIMEOUT } else { Error::OK }
 }
 
-/// Closes the two nodes in turns, because a peer may need one before it lets the other go. Waits
-/// for the answers of peers until the first deadline, and for peers that still need a node until
-/// the second. Returns whether no peer needed a node at the end. Does not wait if `until` is
+/// Closes the two nodes in turns, because a peer may need one before it closes the other. Waits
+/// until the first deadline for the answers of peers, and until the second deadline for peers that
+/// still need a node. Returns whether no peer needed a node at the end. Does not wait if `until` is
 /// `None`.
 fn leave(mut node: Node, mut am: Option<Box<Am>>, until: Option<(Instant, Instant)>) -> bool {
     let Some(until) = until else {

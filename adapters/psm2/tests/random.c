@@ -53,7 +53,7 @@ struct request
 static psm2_ep_t ep[ENDS];
 static psm2_mq_t mq[ENDS];
 static psm2_epaddr_t to[ENDS][ENDS];
-/* Oldest first: unmatched receives, unexpected messages, claimed messages. */
+/* Unmatched receives, claimed messages and unexpected messages of each endpoint, oldest first. */
 static struct request *posted[ENDS][MOST], *claimed[ENDS][MOST];
 static struct message *waiting[ENDS][MOST];
 static int posts[ENDS], waits[ENDS], claims[ENDS];

@@ -45,7 +45,7 @@ use faults::{Counters, Ends, Record, Source};
 mod faults;
 mod ordered;
 
-/// Number of passes without a completion. After them an operation counts as hung.
+/// Maximum number of passes without a completion. Then an operation counts as hung.
 const PATIENCE: u64 = 2_000_000;
 
 /// The capacity of one loopback rail, and of the whole simulated fabric.

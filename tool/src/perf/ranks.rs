@@ -56,7 +56,7 @@ struct JobArgs {
     /// Payload sizes in bytes, such as 8, 64K or 1M.
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse, default_value = "8")]
     size: Vec<usize>,
-    /// Messages of each flow, such as 5000 or 100K.
+    /// Number of messages per flow, such as 5000 or 100K.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count::<u64>, default_value = "1000")]
     iters: u64,
     /// Maximum number of messages of a flow that its receiver has not taken yet.

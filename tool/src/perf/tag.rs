@@ -2,8 +2,8 @@
 //! latency is half of that time.
 //!
 //! Both sides send from one part of their private buffer and receive into another. Each receive is
-//! posted right after the send, while the message is in flight, as in a program that calls send and
-//! receive in turn.
+//! posted right after the send, while the message is in flight. Programs that call send and receive
+//! in turn do the same.
 
 use std::hint::black_box;
 
