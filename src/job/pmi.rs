@@ -94,7 +94,10 @@ impl Pmi<'_> {
             ErrorKind::Interrupted => return Ok(()),
             ErrorKind::WouldBlock => {}
             kind => {
-                return Err(io::Error::new(kind, format!("PMI: descriptor {}: {error}", self.fd)));
+                return Err(io::Error::new(
+                    kind,
+                    format!("PMI: cannot use descriptor {}: {error}", self.fd),
+                ));
             }
         }
         let left = self.entry.deadline.saturating_duration_since(Instant::now());

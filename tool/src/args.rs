@@ -413,7 +413,7 @@ impl PerfArgs {
         };
         if self.rails > most {
             return Err(Failure::usage(format!(
-                "--rails {}: --transport {} has at most {most}",
+                "--rails {}: --transport {} has at most {most} rails; use fewer",
                 self.rails,
                 name(self.transport)
             )));

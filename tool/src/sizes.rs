@@ -32,7 +32,7 @@ pub fn parse_count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
         number(text, &[("k", 1000), ("m", 1_000_000), ("g", 1_000_000_000)]).ok_or_else(|| {
             format!("`{text}` is not a count; use a whole number, such as 100000, 100K or 1e6")
         })?;
-    T::try_from(count).map_err(|_| format!("`{text}` is too large"))
+    T::try_from(count).map_err(|_| format!("`{text}` is too large; use a smaller number"))
 }
 
 /// Returns a parser that accepts counts from `least` to `most`.
@@ -180,7 +180,7 @@ mod tests {
         for text in ["1e40", "x", "-3", "", "5s"] {
             assert!(parse_count::<u64>(text).unwrap_err().contains("100K"), "{text}");
         }
-        assert_eq!(parse_count::<u32>("5G"), Err("`5G` is too large".into()));
+        assert_eq!(parse_count::<u32>("5G"), Err("`5G` is too large; use a smaller number".into()));
     }
 
     #[test]

@@ -13,8 +13,8 @@ use super::sizes;
 /// The prefix of the names of all variables.
 pub const PREFIX: &str = "FISHPLATE_";
 
-/// The variables that `fishplate::Job` reads itself: where the ranks of a job connect, and the rank
-/// of this process.
+/// The variables that `fishplate::Job` reads itself: where the ranks of a job connect, the rank of
+/// this process, and the size and the cookie of the job.
 const JOB: [&str; 4] = ["RENDEZVOUS", "RANK", "SIZE", "COOKIE"];
 
 /// An environment variable.

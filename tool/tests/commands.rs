@@ -52,7 +52,7 @@ fn block(line: &str) -> String {
         for line in text(bytes)
             .replace(&used, written)
             .lines()
-            .filter(|line| !line.starts_with("# floor moved"))
+            .filter(|line| !line.starts_with("# floor changed"))
         {
             let _ = writeln!(block, "{}", format!("{mark} {}", plain(line)).trim_end());
         }

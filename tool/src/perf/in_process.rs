@@ -473,7 +473,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         let status = self.until(side, "a receive", |one| one.engine.test_recv(request))?;
         match status.outcome {
             Received::Ok => Ok(status),
-            outcome => Err(Failure::run(format!("a receive ended: {outcome}"))),
+            outcome => Err(Failure::run(format!("a receive did not succeed: {outcome}"))),
         }
     }
 
@@ -625,7 +625,7 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
         for _ in 0..count {
             let end = self.until(side, "a send", |one| Ok(one.engine.next_completion()))?;
             if end.outcome != Ended::Done {
-                return Err(Failure::run(format!("a send ended: {}", end.outcome)));
+                return Err(Failure::run(format!("a send has {}", end.outcome)));
             }
         }
         Ok(())
@@ -658,7 +658,7 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
         let status = self.until(side, "a receive", |one| Ok(one.engine.next_recv()))?;
         match status.outcome {
             Received::Ok => Ok(status.word),
-            outcome => Err(Failure::run(format!("a receive ended: {outcome}"))),
+            outcome => Err(Failure::run(format!("a receive did not succeed: {outcome}"))),
         }
     }
 

@@ -110,7 +110,7 @@ impl Setup {
             OpenError::Rails(error @ RailsError::Setup { .. }) => Failure::run(error.to_string()),
             OpenError::Rails(error) => Failure::usage(format!("--transport fabric: {error}")),
             OpenError::Gpu(_, error @ DeviceError::NoDriver) => Failure::usage(format!(
-                "--device {device}: {}; host needs no driver",
+                "--device {device}: {}; use host, which needs no driver",
                 no_driver(device, error)
             )),
             OpenError::Gpu(_, error @ DeviceError::NoDevice(_)) => {
@@ -334,7 +334,7 @@ fn gpu(device: DeviceName) -> Outcome<Gpu> {
         DeviceName::Host => Ok(Gpu::StandIn),
         device => device.to_string().parse().map_err(|_| {
             Failure::usage(format!(
-                "--device {device}: this program was built without that feature; build it with feature cuda or hip"
+                "--device {device}: this program was built without GPU support; build it with feature cuda or hip"
             ))
         }),
     }

@@ -311,7 +311,7 @@ impl<const STARTS: bool> Session<STARTS> {
                 progress.extend(2);
                 progress.around(|| {
                     eprintln!(
-                        "# floor moved ({:.1}, {:.1}, {:.1} ns): measuring {} again",
+                        "# floor changed ({:.1}, {:.1}, {:.1} ns): measuring {} again",
                         a.ns,
                         b.ns,
                         c.ns,
