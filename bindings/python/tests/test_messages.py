@@ -173,7 +173,7 @@ def test_without_patience_a_full_table_says_so_and_what_to_raise():
         sends = [node.isend(peer, 1, data) for _ in range(4)]
         with pytest.raises(fishplate.Full) as caught:
             node.isend(peer, 1, data)
-        assert caught.value.kind == "limit" and "locals" in str(caught.value)
+        assert caught.value.kind == "limit" and "`regions`" in str(caught.value)
         into = bytearray(1 << 17)
         with pytest.raises(fishplate.Full):
             node.irecv(into, peer, 1)
