@@ -78,7 +78,6 @@ impl Clock {
         monotonic_ns()
     }
 
-    /// Converts ticks to nanoseconds.
     pub fn ns(&self, ticks: u64) -> f64 {
         ticks as f64 * self.ns_per_tick
     }

@@ -98,7 +98,6 @@ pub struct Pinned {
     before: affinity::CpuSet,
 }
 
-/// Pins the calling thread.
 pub fn pin(cpu: usize) -> Outcome<Pinned> {
     let before = set()?;
     affinity::pin(cpu).map_err(|error| {
@@ -160,7 +159,6 @@ pub fn list(cpus: &[usize]) -> String {
     runs.iter().map(show).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the processor's name.
 pub fn model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name =

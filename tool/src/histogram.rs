@@ -29,9 +29,7 @@ pub struct Histogram {
 /// Percentiles of a latency, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// The shortest sample.
     pub min: f64,
-    /// The median.
     pub p50: f64,
     /// 90 % of the samples are not longer.
     pub p90: f64,
@@ -39,7 +37,6 @@ pub struct Latency {
     pub p99: f64,
     /// 99.9 % of the samples are not longer.
     pub p999: f64,
-    /// The longest sample.
     pub max: f64,
 }
 
@@ -67,14 +64,12 @@ impl Histogram {
         self.longest = self.longest.max(ticks);
     }
 
-    /// Removes all samples.
     pub fn clear(&mut self) {
         self.linear.fill(0);
         self.coarse.fill(0);
         self.longest = 0;
     }
 
-    /// Returns the number of samples.
     pub fn samples(&self) -> u64 {
         self.linear.iter().chain(self.coarse.iter()).map(|&count| u64::from(count)).sum()
     }

@@ -43,7 +43,6 @@ impl Picture {
         Ok(Picture { path: path.to_owned(), file })
     }
 
-    /// Draws the rows of a run.
     pub fn draw_rows(self, rows: &[Row]) -> Outcome {
         let mut curves = vec![];
         for row in rows {

@@ -38,7 +38,6 @@ impl Progress {
         self.bar.inc(1);
     }
 
-    /// Adds steps to the total.
     pub fn extend(&self, steps: u64) {
         self.bar.inc_length(steps);
     }

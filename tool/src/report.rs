@@ -41,9 +41,7 @@ impl Moved {
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub schema_version: u32,
-    /// The measured operation.
     pub test: Test,
-    /// How the two sides were connected.
     pub transport: Transport,
     /// Number of rails between the two sides.
     pub rails: usize,
@@ -53,9 +51,7 @@ pub struct Row {
     pub iters: u64,
     /// Latency in nanoseconds, for tests that measure it.
     pub lat_ns: Option<Latency>,
-    /// Operations per second.
     pub msgs_per_s: f64,
-    /// Payload bytes per second.
     pub bytes_per_s: f64,
     /// Half of a round trip of bare atomics between the two sides. `None` within one process.
     pub floor_ns: Option<f64>,
@@ -76,7 +72,6 @@ pub struct Row {
     pub signals_misordered: u64,
     /// The placement of the signal, if there was one.
     pub layout: Option<Layout>,
-    /// Which thread made progress.
     pub mode: Mode,
     /// Maximum number of operations in flight.
     pub window: u32,
@@ -187,7 +182,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// Creates a report without rows.
     pub fn new(format: Format) -> Self {
         Report { format, started: false }
     }

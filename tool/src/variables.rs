@@ -17,7 +17,6 @@ pub const PREFIX: &str = "FISHPLATE_";
 /// this process, and the size and the cookie of the job.
 const JOB: [&str; 4] = ["RENDEZVOUS", "RANK", "SIZE", "COOKIE"];
 
-/// An environment variable.
 pub struct Variable {
     /// The name without the prefix.
     pub name: &'static str,
@@ -25,7 +24,6 @@ pub struct Variable {
     pub meaning: &'static str,
     /// Parses a value. The error names the allowed values.
     set: fn(&mut Settings, &str) -> Result<(), String>,
-    /// Formats the value.
     show: fn(&Settings) -> String,
 }
 

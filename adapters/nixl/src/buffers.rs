@@ -38,7 +38,6 @@ impl Buffer {
     }
 }
 
-/// The send buffers of an agent.
 #[derive(Default)]
 pub(crate) struct Buffers {
     free: Vec<Buffer>,

@@ -48,7 +48,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the kind of a tag.
     pub fn of(tag: u64) -> Option<Kind> {
         [Kind::Note, Kind::Write, Kind::Read, Kind::Data, Kind::Done]
             .into_iter()

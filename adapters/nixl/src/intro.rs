@@ -40,7 +40,6 @@ pub(crate) struct Info {
     /// TCP port for agents on other hosts, at each of `hosts`.
     pub port: u16,
     pub hosts: Vec<Ipv4Addr>,
-    /// Address of the agent's node.
     pub address: Vec<u8>,
 }
 
@@ -54,7 +53,6 @@ pub(crate) struct Question {
     pub address: Vec<u8>,
 }
 
-/// Metadata of registered memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Export {
     /// Address of the first byte in the owner's address space.
@@ -62,7 +60,6 @@ pub(crate) struct Export {
     pub len: u64,
     /// The owning agent's number of the memory.
     pub number: u64,
-    /// True for device memory.
     pub device: bool,
     /// The owning node's handle of the region.
     pub handle: Vec<u8>,
@@ -73,7 +70,6 @@ pub(crate) struct Export {
 pub(crate) enum Refused {
     /// Truncated or otherwise invalid.
     Malformed,
-    /// Written by another version.
     Version,
 }
 

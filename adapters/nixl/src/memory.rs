@@ -17,7 +17,6 @@ pub(crate) struct Local {
     /// The range that the program registered.
     pub start: usize,
     pub len: usize,
-    /// True for device memory.
     pub device: bool,
 }
 

@@ -43,7 +43,6 @@ const BATCH: usize = 256;
 /// is at most [`NOTE_MAX`] bytes.
 const SHARE: usize = 64;
 
-/// A message that is being received.
 struct Incoming {
     request: Request,
     kind: Kind,
@@ -137,10 +136,8 @@ impl Sources {
 /// A notification: the name of its sender, and its bytes.
 pub(crate) type Note = (Vec<u8>, Vec<u8>);
 
-/// The notifications of an agent.
 pub(crate) struct Notes {
     ready: VecDeque<Note>,
-    /// Memory used by `ready`, in bytes.
     ready_bytes: usize,
     incoming: VecDeque<Incoming>,
     /// Peers with messages in progress. Idle entries are removed.
@@ -186,7 +183,6 @@ impl Notes {
         self.ready.push_back(note);
     }
 
-    /// Returns whether there are unread notifications.
     pub fn are_there(&self) -> bool {
         !self.ready.is_empty()
     }
@@ -411,7 +407,6 @@ impl Notes {
         None
     }
 
-    /// Sends answers while there is room.
     #[cold]
     fn answer(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         for id in self.sources.which(|source| !source.is_idle()) {

@@ -9,7 +9,6 @@ use fishplate::gpu::cuda::Api;
 use fishplate::node::{Builder, Fabric, Gpu, OpenError};
 use fishplate::{Limits, Node};
 
-/// Parameter names and defaults.
 pub(crate) const DEFAULTS: [(&str, &str); 7] = [
     ("fabric", "auto"),
     ("providers", ""),

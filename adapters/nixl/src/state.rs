@@ -44,7 +44,6 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Wraps a state.
     pub fn new(state: State) -> Arc<Shared> {
         let (waiting, served) = (AtomicU32::new(0), AtomicU32::new(0));
         let shared = Arc::new(Shared { state: Mutex::new(Some(state)), waiting, served });
@@ -87,7 +86,6 @@ impl Shared {
     }
 }
 
-/// The state of an agent.
 pub(crate) struct State {
     pub node: Node,
     /// The ordinal of the node's device, if it has one.

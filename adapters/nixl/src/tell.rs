@@ -54,7 +54,6 @@ impl State {
         }
     }
 
-    /// Sends queued notifications.
     pub fn tell_later(&mut self) {
         if self.notes.outgoing.is_empty() {
             return;

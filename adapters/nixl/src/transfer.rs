@@ -105,7 +105,6 @@ pub(crate) struct Transfer {
     /// Number of posts, and number of unanswered chunks of the current post.
     pub(crate) post: u32,
     pub(crate) waits: u32,
-    /// The notification to send.
     pub(crate) note: Option<Vec<u8>>,
     /// The reason why the transfer failed. The transfer completes once no operation is in flight.
     pub(crate) fault: Option<Status>,

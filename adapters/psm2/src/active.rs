@@ -28,7 +28,6 @@ pub(crate) const DONE: u32 = 4;
 /// Number of requests between two checks for messages from peers.
 const UNREAD: u32 = 16;
 
-/// State of an endpoint's active messages.
 pub(crate) struct Am {
     pub node: Node,
     /// Address of each handler function, and its context.

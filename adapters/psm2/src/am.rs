@@ -167,7 +167,6 @@ fn run(home: Home, job: Job) {
     }
 }
 
-/// An encoded request or reply.
 struct Message {
     tag: [u32; 3],
     /// The token, the arguments and the payload.

@@ -91,13 +91,11 @@ pub(crate) const PSM_HANDLER: usize = usize::MAX;
 /// Prints nothing and does not exit. The failed function returns the error.
 const NO_HANDLER: usize = usize::MAX - 1;
 
-/// Returns the handler of the process.
 pub(crate) fn global() -> usize {
     // Relaxed: the value is a code address and publishes no data.
     GLOBAL.load(Ordering::Relaxed)
 }
 
-/// Replaces the handler of the process.
 pub(crate) fn set_global(handler: usize) {
     // Relaxed: the value is a code address and publishes no data.
     GLOBAL.store(handler, Ordering::Relaxed);

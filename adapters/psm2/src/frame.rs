@@ -22,7 +22,6 @@ const HEAD: usize = 36;
 const MAGIC: &[u8; 4] = b"FPps";
 const VERSION: u16 = 2;
 
-/// A decoded frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     /// In an answer, the error code of a refusal; 0 if admitted.

@@ -49,7 +49,6 @@ pub(crate) struct Words {
     pub others: AtomicU32,
 }
 
-/// A value under a lock.
 #[repr(align(64))]
 pub(crate) struct Lock<T> {
     words: Words,

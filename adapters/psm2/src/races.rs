@@ -73,7 +73,6 @@ fn new(others: u32) -> Shared {
     lock
 }
 
-/// Adds 1 under the lock.
 fn count(lock: &Shared, aside: bool) {
     let held = if aside { lock.lock_aside() } else { lock.lock() };
     // SAFETY: loom fails the test if another thread accesses the value at the same time.
@@ -89,7 +88,6 @@ fn count_in(me: u64, lock: &Shared, rounds: u32, aside: bool) -> thread::JoinHan
     })
 }
 
-/// Checks the value.
 fn check(lock: &Shared, sum: u64) {
     // SAFETY: loom fails the test if another thread accesses the value at the same time.
     lock.lock().unwrap().with(|value| assert_eq!(unsafe { *value }, sum));

@@ -108,7 +108,6 @@ impl Home {
         slot.narrow(|slot| slot.endpoint.as_deref_mut().filter(|_| slot.home == self))
     }
 
-    /// Removes the endpoint from the table.
     pub fn take(self) -> Option<Box<Endpoint>> {
         let mut slot = self.slot().lock()?;
         if slot.home != self {
@@ -118,7 +117,6 @@ impl Home {
     }
 }
 
-/// A connected peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub id: PeerId,
@@ -191,7 +189,6 @@ impl Endpoint {
         address == self.own && !address.is_null()
     }
 
-    /// Finds a peer by its epid.
     pub fn peer(&self, epid: u64) -> Option<&Peer> {
         self.peers.iter().find(|peer| peer.epid == epid)
     }
@@ -326,7 +323,6 @@ impl Endpoint {
         self.retired = !is_over(&mut self.node);
     }
 
-    /// Returns the matched queue.
     #[inline(always)]
     pub fn queue(&mut self) -> Result<Queue<'_>, Error> {
         self.queue?;
@@ -563,7 +559,6 @@ pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
     Ok((found.ok_or(Error::PARAM)?, MqReq::from_raw(bits & !(0xfff << 20))))
 }
 
-/// Returns all open endpoints.
 pub(crate) fn open() -> Vec<Home> {
     let homes = TABLE.iter().filter_map(|slot| {
         let slot = slot.lock()?;

@@ -34,7 +34,6 @@ pub struct Plan {
     /// Limits of one row if no iterations are given.
     pub effort: Effort,
     pub seed: u64,
-    /// Number of seeds, if given.
     pub seeds: Option<u64>,
     pub check: bool,
     pub window: u32,

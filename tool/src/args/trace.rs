@@ -51,7 +51,6 @@ impl Trace {
         write(path, "")
     }
 
-    /// Writes the file that `--trace` names.
     pub fn write(&self, path: &Path) -> Outcome {
         write(path, &self.to_string())
     }

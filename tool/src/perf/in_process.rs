@@ -407,7 +407,6 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         Ok(theirs.at((start + offset) as u64))
     }
 
-    /// Makes one pass of every engine.
     #[inline(always)]
     fn pass(&mut self) -> Outcome {
         for one in &mut self.engines {

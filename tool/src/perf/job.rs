@@ -20,7 +20,6 @@ pub struct Job {
     pub layout: Layout,
     /// How a signal of `signal-rate` changes its word.
     pub signal: SignalKind,
-    /// Both sides send at once.
     pub bidirectional: bool,
     pub seed: u64,
     /// Time limit in nanoseconds.
@@ -32,7 +31,6 @@ pub struct Job {
 pub enum Side {
     /// The side that starts the exchange, and measures.
     Starts,
-    /// The side that answers.
     Answers,
 }
 
@@ -156,7 +154,6 @@ impl Job {
         matches!(self.test, Test::Put | Test::SignalRate | Test::TagBw)
     }
 
-    /// Returns whether both sides send payloads.
     pub fn is_two_way(&self) -> bool {
         self.bidirectional || matches!(self.test, Test::PutSignal | Test::Tag)
     }

@@ -103,7 +103,6 @@ enum Kind {
     Ucx,
 }
 
-/// A workload or a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Load(Workload),
@@ -142,7 +141,6 @@ struct Row {
 
 /// A workload or trace that is prepared in an engine.
 trait Ready {
-    /// Runs rounds of the workload.
     fn run(&mut self, rounds: u64);
     /// Runs one round. Returns the longest time between two consecutive steps, in clock cycles.
     fn longest(&mut self, clock: Clock) -> u64;

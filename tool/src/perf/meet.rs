@@ -346,7 +346,6 @@ impl Second {
         }
     }
 
-    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

@@ -47,7 +47,6 @@ pub struct Opened {
 }
 
 impl Setup {
-    /// Opens the node.
     pub fn open(&self) -> Outcome<Opened> {
         let fabric = self.transport == Transport::Fabric;
         let settings = self.settings.clone();

@@ -16,7 +16,6 @@ use scenario::Scenario;
 /// Default number of operations per stream.
 const OPS: u64 = 200_000;
 
-/// Runs all scenarios.
 pub fn run(plan: &Plan) -> Outcome {
     interrupt::end_at_once();
     let contenders = [

@@ -71,12 +71,13 @@ const LONG_TIME: Duration = Duration::from_secs(2);
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     /// The greeting: the leader's version and test, and the processors of both sides.
-    Hello { version: String, test: Test, places: Places },
-    /// Measure the floor.
+    Hello {
+        version: String,
+        test: Test,
+        places: Places,
+    },
     Floor,
-    /// Run a job.
     Measure(Job),
-    /// The run is complete.
     Done,
 }
 
@@ -164,7 +165,6 @@ impl<const STARTS: bool> Session<STARTS> {
         self.exchange::<Order, ()>(&order)
     }
 
-    /// Waits until both sides are ready.
     fn ready(&mut self) -> Outcome {
         self.exchange::<(), ()>(&())
     }

@@ -52,7 +52,6 @@ pub trait Verbs {
     /// Stores a word of a side, before a test begins.
     fn set_word(&mut self, side: Side, offset: usize, value: u64) -> Outcome;
 
-    /// Loads a word of a side.
     fn word(&self, side: Side, offset: usize) -> Outcome<u64>;
 
     /// Puts from the buffer of `side` into the landing area of the other side.

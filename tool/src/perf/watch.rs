@@ -37,7 +37,6 @@ impl Watch {
         self.deadline_ns = monotonic_ns().saturating_add(ns);
     }
 
-    /// Returns whether the deadline has expired.
     pub fn is_up(&self) -> bool {
         monotonic_ns() > self.deadline_ns
     }

@@ -37,7 +37,6 @@ fn pair() -> (Agent, Agent) {
     (a, b)
 }
 
-/// Connects the agents `a` and `b`.
 pub(crate) fn connect(a: &Agent, b: &Agent) {
     let info = |of: &Agent| with(of, |state| state.info.encode());
     let (of_a, of_b) = (info(a), info(b));

@@ -139,7 +139,6 @@ impl Record {
         };
     }
 
-    /// Returns the trace of the run.
     pub fn trace(&self, job: &Job, rails: usize, outcome: &Outcome<Tally>) -> Trace {
         let end = match outcome {
             Err(failure) => failure.to_string().replace('\n', " "),

@@ -42,7 +42,6 @@ impl Pairs {
 /// A tag-matching engine. A receive is identified by its context, which is less than the number of
 /// contexts at creation.
 pub trait Engine {
-    /// Posts a receive.
     fn post(&mut self, wanted: Wanted, context: u32);
 
     /// Delivers a message from `source`. `cookie` identifies the message.

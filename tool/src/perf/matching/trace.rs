@@ -53,7 +53,6 @@ impl Random {
 }
 
 impl Trace {
-    /// All traces.
     pub const ALL: [Trace; 6] = [T1, T2, T3, T4, T5, T6];
 
     /// Returns the depths of the trace. A depth counts its neighbours, peers, workers, senders,

@@ -6,7 +6,6 @@ use super::scenario::{Figures, Pools, Scenario};
 /// One line of results.
 #[derive(Clone, Debug)]
 pub struct PoolRow {
-    /// The name of the pool.
     pub pool: &'static str,
     /// The scenario's name, from [`Scenario::name`].
     pub scenario: String,

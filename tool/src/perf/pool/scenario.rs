@@ -87,7 +87,6 @@ pub enum Scenario {
     Burst,
     /// All slots are in use. A take is refused, a block is returned, and another block is taken.
     Exhausted,
-    /// Blocks with two holders.
     TwoHolders,
     /// A pool is created, 16 blocks are taken, the pool is dropped, and the blocks are returned.
     Lifecycle,
