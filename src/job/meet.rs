@@ -5,7 +5,7 @@
 //! | 1 | | sends a magic word and the job's cookie |
 //! | 2 | closes the connection if they are wrong, else sends [`WELCOME`] | |
 //! | 3 | | sends the job's size, and its rank if it has one |
-//! | 4 | sends [`MISSING`] ranks now and then, or [`REFUSED`] | waits |
+//! | 4 | sends [`MISSING`] ranks at intervals, or [`REFUSED`] | waits |
 //! | 5 | sends [`RANK`] once all have joined | |
 //!
 //! A process that cannot join tries again until its deadline, because an earlier job may still use

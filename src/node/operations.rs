@@ -103,8 +103,8 @@ impl Node {
         }
     }
 
-    /// Writes as [`put`](Self::put) does, then signals. The signal is applied once the data, and
-    /// everything sent to the peer before, has landed.
+    /// Writes as [`put`](Self::put) does, then signals. The signal is applied once the data and
+    /// everything sent earlier to the peer have landed.
     ///
     /// # Errors
     /// The same as [`put`](Self::put). The completion may also be reported for bytes, because it is
@@ -170,7 +170,7 @@ impl Node {
         self.signal(signal, notice)
     }
 
-    /// Applies a signal after everything sent to its peer before has landed.
+    /// Applies a signal after everything sent earlier to its peer has landed.
     ///
     /// # Errors
     /// The signal was not sent.

@@ -5,7 +5,7 @@
 //! | interfaces     | `class/net/*`: `device`, `speed`, `operstate`                               |
 //! | verbs devices  | `class/infiniband/*`: `device`, `ports/1/rate`, `ports/1/state`             |
 //! | GPUs           | `bus/pci/devices/*`: `class`, `vendor`                                      |
-//! | both           | `numa_node` of the PCI device                                               |
+//! | all of these   | `numa_node` of the PCI device                                               |
 
 use std::ffi::OsStr;
 use std::fs;

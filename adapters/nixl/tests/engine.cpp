@@ -332,7 +332,7 @@ void what_is_in_progress(Engine &a, const Memory &ours) {
     name.sun_family = AF_UNIX;
     const std::uint64_t door = 0x1000000000000000 + getpid();
     std::memcpy(told.data() + 22, &door, sizeof door);
-    // Remove the addresses for other hosts.
+    // Removes the addresses for other hosts.
     told.erase(33, 4 * static_cast<unsigned char>(told[32]));
     told[32] = 0;
     int len = std::snprintf(name.sun_path + 1, 64, "fishplate-nixl-%016lx", door);
