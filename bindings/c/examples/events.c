@@ -1,7 +1,6 @@
 /* Rank 1 sends messages and puts with signals, then dies. Rank 0 waits for them, and for rank 1's
  * death, in an epoll loop. usage: events 0|1 FOLDER. The ranks exchange addresses through files. */
 #include <fishplate.h>
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -25,8 +24,7 @@ static size_t swap (const char *folder, int rank, char what, const void *ours, s
   snprintf (path, sizeof path, "%s/%c%d", folder, what, rank);
   snprintf (hidden, sizeof hidden, "%s.part", path);
   FILE *file = fopen (hidden, "wb");
-  if (file == NULL || fwrite (ours, 1, len, file) != len || fclose (file) != 0
-      || rename (hidden, path) != 0)
+  if (!file || fwrite (ours, 1, len, file) != len || fclose (file) || rename (hidden, path))
     exit (1);
   snprintf (path, sizeof path, "%s/%c%d", folder, what, 1 - rank);
   while ((file = fopen (path, "rb")) == NULL)
@@ -44,7 +42,7 @@ int main (int count, char **arguments)
   fp_options options = { sizeof options, FP_WAIT_FD, 0, 0, 0, 0, 0, 0, 0, NULL, NULL };
   fp_node *node;
   fp_peer peer;
-  fp_mem inbox;
+  fp_mem mine;
   fp_remote theirs;
   fp_tag tag = { 7, 0 }, exact = { 0, 0 };
   char ours[FP_ADDRESS_MAX], text[FP_ADDRESS_MAX];
@@ -53,15 +51,14 @@ int main (int count, char **arguments)
   check (fp_node_address (node, ours, &len), "address");
   len = swap (arguments[2], rank, 'a', ours, len, text, node);
   check (fp_peer_connect (node, text, len, &peer), "connect");
-  check (fp_mem_alloc (node, 4096, &inbox), "alloc");
+  check (fp_mem_alloc (node, 4096, &mine), "alloc");
   len = sizeof ours;
-  check (fp_mem_export (node, inbox, ours, &len), "export");
+  check (fp_mem_export (node, mine, ours, &len), "export");
   len = swap (arguments[2], rank, 'm', ours, len, text, node);
   check (fp_mem_import (node, peer, text, len, &theirs), "import");
   for (int n = 0; rank == 1 && n < MESSAGES; n++) {
     check (fp_send (node, peer, tag, &n, sizeof n), "send");
-    check (fp_put_signal (node, inbox, 64, 8, theirs, 64, theirs, 0, FP_SIGNAL_ADD, 1, NULL),
-           "put_signal");
+    check (fp_put_signal (node, mine, 64, 8, theirs, 64, theirs, 0, FP_SIGNAL_ADD, 1, NULL), "put");
     usleep (1000);
   }
   if (rank == 1 && check (fp_quiet (node, peer, 10000), "quiet") == 0)
@@ -76,7 +73,7 @@ int main (int count, char **arguments)
     if (wait > 0 && state >= 0)
       epoll_wait (loop, &event, 1, wait);
   }
-  check (fp_wait_signal (node, inbox, 0, FP_EQ, MESSAGES, FP_ANY, 0, NULL), "signals");
+  check (fp_wait_signal (node, mine, 0, FP_EQ, MESSAGES, FP_ANY, 0, NULL), "signals");
   printf ("%d messages, the peer is gone: %s\n", got, fp_strerror (state));
   fp_node_close (node, 1000);
   return got != MESSAGES;
