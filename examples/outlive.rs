@@ -85,7 +85,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let stats = node.stats();
     println!(
-        "rank {me}: {rounds} rounds, {} rails failed, {} returned, {} posts made again, longest stall {} ms",
+        "rank {me}: {rounds} rounds, {} rails failed, {} returned, {} posts made again, longest \
+         stall {} ms",
         stats.rails_failed,
         stats.rails_returned,
         stats.reposted,

@@ -95,13 +95,16 @@ pub enum BootstrapError {
 impl fmt::Display for BootstrapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BootstrapError::Address => {
-                f.write_str("invalid address: not HOST:PORT, or the host name cannot be resolved; pass HOST:PORT")
-            }
+            BootstrapError::Address => f.write_str(
+                "invalid address: not HOST:PORT, or the host name cannot be resolved; \
+                 pass HOST:PORT",
+            ),
             BootstrapError::System(code) => {
                 write!(f, "{}", std::io::Error::from_raw_os_error(*code))
             }
-            BootstrapError::Deadline => f.write_str("the other side did not answer before the deadline"),
+            BootstrapError::Deadline => {
+                f.write_str("the other side did not answer before the deadline")
+            }
             BootstrapError::HungUp => f.write_str("the other side closed the connection"),
             BootstrapError::Stopped => f.write_str("the caller cancelled the wait"),
             BootstrapError::Stranger => {
@@ -110,7 +113,8 @@ impl fmt::Display for BootstrapError {
             BootstrapError::Version { theirs, ours } => {
                 write!(
                     f,
-                    "the other side speaks version {theirs}, and this side version {ours}; run the same build on both sides"
+                    "the other side speaks version {theirs}, and this side version {ours}; run the \
+                     same build on both sides"
                 )
             }
             BootstrapError::TooLong { len, max } => {
@@ -126,7 +130,8 @@ impl fmt::Display for BootstrapError {
             BootstrapError::Rails(mismatch) => mismatch.fmt(f),
             BootstrapError::Providers { ours, theirs } => write!(
                 f,
-                "rail {ours} here and rail {theirs} on the other side belong to different providers; use the same provider"
+                "rail {ours} here and rail {theirs} on the other side belong to different \
+                 providers; use the same provider"
             ),
         }
     }

@@ -84,7 +84,8 @@ impl fmt::Display for RailsError {
                     }
                     false => write!(
                         f,
-                        "cannot open {rails} rails: provider {provider:?} has {count} {interfaces}: {list}"
+                        "cannot open {rails} rails: provider {provider:?} has {count} \
+                         {interfaces}: {list}"
                     )?,
                 }
                 for (at, (interface, why)) in passed_over.iter().enumerate() {
@@ -403,8 +404,9 @@ mod tests {
         };
         assert_eq!(
             error.to_string(),
-            "cannot open 2 rails: provider \"tcp\" has 1 interface: eth0 (used only if named: lo, loopback: reaches this \
-             host only; eth1, no link); use fewer rails, or name an interface once per rail"
+            "cannot open 2 rails: provider \"tcp\" has 1 interface: eth0 (used only if named: lo, \
+             loopback: reaches this host only; eth1, no link); use fewer rails, or name an \
+             interface once per rail"
         );
         // One of the interfaces has no link.
         let fake = Fake::new(Persona::cxi(), 1);

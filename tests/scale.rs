@@ -393,7 +393,8 @@ fn many_ranks_start_meet_and_exchange_everything() {
         (number("FISHPLATE_SEED", u64::from(std::process::id())), number("FISHPLATE_RANKS", 100));
     println!("FISHPLATE_SEED={seed}");
     println!(
-        "| ranks | start ms | first us | rank bytes | + per peer connected | after all | idle pass ns | all ms | us each |"
+        "| ranks | start ms | first us | rank bytes | + per peer connected | after all | idle pass \
+         ns | all ms | us each |"
     );
     // The first run includes one-time costs.
     job(2, seed);

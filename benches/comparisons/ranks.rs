@@ -28,7 +28,8 @@ fn main() {
     }
     let sizes: Vec<usize> = env::args().skip(1).map(|size| size.parse().expect("SIZE")).collect();
     println!(
-        "| ranks | join ms | open ms | first ms | all ms | open KiB | one neighbour KiB | all peers KiB |"
+        "| ranks | join ms | open ms | first ms | all ms | open KiB | one neighbour KiB | all \
+         peers KiB |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for size in if sizes.is_empty() { vec![4, 16, 64] } else { sizes } {

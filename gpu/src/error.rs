@@ -61,8 +61,8 @@ impl fmt::Display for ExportError {
             ExportError::BadRange { there } => {
                 write!(
                     f,
-                    "invalid range: it is empty or exceeds its allocation; register 1 to {there} bytes \
-                     from this address"
+                    "invalid range: it is empty or exceeds its allocation; register 1 to {there} \
+                     bytes from this address"
                 )
             }
             ExportError::Segments { max, there } => write!(

@@ -274,11 +274,13 @@ impl fmt::Display for DeviceError {
                 "the memory cannot be exported: {}",
                 match why {
                     Unshared::Pool =>
-                        "it belongs to a stream-ordered pool; make the pool shareable, or allocate with cuMemAlloc",
+                        "it belongs to a stream-ordered pool; make the pool shareable, or allocate \
+                         with cuMemAlloc",
                     Unshared::Managed => "it is managed memory; allocate with cuMemAlloc",
                     Unshared::Host => "it is host memory; register it as host memory",
                     Unshared::NoHandleType =>
-                        "it was created without a handle type; request POSIX descriptors when creating it",
+                        "it was created without a handle type; request POSIX descriptors when \
+                         creating it",
                 }
             ),
             DeviceError::OtherDevice { owner, asked } => {

@@ -44,7 +44,8 @@ impl fmt::Display for RevokeError {
             RevokeError::Deadline { alloc, peer, peers } => {
                 write!(
                     f,
-                    "allocation {} is still open at {peers} peers, including peer {}; wait, or cancel the revocation",
+                    "allocation {} is still open at {peers} peers, including peer {}; wait, or \
+                     cancel the revocation",
                     alloc.key(),
                     peer.0
                 )

@@ -468,7 +468,8 @@ macro_rules! suite {
                     let _alone = super::support::alone();
                     match <$kit as super::Kit>::absent() {
                         None => super::suite::$test::<$kit>(),
-                        Some(why) => println!("SKIPPED {}: {why}", concat!(stringify!($module), "::", stringify!($test))),
+                        Some(why) => println!("SKIPPED {}: \
+                            {why}", concat!(stringify!($module), "::", stringify!($test))),
                     }
                 }
             )*

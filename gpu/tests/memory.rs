@@ -315,7 +315,8 @@ fn b20_killed_processes_leave_nothing() {
     assert_eq!(names(), before.1);
     assert!(opens > 0 && revoked > 0);
     println!(
-        "{rounds} connections ended by a kill: {opens} opens, {closes} closes, {revoked} of ours revoked"
+        "{rounds} connections ended by a kill: {opens} opens, {closes} closes, {revoked} of ours \
+         revoked"
     );
 }
 

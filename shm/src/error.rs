@@ -144,22 +144,29 @@ impl Display for SegmentError {
                 f.write_str("invalid segment size: zero, or larger than the address space")
             }
             SegmentError::Range => f.write_str("the range does not lie inside the segment"),
-            SegmentError::Unsealed => f.write_str("the descriptor is not memory with a sealed size"),
-            SegmentError::Pages => f.write_str("the memory does not consist of ordinary pages (tmpfs)"),
+            SegmentError::Unsealed => {
+                f.write_str("the descriptor is not memory with a sealed size")
+            }
+            SegmentError::Pages => {
+                f.write_str("the memory does not consist of ordinary pages (tmpfs)")
+            }
             SegmentError::Size { actual, expected } => {
                 write!(f, "the shared memory has {actual} bytes instead of {expected}")
             }
             SegmentError::Sparse => f.write_str("some pages of the segment are not allocated"),
             SegmentError::Foreign => f.write_str(
-                "the memory is not the announced memory: its magic number, version, size or nonce differs",
+                "the memory is not the announced memory: its magic number, version, size or nonce \
+                 differs",
             ),
             SegmentError::Room { asked, there } => write!(
                 f,
-                "cannot allocate {asked} bytes: the machine or a control group has only {there} bytes left"
+                "cannot allocate {asked} bytes: the machine or a control group has only {there} \
+                 bytes left"
             ),
             SegmentError::FileSize { asked, limit } => write!(
                 f,
-                "cannot allocate {asked} bytes of shared memory: files are limited to {limit} bytes; raise ulimit -f"
+                "cannot allocate {asked} bytes of shared memory: files are limited to {limit} \
+                 bytes; raise ulimit -f"
             ),
             SegmentError::System(code) => write!(f, "{}", io::Error::from_raw_os_error(*code)),
         }
@@ -192,13 +199,14 @@ impl Display for HandshakeError {
             HandshakeError::User(user) => {
                 write!(
                     f,
-                    "the other end runs as user {user}, which is not admitted here; run both ends as the \
-                     same user, or list that user in `ShmConfig::users`"
+                    "the other end runs as user {user}, which is not admitted here; run both ends \
+                     as the same user, or list that user in `ShmConfig::users`"
                 )
             }
             HandshakeError::Process { hello, ready } => write!(
                 f,
-                "process {hello} began the handshake, but process {ready} completed it; do not fork in between"
+                "process {hello} began the handshake, but process {ready} completed it; do not \
+                 fork in between"
             ),
             HandshakeError::Segment(error) => {
                 write!(f, "invalid memory from the other end: {error}")

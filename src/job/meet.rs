@@ -154,8 +154,8 @@ fn not_joined(entry: &Entry, why: &io::Error) -> io::Error {
     let same =
         if entry.cookie == Cookie::NONE { "same address" } else { "same address and cookie" };
     let text = format!(
-        "{who} cannot join its job of {} within {:?}: {why}; check that rank 0 runs, that all have the {same}, and \
-         that no other program listens there",
+        "{who} cannot join its job of {} within {:?}: {why}; check that rank 0 runs, that all have \
+         the {same}, and that no other program listens there",
         entry.size, entry.timeout
     );
     io::Error::new(ErrorKind::TimedOut, text)

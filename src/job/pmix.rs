@@ -84,7 +84,11 @@ impl Library {
         let handle =
             unsafe { libc::dlopen(c"libpmix.so.2".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err("cannot load libpmix.so.2, but PMIX_NAMESPACE is set; install PMIx, or set FISHPLATE_RENDEZVOUS".into());
+            return Err(
+                "cannot load libpmix.so.2, but PMIX_NAMESPACE is set; install PMIx, or set \
+                 FISHPLATE_RENDEZVOUS"
+                    .into(),
+            );
         }
         let find = |name: &CStr| {
             // SAFETY: `handle` is an open library, and `name` is a C string.

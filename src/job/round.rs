@@ -167,7 +167,8 @@ type Wait = (Instant, Duration);
 
 pub(super) fn expired(missing: &Ranks, timeout: Duration) -> io::Error {
     let text = format!(
-        "job is incomplete: {missing} did not come within {timeout:?}; check that each runs and has not failed"
+        "job is incomplete: {missing} did not come within {timeout:?}; check that each runs and \
+         has not failed"
     );
     io::Error::new(ErrorKind::TimedOut, text)
 }

@@ -267,7 +267,8 @@ fn strangers_hold_up_nobody_and_take_no_rank() {
     refused(|timeout| Job::join(address, 9, timeout), "another size");
     refused(
         |timeout| Job::join(address, 9, timeout),
-        "check that rank 0 runs, that all have the same address, and that no other program listens there",
+        "check that rank 0 runs, that all have the same address, and that no other program listens \
+         there",
     );
     let mut second = Job::join(address, 2, SOON).unwrap();
     assert_eq!((second.rank(), second.exchange(b"b").unwrap()), (1, b"a".to_vec()));
@@ -569,7 +570,8 @@ fn pmi_that_fails_is_an_error() {
         ("cmd=response_to_init rc=0\ncmd=my_kvsname\n", "PMI: kvsname failed"),
         (
             &endless,
-            "PMI: response_to_init failed: the launcher answered \"an answer of more than 4096 bytes\"",
+            "PMI: response_to_init failed: the launcher answered \"an answer of more than 4096 \
+             bytes\"",
         ),
     ] {
         let (ours, mut theirs) = UnixStream::pair().unwrap();

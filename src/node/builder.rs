@@ -154,7 +154,8 @@ pub struct NoSuchGpu;
 impl fmt::Display for NoSuchGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "no such device; use `stand-in`, `cuda:N` (with feature `cuda`) or `hip:N` (with feature `hip`)",
+            "no such device; use `stand-in`, `cuda:N` (with feature `cuda`) or `hip:N` (with \
+             feature `hip`)",
         )
     }
 }

@@ -39,7 +39,8 @@ impl fmt::Display for OpenError {
             OpenError::Setting(error) => write!(f, "cannot open a node: {error}"),
             OpenError::Rails(error) => write!(f, "cannot open the libfabric rails: {error}"),
             OpenError::RailAddress => f.write_str(
-                "cannot use a libfabric rail: the provider returns no address, or one that is too long",
+                "cannot use a libfabric rail: the provider returns no address, or one that is too \
+                 long",
             ),
             OpenError::Gpu(gpu, error) => write!(f, "cannot open the GPU {gpu}: {error}"),
             OpenError::Attach(error) => write!(f, "cannot open a node: {error}"),
@@ -126,45 +127,62 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::BadAddress => f.write_str("not a node's address; pass all bytes of `Node::address`"),
+            Error::BadAddress => {
+                f.write_str("not a node's address; pass all bytes of `Node::address`")
+            }
             Error::Version { theirs, ours } => write!(
                 f,
-                "the peer's address has version {theirs}, and this program reads version {ours}; run the same build on both sides"
+                "the peer's address has version {theirs}, and this program reads version {ours}; \
+                 run the same build on both sides"
             ),
             Error::Differs { what, theirs, ours } => {
-                write!(f, "different {what}: the peer has {theirs}, this node {ours}; use the same value")
+                write!(
+                    f,
+                    "different {what}: the peer has {theirs}, this node {ours}; use the same value"
+                )
             }
             Error::NoRail => f.write_str(
-                "no rail connects the two nodes: they are on different hosts and share no libfabric fabric",
+                "no rail connects the two nodes: they are on different hosts and share no \
+                 libfabric fabric",
             ),
             Error::NotConnected(peer) => {
                 write!(
                     f,
-                    "peer {} did not connect before the deadline; check that it calls `connect` too",
+                    "peer {} did not connect before the deadline; check that it calls `connect` \
+                     too",
                     peer.peer().0
                 )
             }
-            Error::Handshake(error) => write!(f, "cannot connect to the peer on this host: {error}"),
-            Error::Full { limit, value } => {
-                write!(f, "limit reached: `Limits::{limit}` is {value}; raise it in `Builder::limits`")
+            Error::Handshake(error) => {
+                write!(f, "cannot connect to the peer on this host: {error}")
             }
-            Error::NoGpu => f.write_str("the node was opened without a GPU; set one with `Builder::gpu`"),
+            Error::Full { limit, value } => {
+                write!(
+                    f,
+                    "limit reached: `Limits::{limit}` is {value}; raise it in `Builder::limits`"
+                )
+            }
+            Error::NoGpu => {
+                f.write_str("the node was opened without a GPU; set one with `Builder::gpu`")
+            }
             Error::NoGpuRail(peer) => write!(
                 f,
-                "no rail carries device memory between this node and peer {}, and messages cannot carry it \
-                 either; open its owner with `Builder::gpu`, and both nodes with an eager limit above 0",
+                "no rail carries device memory between this node and peer {}, and messages cannot \
+                 carry it either; open its owner with `Builder::gpu`, and both nodes with an eager \
+                 limit above 0",
                 peer.peer().0
             ),
             Error::Device(error) => error.fmt(f),
             Error::StillOpen(peers) => write!(
                 f,
-                "{peers} peers still have device memory of this node open; they close it in `progress` and in waits \
-                 once their copies are complete"
+                "{peers} peers still have device memory of this node open; they close it in \
+                 `progress` and in waits once their copies are complete"
             ),
             Error::Attach(error) => error.fmt(f),
             Error::Truncated { len, max } => write!(
                 f,
-                "message truncated: it has {len} bytes, the buffer {max}, and the rest is lost; pass a longer buffer"
+                "message truncated: it has {len} bytes, the buffer {max}, and the rest is lost; \
+                 pass a longer buffer"
             ),
             Error::Op(error) => error.fmt(f),
             Error::Wait(error) => error.fmt(f),

@@ -31,7 +31,8 @@ impl fmt::Display for Mismatch {
             Mismatch::Rails { theirs, ours } => {
                 write!(
                     f,
-                    "different numbers of rails: {theirs} on the other side, {ours} here; use the same number"
+                    "different numbers of rails: {theirs} on the other side, {ours} here; use the \
+                     same number"
                 )
             }
         }

@@ -70,7 +70,8 @@ macro_rules! fixtures {
             const IMPORTS_UNSEEN: Option<&'static str> =
                 Some("only the target knows the length of a region");
 
-            const LANDS_LATE: Option<&'static str> = Some("a provider may still carry out what it has accepted");
+            const LANDS_LATE: Option<&'static str> = Some("a provider may still carry out what it \
+                has accepted");
 
             fn link(seed: u64) -> Link<FabricRail> {
                 link($name, $persona, seed)

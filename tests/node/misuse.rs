@@ -47,7 +47,8 @@ fn a_message_longer_than_the_buffer_is_cut_and_the_error_says_so() {
     assert_eq!((error, &short), (Error::Truncated { len: 12, max: 4 }, b"twel"));
     assert_eq!(
         error.to_string(),
-        "message truncated: it has 12 bytes, the buffer 4, and the rest is lost; pass a longer buffer"
+        "message truncated: it has 12 bytes, the buffer 4, and the rest is lost; pass a longer \
+         buffer"
     );
 }
 

@@ -250,7 +250,8 @@ impl Place {
                 _ => {
                     let (values, seen) = (&self.values, self.seen[at]);
                     return Err(format!(
-                        "region {region}, byte {at} of {offset}+{len}: {byte} after value {seen} of {values:?}"
+                        "region {region}, byte {at} of {offset}+{len}: {byte} after value {seen} \
+                         of {values:?}"
                     ));
                 }
             }

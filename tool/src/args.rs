@@ -35,11 +35,13 @@ use super::sizes;
 #[derive(Debug, Parser)]
 #[command(name = "fishplate", version, max_term_width = 80)]
 #[command(
-    after_help = "Without a command, runs a demonstration: two processes put-signal over shared memory, check every \
-    payload, and print a latency and a bandwidth table.\n\nperf match (tag matching alone) and perf job (traffic \
-    between many processes) have their own options: fishplate perf job --help.\n\nExit status: 0 done; 1 the run failed, the other side was lost, or \
-    data was wrong; 2 an option has no effect here or its value cannot be used on this machine; 130 interrupted; \
-    141 the reader of the output exited. doctor has its own exit statuses."
+    after_help = "Without a command, runs a demonstration: two processes put-signal over shared \
+        memory, check every payload, and print a latency and a bandwidth table.\n\nperf match (tag \
+        matching alone) and perf job (traffic between many processes) have their own options: \
+        fishplate perf job --help.\n\nExit status: 0 done; 1 the run failed, the other side was \
+        lost, or data was wrong; 2 an option has no effect here or its value cannot be used on \
+        this machine; 130 interrupted; 141 the reader of the output exited. doctor has its own \
+        exit statuses."
 )]
 pub struct Cli {
     /// The subcommand. `None` runs the demonstration.
@@ -98,7 +100,8 @@ pub struct InfoArgs {
 /// Options of `fishplate doctor`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 all checks pass; 1 a check fails; 3 there are only warnings; 2 the command line is invalid."
+    after_help = "Exit codes: 0 all checks pass; 1 a check fails; 3 there are only warnings; 2 the \
+        command line is invalid."
 )]
 pub struct DoctorArgs {
     /// Print one JSON object instead of text; tool/schema in the sources describes it.
@@ -361,7 +364,8 @@ fn address(text: &str) -> Result<String, String> {
     match text.starts_with('@') && text.len() > 1 || text.contains('/') || port {
         true => Ok(text.into()),
         false => Err(
-            "use HOST:PORT with a port from 1 to 65535, a path with a slash such as ./name, or @NAME"
+            "use HOST:PORT with a port from 1 to 65535, a path with a slash such as ./name, or \
+             @NAME"
                 .into(),
         ),
     }
@@ -425,7 +429,8 @@ impl PerfArgs {
             Some(0) => return Err(Failure::usage("--seeds 0: nothing would run; use at least 1")),
             Some(seeds) if self.seed.checked_add(seeds - 1).is_none() => {
                 return Err(Failure::usage(format!(
-                    "--seed {} --seeds {seeds}: the last seed exceeds the maximum, {}; use a smaller --seed or --seeds",
+                    "--seed {} --seeds {seeds}: the last seed exceeds the maximum, {}; use a \
+                     smaller --seed or --seeds",
                     self.seed,
                     u64::MAX
                 )));
@@ -439,13 +444,15 @@ impl PerfArgs {
         let two = matches!(self.transport, Transport::Shm | Transport::Fabric | Transport::Gpu);
         if !two && (self.listen.is_some() || self.connect.is_some()) {
             return Err(Failure::usage(format!(
-                "--listen and --connect join two processes, but {} runs in one; use --transport shm, gpu or fabric",
+                "--listen and --connect join two processes, but {} runs in one; use --transport \
+                 shm, gpu or fabric",
                 name(self.transport)
             )));
         }
         if matches!(self.transport, Transport::Shm | Transport::Gpu) && self.rails != 1 {
             return Err(Failure::usage(format!(
-                "--rails {}: two processes share one memory, so {} has one rail; use --transport fabric, sim or loopback",
+                "--rails {}: two processes share one memory, so {} has one rail; use --transport \
+                 fabric, sim or loopback",
                 self.rails,
                 name(self.transport)
             )));
@@ -456,7 +463,8 @@ impl PerfArgs {
                 || !matches!(self.test, Test::PutSignal | Test::Tag))
         {
             return Err(Failure::usage(
-                "--seeds: only put-signal and tag over sim have seeds; use one of them with --transport sim",
+                "--seeds: only put-signal and tag over sim have seeds; use one of them with \
+                 --transport sim",
             ));
         }
         bounds::test(self.test, self.transport)?;
@@ -464,7 +472,8 @@ impl PerfArgs {
             && !(self.provider.is_empty() && self.interface.is_empty())
         {
             return Err(Failure::usage(format!(
-                "--provider and --interface choose libfabric rails, and {} has none; use --transport fabric",
+                "--provider and --interface choose libfabric rails, and {} has none; use \
+                 --transport fabric",
                 name(self.transport)
             )));
         }
@@ -485,7 +494,8 @@ impl PerfArgs {
             return match self.device.is_empty() && self.ipc_path.is_none() {
                 true => Ok(()),
                 false => Err(Failure::usage(format!(
-                    "--device and --ipc-path choose memory of a device, and {} has none; use --transport gpu",
+                    "--device and --ipc-path choose memory of a device, and {} has none; use \
+                     --transport gpu",
                     name(self.transport)
                 ))),
             };

@@ -55,7 +55,8 @@ impl Pin {
                 for cpu in [a, b] {
                     if !allowed.contains(&cpu) {
                         return Err(Failure::usage(format!(
-                            "--pin {a},{b}: processor {cpu} is not available to this process; it may use {}",
+                            "--pin {a},{b}: processor {cpu} is not available to this process; it \
+                             may use {}",
                             list(&allowed)
                         )));
                     }

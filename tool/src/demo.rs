@@ -13,7 +13,8 @@ struct Act {
 
 const ACTS: [Act; 2] = [
     Act {
-        title: "Latency: put-signal ping-pong between two processes over shared memory, every payload verified",
+        title: "Latency: put-signal ping-pong between two processes over shared memory, every \
+            payload verified",
         line: "put-signal -s 8,64,512,4K,64K --check",
     },
     Act {

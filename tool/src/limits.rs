@@ -61,7 +61,8 @@ fn lacking(size: usize) -> ! {
     // The text fits into the buffer; a longer text would be truncated.
     let _ = writeln!(
         rest,
-        "fishplate: cannot allocate {size} bytes of memory; raise the limit (ulimit -v), or choose a smaller --region or --size"
+        "fishplate: cannot allocate {size} bytes of memory; raise the limit (ulimit -v), or choose \
+         a smaller --region or --size"
     );
     let left = rest.len();
     let len = text.len() - left;
@@ -144,16 +145,19 @@ pub fn lack(region: usize, error: SegmentError) -> Failure {
     let region = sizes::show(region);
     Failure::usage(match error {
         SegmentError::Room { asked, there } => format!(
-            "--region {region}: it needs {} MiB of memory on this host, and {} MiB are available; choose a smaller region",
+            "--region {region}: it needs {} MiB of memory on this host, and {} MiB are available; \
+             choose a smaller region",
             asked >> 20,
             there >> 20
         ),
         SegmentError::FileSize { limit, .. } => format!(
-            "--region {region}: the file size limit of {} KiB also applies to shared memory; choose a smaller region, or raise ulimit -f",
+            "--region {region}: the file size limit of {} KiB also applies to shared memory; \
+             choose a smaller region, or raise ulimit -f",
             limit >> 10
         ),
         SegmentError::System(libc::ENOMEM | libc::ENOSPC) => format!(
-            "--region {region}: there is not enough memory or address space; choose a smaller region, or raise ulimit -v"
+            "--region {region}: there is not enough memory or address space; choose a smaller \
+             region, or raise ulimit -v"
         ),
         error => format!("--region {region}: {error}"),
     })

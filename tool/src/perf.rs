@@ -141,7 +141,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Prints the parameters of the run, above the table.
 fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
     report.comment(&format!(
-        "fishplate {} perf {}  transport={} rails={} seed={} window={} pin={} check={} clock={} build={}",
+        "fishplate {} perf {}  transport={} rails={} seed={} window={} pin={} check={} clock={} \
+         build={}",
         env!("CARGO_PKG_VERSION"),
         name(plan.test),
         name(plan.transport),

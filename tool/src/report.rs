@@ -238,7 +238,8 @@ pub fn print(text: &str) -> Outcome {
 
 fn header() -> String {
     format!(
-        "#{:>6} {:>9} {:>9} {:>9} {:>8}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} {:>7} {:>7}",
+        "#{:>6} {:>9} {:>9} {:>9} {:>8}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} \
+         {:>7} {:>7}",
         "size",
         "iters",
         "Mops/s",
@@ -263,7 +264,8 @@ fn line(row: &Row) -> String {
     let times = |ratio: f64| format!("{ratio:.2}x");
     let lat = |pick: fn(&Latency) -> f64| row.lat_ns.as_ref().map_or_else(dash, |l| time(pick(l)));
     let mut line = format!(
-        "{:>7} {:>9} {:>9.3} {:>9.3} {:>8}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} {:>7} {:>7}",
+        "{:>7} {:>9} {:>9.3} {:>9.3} {:>8}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} \
+         {:>7} {:>7}",
         sizes::show(row.size),
         row.iters,
         row.msgs_per_s / 1e6,

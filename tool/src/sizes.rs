@@ -54,7 +54,8 @@ pub const SECONDS_MAX: u64 = 1_000_000;
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     time_in(text, 1.0).ok_or_else(|| {
         format!(
-            "`{text}` is not a time from 1ms to {SECONDS_MAX}s; use seconds, or a time such as 500ms, 5s or 1m"
+            "`{text}` is not a time from 1ms to {SECONDS_MAX}s; use seconds, or a time such as \
+             500ms, 5s or 1m"
         )
     })
 }

@@ -76,7 +76,8 @@ fn as_text(now: &[Snapshot], before: &[Snapshot]) -> String {
         }
     }
     if now.is_empty() {
-        text += "no process of this user has counters; enable `counters` when a program opens its node\n";
+        text += "no process of this user has counters; enable `counters` when a program opens its \
+            node\n";
     }
     text
 }

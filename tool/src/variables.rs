@@ -49,7 +49,8 @@ pub fn policy_name(policy: RailPolicy) -> &'static str {
 pub const VARIABLES: [Variable; 15] = [
     Variable {
         name: "PROVIDER",
-        meaning: "libfabric providers to try, in order, separated by commas; empty: all that are usable",
+        meaning: "libfabric providers to try, in order, separated by commas; empty: all that are \
+            usable",
         set: |s, text| list(text).map(|names| s.providers = names),
         show: |s| s.providers.join(","),
     },
@@ -88,7 +89,8 @@ pub const VARIABLES: [Variable; 15] = [
     },
     Variable {
         name: "WINDOW",
-        meaning: "sequence numbers that a stream may have in flight, a power of two; the same on both sides",
+        meaning: "sequence numbers that a stream may have in flight, a power of two; the same on \
+            both sides",
         set: |s, text| narrow(text).map(|n| s.window = n),
         show: |s| s.window.to_string(),
     },
@@ -136,19 +138,22 @@ pub const VARIABLES: [Variable; 15] = [
     },
     Variable {
         name: "NATIVE_ATOMICS",
-        meaning: "whether providers execute atomics, on or off; if on, providers without atomics are not used",
+        meaning: "whether providers execute atomics, on or off; if on, providers without atomics \
+            are not used",
         set: |s, text| switch(text).map(|on| s.native_atomics = on),
         show: |s| if s.native_atomics { "on" } else { "off" }.into(),
     },
     Variable {
         name: "NIC_DEVICE_MEMORY",
-        meaning: "whether NICs access device memory if they can, on or off; if off, it travels through host memory",
+        meaning: "whether NICs access device memory if they can, on or off; if off, it travels \
+            through host memory",
         set: |s, text| switch(text).map(|on| s.nic_device_memory = on),
         show: |s| if s.nic_device_memory { "on" } else { "off" }.into(),
     },
     Variable {
         name: "DEADLINE",
-        meaning: "time limit of an operation, in milliseconds or as 5s, after which its peer fails; perf: --timeout",
+        meaning: "time limit of an operation, in milliseconds or as 5s, after which its peer \
+            fails; perf: --timeout",
         set: |s, text| {
             let time = sizes::time_in(text, 0.001);
             s.deadline = time.ok_or("milliseconds, at least 1, or a time such as 500ms or 5s")?;

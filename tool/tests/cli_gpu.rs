@@ -14,7 +14,8 @@ fn a_machine_without_a_driver_is_told_so_and_nothing_else_suffers() {
         text(&cache.stdout).contains("libcuda.so") || text(&cache.stdout).contains("libamdhip64.so")
     }) {
         println!(
-            "SKIPPED a_machine_without_a_driver_is_told_so_and_nothing_else_suffers: this machine has a driver"
+            "SKIPPED a_machine_without_a_driver_is_told_so_and_nothing_else_suffers: this machine \
+             has a driver"
         );
         return;
     }
@@ -28,7 +29,8 @@ fn a_machine_without_a_driver_is_told_so_and_nothing_else_suffers() {
     assert_eq!(
         told["gpu"],
         serde_json::json!({
-            "usable": "no CUDA driver: libcuda is not on this machine; no HIP driver: libamdhip64 is not on this machine"
+            "usable": "no CUDA driver: libcuda is not on this machine; no HIP driver: libamdhip64 \
+             is not on this machine"
         })
     );
     assert_eq!(told["transports"]["shm"], "usable");
@@ -39,7 +41,8 @@ fn payloads_in_memory_of_a_device_arrive_whole_directly_and_through_bounce_slots
     for test in ["put-signal", "put --window 4", "get", "tag"] {
         for (path, way) in [("direct", ["direct", "stored"]), ("relay", ["relayed", "relayed"])] {
             let line = format!(
-                "perf {test} --transport gpu --device host --ipc-path {path} -s 8,5K,300K -n 40 -w 4 --region 1M --check"
+                "perf {test} --transport gpu --device host --ipc-path {path} -s 8,5K,300K -n 40 -w \
+                 4 --region 1M --check"
             );
             let rows = rows(&line);
             assert_eq!(rows.len(), 3, "{line}");

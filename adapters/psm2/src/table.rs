@@ -392,9 +392,9 @@ impl Endpoint {
             self.queue = Err(Error::NO_MEMORY);
             let peer = self.peers.iter().find(|peer| crowding.is_some_and(|(id, _)| id == peer.id));
             let text = format!(
-                "no memory for messages: unexpected messages of peer {:016x} fill it, and no expected \
-                 message arrives; receive them earlier, or set FISHPLATE_PSM2_UNEXPECTED to a number \
-                 above {}",
+                "no memory for messages: unexpected messages of peer {:016x} fill it, and no \
+                 expected message arrives; receive them earlier, or set FISHPLATE_PSM2_UNEXPECTED \
+                 to a number above {}",
                 peer.map_or(0, |peer| peer.epid),
                 unexpected()
             );

@@ -176,8 +176,8 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     Err(fail(
         libc::ENOSPC,
         format_args!(
-            "cannot open a node: {SLOTS} are open in this process, or it has opened four million in all; \
-             close nodes, or reuse open ones"
+            "cannot open a node: {SLOTS} are open in this process, or it has opened four million \
+             in all; close nodes, or reuse open ones"
         ),
     ))
 }

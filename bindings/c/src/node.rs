@@ -168,7 +168,8 @@ fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
     if all.iter().skip(known).any(|&byte| byte != 0) {
         return Err(fail(
             libc::EINVAL,
-            "unknown option set: the library is older than the header; set only options that the library knows",
+            "unknown option set: the library is older than the header; set only options that the \
+             library knows",
         ));
     }
     // SAFETY: both structures have at least this length, and any bytes are valid field values.
@@ -203,7 +204,8 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
         if options.flags & !most != 0 || options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) == 6 {
             return Err(fail(
                 libc::EINVAL,
-                "invalid flags: unknown or contradictory; use FP_* flags, and not both FP_NO_FABRIC and FP_REQUIRE_FABRIC",
+                "invalid flags: unknown or contradictory; use FP_* flags, and not both \
+                 FP_NO_FABRIC and FP_REQUIRE_FABRIC",
             ));
         }
         let limits = Limits {
@@ -272,7 +274,8 @@ pub unsafe extern "C" fn fp_node_fd(node: *mut FpNode, timeout_ms: *mut c_int) -
         let Some(fd) = inner.node.wait_fd() else {
             return Err(fail(
                 libc::ENOTSUP,
-                "the node has no descriptor; open it with FP_WAIT_FD, and use providers that have descriptors",
+                "the node has no descriptor; open it with FP_WAIT_FD, and use providers that have \
+                 descriptors",
             ));
         };
         // Rounds up, because 0 means that there is work.

@@ -146,7 +146,8 @@ impl Tensor {
         match tensor.is_contiguous() && tensor.len().is_some() && known {
             true => Ok(Some(tensor)),
             false => Err(PyBufferError::new_err(
-                "the tensor is not contiguous, or its elements are not whole bytes; use .contiguous()",
+                "the tensor is not contiguous, or its elements are not whole bytes; use \
+                 .contiguous()",
             )),
         }
     }

@@ -75,7 +75,8 @@ impl Fault {
                 format!("limit reached: `{argument}` is {value}; raise this argument of `Node`")
             }
             Fault::Node(Error::NoGpuRail(peer)) => format!(
-                "no rail carries device memory between this node and peer {}; open its owner with `gpu`",
+                "no rail carries device memory between this node and peer {}; open its owner with \
+                 `gpu`",
                 peer.peer().0
             ),
             Fault::Node(Error::Attach(AttachError::Unsupported)) => {
@@ -88,7 +89,8 @@ impl Fault {
             Fault::Cancelled => "the receive was cancelled".into(),
             Fault::Truncated { len, max } => {
                 format!(
-                    "message truncated: it has {len} bytes, the buffer {max}; receive into a longer buffer"
+                    "message truncated: it has {len} bytes, the buffer {max}; receive into a \
+                     longer buffer"
                 )
             }
             Fault::Closed => "the node is closed; open a new one".into(),

@@ -53,8 +53,8 @@ impl Display for PeerError {
             PeerError::Rail(rail) => write!(f, "rail {} failed, and operations were lost", rail.0),
             PeerError::Unattached(rail) => write!(
                 f,
-                "it is not attached to rail {0}, which refused the first posts; attach it to rail {0} before \
-                 connecting it",
+                "it is not attached to rail {0}, which refused the first posts; attach it to rail \
+                 {0} before connecting it",
                 rail.0
             ),
             PeerError::Lost => f.write_str("its connection broke, or it did not answer in time"),
@@ -89,41 +89,58 @@ impl Display for AttachError {
             // A table that the user sizes is named by its setting.
             AttachError::Full(table) if table.starts_with("memory.") || table.contains("::") => {
                 write!(f, "table full: {table}; free an entry, or raise this setting at setup")
-            },
+            }
             AttachError::Full(table) => write!(f, "table full: {table}"),
             AttachError::BufferTooShort { len, least } => {
                 write!(
                     f,
-                    "buffer too short: {len} bytes given, the handle has {least}; pass HANDLE_MAX bytes"
+                    "buffer too short: {len} bytes given, the handle has {least}; pass HANDLE_MAX \
+                     bytes"
                 )
             }
-            AttachError::BadHandle => {
-                f.write_str("not a Fishplate handle, or truncated; pass all bytes of the exported handle")
-            }
+            AttachError::BadHandle => f.write_str(
+                "not a Fishplate handle, or truncated; pass all bytes of the exported handle",
+            ),
             AttachError::Version { theirs, ours } => {
-                write!(f, "different versions: {theirs} at the peer, {ours} here; run the same build")
+                write!(
+                    f,
+                    "different versions: {theirs} at the peer, {ours} here; run the same build"
+                )
             }
-            AttachError::BadRange => f.write_str("invalid region: it is empty, or exceeds the address space"),
-            AttachError::Misaligned => f.write_str("misaligned region: it must begin at a multiple of 8"),
-            AttachError::UnknownPeer => f.write_str("unknown peer: it was never connected, or was removed"),
+            AttachError::BadRange => {
+                f.write_str("invalid region: it is empty, or exceeds the address space")
+            }
+            AttachError::Misaligned => {
+                f.write_str("misaligned region: it must begin at a multiple of 8")
+            }
+            AttachError::UnknownPeer => {
+                f.write_str("unknown peer: it was never connected, or was removed")
+            }
             AttachError::Unattached(rail) => write!(
                 f,
-                "the peer is not attached to rail {}, or the rail has lost it; attach it before connecting it",
+                "the peer is not attached to rail {}, or the rail has lost it; attach it before \
+                 connecting it",
                 rail.0
             ),
             AttachError::UnknownRegion => {
                 f.write_str("unknown region: it was never registered, or was deregistered")
             }
-            AttachError::Unsupported => f.write_str("no rail supports this kind of region; check its memory kind, `Settings::native_atomics` and failover"),
-            AttachError::Unheard => {
-                f.write_str("the peer has not announced this memory; let the peer make progress, then try again")
-            }
+            AttachError::Unsupported => f.write_str(
+                "no rail supports this kind of region; check \
+                 its memory kind, `Settings::native_atomics` and failover",
+            ),
+            AttachError::Unheard => f.write_str(
+                "the peer has not announced this memory; let the peer make progress, \
+                 then try again",
+            ),
             AttachError::InUse(by) => write!(f, "the region is in use: {by}"),
             AttachError::Config(what) => write!(f, "invalid setting or argument: {what}"),
             AttachError::Memory { what, len, least } => {
                 write!(f, "memory too short: {what}: {len} given; lend at least {least}")
             }
-            AttachError::System(code) => write!(f, "the system or the provider refused: code {code}"),
+            AttachError::System(code) => {
+                write!(f, "the system or the provider refused: code {code}")
+            }
             AttachError::Kept(code) => {
                 write!(f, "the provider still holds the memory (code {code}); never reuse it")
             }
@@ -152,24 +169,34 @@ impl Display for Use {
 impl Display for OpError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            OpError::Again => f.write_str("a window, queue or pool is full; make progress, then try again"),
+            OpError::Again => {
+                f.write_str("a window, queue or pool is full; make progress, then try again")
+            }
             OpError::UnknownContext => {
                 f.write_str("unknown context: its number must be below `Config::contexts`")
             }
-            OpError::UnknownPeer => f.write_str("unknown peer: it was never connected, or was removed"),
+            OpError::UnknownPeer => {
+                f.write_str("unknown peer: it was never connected, or was removed")
+            }
             OpError::UnknownRegion => {
                 f.write_str("unknown region: it was never registered or imported, or was released")
             }
             OpError::OutOfBounds { offset, len, size } => {
-                write!(f, "out of bounds: {len} bytes at offset {offset}, but the region has {size}")
+                write!(
+                    f,
+                    "out of bounds: {len} bytes at offset {offset}, but the region has {size}"
+                )
             }
             OpError::Misaligned { offset, width } => {
-                write!(f, "misaligned: offset {offset} is not a multiple of the width, {width} bytes")
+                write!(
+                    f,
+                    "misaligned: offset {offset} is not a multiple of the width, {width} bytes"
+                )
             }
             OpError::BadWidth(width) => write!(f, "invalid width: {width} bytes; use 1, 2, 4 or 8"),
-            OpError::TwoPeers => {
-                f.write_str("data and signal are in regions of different peers; use regions of one peer")
-            }
+            OpError::TwoPeers => f.write_str(
+                "data and signal are in regions of different peers; use regions of one peer",
+            ),
             OpError::TooLong { len, max } => {
                 write!(f, "{len} bytes are too long; this call accepts at most {max}")
             }
@@ -180,12 +207,18 @@ impl Display for OpError {
                 f.write_str("device memory: the processor cannot access it; use host memory here")
             }
             OpError::NativeAtomics => f.write_str(
-                "a rail of the region's owner executes its atomics; use that rail, or another region",
+                "a rail of the region's owner executes its atomics; use that rail, or another \
+                 region",
             ),
-            OpError::NoMatching => f.write_str("tagged messages are not set up; attach matching first"),
-            OpError::TagTooWide => f.write_str("the tag or the mask has bits beyond the configured width"),
+            OpError::NoMatching => {
+                f.write_str("tagged messages are not set up; attach matching first")
+            }
+            OpError::TagTooWide => {
+                f.write_str("the tag or the mask has bits beyond the configured width")
+            }
             OpError::Unreported => f.write_str(
-                "a put of bytes cannot be reported; use registered memory, or a silent put and quiet",
+                "a put of bytes cannot be reported; use registered memory, or a silent put and \
+                 quiet",
             ),
             OpError::Abandoned => f.write_str("the worker thread has panicked; close the node"),
         }
@@ -226,7 +259,8 @@ impl Display for Stuck {
         }
         f.write_str(match self.awaits {
             _ if self.unanswered => {
-                ", which has not answered since it was connected; check that it connects to this side"
+                ", which has not answered since it was connected; check that it connects to this \
+                 side"
             }
             Awaited::Completion if self.peer.is_none() => "; wait longer",
             Awaited::Completion => "; wait longer, or check that the peer makes progress",
@@ -277,12 +311,13 @@ mod tests {
             Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77), ..Stuck::default() };
         assert_eq!(
             WaitError::Deadline(stuck).to_string(),
-            "deadline expired: operations are outstanding at peer 3 on rail 1, first missing sequence number 77; wait longer, or check \
-             that the peer makes progress"
+            "deadline expired: operations are outstanding at peer 3 on rail 1, first missing \
+             sequence number 77; wait longer, or check that the peer makes progress"
         );
         assert_eq!(
             Stuck { awaits: Awaited::Signal, hole: Some(0), ..stuck }.to_string(),
-            "no signal arrived from peer 3 on rail 1, first missing sequence number 0; check that it sends to this word"
+            "no signal arrived from peer 3 on rail 1, first missing sequence number 0; check that \
+             it sends to this word"
         );
         assert_eq!(
             Stuck { awaits: Awaited::Message, rail: None, hole: None, ..stuck }.to_string(),
@@ -290,8 +325,8 @@ mod tests {
         );
         assert_eq!(
             Stuck { unanswered: true, rail: None, hole: None, ..stuck }.to_string(),
-            "operations are outstanding at peer 3, which has not answered since it was connected; check that it connects to \
-             this side"
+            "operations are outstanding at peer 3, which has not answered since it was connected; \
+             check that it connects to this side"
         );
         let unknown = |awaits| Stuck { awaits, ..Stuck::default() }.to_string();
         assert_eq!(unknown(Awaited::Completion), "the operation is not complete; wait longer");
@@ -336,15 +371,16 @@ mod tests {
             ),
             (
                 AttachError::Unattached(RailId(3)),
-                "the peer is not attached to rail 3, or the rail has lost it; attach it before connecting it",
+                "the peer is not attached to rail 3, or the rail has lost it; attach it before \
+                 connecting it",
             ),
         ] {
             assert_eq!(error.to_string(), text);
         }
         assert_eq!(
             PeerError::Unattached(RailId(3)).to_string(),
-            "it is not attached to rail 3, which refused the first posts; attach it to rail 3 before connecting \
-             it"
+            "it is not attached to rail 3, which refused the first posts; attach it to rail 3 \
+             before connecting it"
         );
     }
 }

@@ -31,7 +31,8 @@ impl fmt::Display for CommandError {
             Self::Pattern { width, len } => {
                 write!(
                     f,
-                    "cannot fill {len} bytes with a pattern of {width} bytes; use a width of 1, 2, 4 or 8 that divides the length"
+                    "cannot fill {len} bytes with a pattern of {width} bytes; use a width of 1, 2, \
+                     4 or 8 that divides the length"
                 )
             }
             Self::TooManyEvents => f.write_str("too many events: a command waits for at most 4"),

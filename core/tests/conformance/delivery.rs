@@ -46,7 +46,8 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
                         let outstanding = pending.len() - seen.done.len();
                         assert!(
                             outstanding <= depth as usize,
-                            "seed {seed}: {outstanding} posts are outstanding, but `Caps::depth` is {depth}"
+                            "seed {seed}: {outstanding} posts are outstanding, but `Caps::depth` \
+                             is {depth}"
                         );
                     }
                     Err(PostError::Again) => refused += 1,

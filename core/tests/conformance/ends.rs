@@ -51,7 +51,8 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
             assert_eq!(
                 field.inside()[place.clone()],
                 then[place],
-                "seed {seed}: write {n} landed after it failed; drop it at `detach`, or set `LANDS_LATE` in the fixture"
+                "seed {seed}: write {n} landed after it failed; drop it at `detach`, or set \
+                 `LANDS_LATE` in the fixture"
             );
         }
     }

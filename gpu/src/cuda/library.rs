@@ -86,10 +86,14 @@ impl fmt::Display for Absent {
             }
             Absent::Lacks(api, function) => {
                 let [name, library, oldest] = api.names();
-                write!(f, "no usable {name} driver: {library} lacks {function}; install {oldest} or later")
+                write!(
+                    f,
+                    "no usable {name} driver: {library} lacks {function}; install {oldest} or later"
+                )
             }
             Absent::Stub => f.write_str(
-                "no CUDA driver: the libcuda in LD_LIBRARY_PATH is a toolkit's stub; remove it from LD_LIBRARY_PATH",
+                "no CUDA driver: the libcuda in LD_LIBRARY_PATH is a toolkit's stub; remove it \
+                 from LD_LIBRARY_PATH",
             ),
             Absent::Refuses(api, code) => {
                 write!(f, "the {} driver failed to start: error code {code}", api.names()[0])

@@ -312,7 +312,8 @@ impl FabricRail {
         }
         if self.peers.knows(theirs.number) {
             return Err(AttachError::Config(
-                "two peers have the same signature; open one of their rails again with another seed",
+                "two peers have the same signature; open one of their rails again with another \
+                 seed",
             ));
         }
         if !self.endpoint.form().allows(theirs.provider) {

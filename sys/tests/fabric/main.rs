@@ -48,8 +48,8 @@ fn kill(link: &mut Link<FabricRail>) -> bool {
         // The provider does not detect this death within one process. The test in `processes` kills
         // another process.
         println!(
-            "SKIPPED a peer that dies in the same process: shm of libfabric {major}.{minor} keeps reading the memory of an \
-             endpoint that this process has closed, and crashes"
+            "SKIPPED a peer that dies in the same process: shm of libfabric {major}.{minor} keeps \
+             reading the memory of an endpoint that this process has closed, and crashes"
         );
         return false;
     }

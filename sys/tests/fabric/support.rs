@@ -72,7 +72,8 @@ macro_rules! rails {
                 type Rail = FabricRail;
                 const REACHES_ON: Option<&'static str> = $reaches_on;
                 const LANDS_LATE: Option<&'static str> = Some(TAKEN);
-                const IMPORTS_UNSEEN: Option<&'static str> = Some("only the target knows the length of a region");
+                const IMPORTS_UNSEEN: Option<&'static str> = Some("only the target knows the \
+                    length of a region");
 
 
                 fn absent() -> Option<String> {

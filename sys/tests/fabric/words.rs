@@ -218,7 +218,8 @@ fn shared_words(name: &str, ask: Ask<'_>) {
                     };
                     assert!(
                         is_explained(&of_word, *start, end),
-                        "{name}, seed {seed}, native {native}: no order leads from {start:#x} to {end:#x}: {:?}",
+                        "{name}, seed {seed}, native {native}: no order leads from {start:#x} to \
+                         {end:#x}: {:?}",
                         told()
                     );
                     *start = end;

@@ -87,10 +87,10 @@ fn our_structures_are_those_of_the_headers() {
     let both = list();
     let source = format!(
         "#include <stddef.h>\n#include <stdio.h>\n#include <sys/uio.h>\n#include <rdma/fabric.h>\n\
-         #include <rdma/fi_domain.h>\n#include <rdma/fi_endpoint.h>\n#include <rdma/fi_eq.h>\n#include <rdma/fi_rma.h>\n\
-         #include <rdma/fi_atomic.h>\n#include <rdma/fi_cm.h>\n#include <rdma/fi_errno.h>\n\
-         int main(void) {{\nprintf(\"version number %d\\n\", FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION));\n{}\
-         return 0;\n}}\n",
+         #include <rdma/fi_domain.h>\n#include <rdma/fi_endpoint.h>\n#include \
+         <rdma/fi_eq.h>\n#include <rdma/fi_rma.h>\n#include <rdma/fi_atomic.h>\n#include \
+         <rdma/fi_cm.h>\n#include <rdma/fi_errno.h>\nint main(void) {{\nprintf(\"version number \
+         %d\\n\", FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION));\n{}return 0;\n}}\n",
         both.c
     );
     let place = env::temp_dir().join(format!("fishplate-layout-{}", process::id()));

@@ -21,7 +21,8 @@ pub fn test(test: Test, transport: Transport) -> Outcome {
         (Test::Ring, _) => Err(Failure::usage("ring needs shared memory; use --transport shm")),
         (Test::PutSignal | Test::Put | Test::Get | Test::Tag, _) => Ok(()),
         (_, Transport::Gpu) => Err(Failure::usage(format!(
-            "--transport gpu measures only put-signal, put, get and tag; use --transport shm for {}",
+            "--transport gpu measures only put-signal, put, get and tag; use --transport shm for \
+             {}",
             name(test)
         ))),
         _ => Ok(()),
@@ -48,7 +49,8 @@ pub fn directions(both: bool, test: Test, transport: Transport) -> Outcome {
     let two = !matches!(transport, Transport::Loopback | Transport::Sim);
     match both && !(streams && two) {
         true => Err(Failure::usage(format!(
-            "--bidirectional: {} over {} has one direction; use put or tag-bw over shm, fabric or gpu",
+            "--bidirectional: {} over {} has one direction; use put or tag-bw over shm, fabric or \
+             gpu",
             name(test),
             name(transport)
         ))),
@@ -111,7 +113,8 @@ pub fn timeout(ns: u64) -> Outcome {
 pub fn layout(layout: Layout, transport: Transport) -> Outcome {
     match (layout, transport) {
         (Layout::Adjacent, Transport::Gpu) => Err(Failure::usage(
-            "--layout adjacent: payloads are in device memory, and signals in host memory; use --layout split",
+            "--layout adjacent: payloads are in device memory, and signals in host memory; use \
+             --layout split",
         )),
         _ => Ok(()),
     }

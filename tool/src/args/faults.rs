@@ -131,7 +131,8 @@ impl PerfArgs {
         match (trace, replay) {
             (Some(trace), Some(path)) => Ok(Faults::Replay(path.clone(), trace)),
             _ if *random_faults && self.rails < 2 => Err(Failure::usage(
-                "--random-faults: one rail stays in use, so no rail could fail; use --rails 2 or more",
+                "--random-faults: one rail stays in use, so no rail could fail; use --rails 2 or \
+                 more",
             )),
             _ if *random_faults => Ok(Faults::Random),
             _ if events.is_empty() && self.faults.trace.is_none() => Ok(Faults::None),
@@ -148,13 +149,15 @@ impl PerfArgs {
             let Point { rail, op } = *at;
             if usize::from(rail) >= self.rails {
                 return Err(Failure::usage(format!(
-                    "{option} {rail}@{op}: the last rail is {}; use a lower rail number, or more --rails",
+                    "{option} {rail}@{op}: the last rail is {}; use a lower rail number, or more \
+                     --rails",
                     self.rails - 1
                 )));
             }
             if op >= iters {
                 return Err(Failure::usage(format!(
-                    "{option} {rail}@{op}: the run has {iters} operations; use a lower operation number, or a larger -n"
+                    "{option} {rail}@{op}: the run has {iters} operations; use a lower operation \
+                     number, or a larger -n"
                 )));
             }
             events.push(Event { at: op, change: change(Link { a: 0, b: 1, rail }) });

@@ -45,7 +45,8 @@ fn memlock() -> Finding {
             if most == libc::RLIM_INFINITY { "unlimited".into() } else { (most >> 10).to_string() }
         ),
         false => {
-            "set memlock to unlimited in /etc/security/limits.conf, or LimitMEMLOCK=infinity in the unit"
+            "set memlock to unlimited in /etc/security/limits.conf, or LimitMEMLOCK=infinity in \
+             the unit"
                 .into()
         }
     };

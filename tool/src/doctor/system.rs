@@ -84,7 +84,8 @@ fn numa(root: &Root) -> Finding {
         Some(_) => Finding::warn(
             "numa",
             found + ", and the kernel moves pages between them: registered memory stalls meanwhile",
-            "sysctl kernel.numa_balancing=0, and bind processes: numactl --cpunodebind=N --membind=N",
+            "sysctl kernel.numa_balancing=0, and bind processes: numactl --cpunodebind=N \
+             --membind=N",
         ),
     }
 }
@@ -114,7 +115,8 @@ fn governor(root: &Root) -> Finding {
         Some((name, governor)) => Finding::warn(
             "governor",
             format!(
-                "{} of {told} processors are not set to performance ({name}: {governor}): latency varies",
+                "{} of {told} processors are not set to performance ({name}: {governor}): latency \
+                 varies",
                 slow.len()
             ),
             "cpupower frequency-set -g performance",
@@ -148,8 +150,8 @@ fn container(root: &Root) -> Finding {
     Finding::warn(
         "namespaces",
         format!(
-            "namespaces of its own: {}. Peers in other network namespaces count as other hosts; with other pid or \
-             user namespaces the kernel copies nothing between them",
+            "namespaces of its own: {}. Peers in other network namespaces count as other hosts; \
+             with other pid or user namespaces the kernel copies nothing between them",
             own.join(", ")
         ),
         "start the job's processes in one container, or with --net=host --pid=host",
@@ -222,7 +224,8 @@ fn gpus(root: &Root, machine: &Machine) -> Finding {
                 "no NIC at the root complex of {}: its traffic crosses the processors",
                 far.join(", ")
             ),
-            "use the NIC of that NUMA node, or another slot; in a virtual machine pass the PCIe switch through",
+            "use the NIC of that NUMA node, or another slot; in a virtual machine pass the PCIe \
+             switch through",
         ),
     }
 }

@@ -14,7 +14,8 @@ pub(super) fn check() -> Vec<Finding> {
 }
 
 fn shared_memory() -> Finding {
-    let remedy = "raise the container's memory limit, and let its seccomp profile permit memfd_create and AF_UNIX";
+    let remedy = "raise the container's memory limit, and let its seccomp profile permit \
+        memfd_create and AF_UNIX";
     match (Segment::create(1 << 20), socket_pair()) {
         (Ok(_), Ok(_)) => Finding::pass("memory", "sealed shared memory and its sockets work"),
         (Err(error), _) => {

@@ -84,7 +84,8 @@ mod tests {
         assert_eq!(
             tell([absent(Api::Cuda), absent(Api::Hip)].into_iter()),
             json!({
-                "usable": "no CUDA driver: libcuda is not on this machine; no HIP driver: libamdhip64 is not on this machine"
+                "usable": "no CUDA driver: libcuda is not on this machine; no HIP driver: \
+                 libamdhip64 is not on this machine"
             })
         );
         let none = (Api::Hip, Ok("HIP 7.1".to_owned()), Ok(vec![]));

@@ -38,7 +38,10 @@ pub fn write(info: &Value, into: &mut String) {
         changed.join(" ")
     };
     line(into, "settings", &settings);
-    into.push_str("\n-v prints everything, -p NAME everything about one provider; fishplate doctor finds what to improve\n");
+    into.push_str(
+        "\n-v prints everything, -p NAME everything about one provider; fishplate doctor \
+         finds what to improve\n",
+    );
 }
 
 /// Writes the summary of libfabric: a table of usable providers, then a line for the others.

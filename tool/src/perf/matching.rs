@@ -38,7 +38,8 @@ use workload::{Bench, Workload};
 
 /// Measure tag matching without a transport, and compare engines.
 #[derive(Debug, Parser)]
-#[command(name = "fishplate perf match", bin_name = "fishplate perf match", max_term_width = 80, after_long_help = HELP)]
+#[command(name = "fishplate perf match", bin_name = "fishplate perf \
+    match", max_term_width = 80, after_long_help = HELP)]
 pub struct MatchArgs {
     /// Engines to compare.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "ours,list")]
@@ -323,7 +324,8 @@ fn run_row(
             None => pairs = Some((*kind, ready.pairs())),
             Some((first, right)) if ready.pairs() != right => {
                 return Err(Failure::run(format!(
-                    "{name} {depth}: {} and {} matched messages to different receives; one of them is wrong",
+                    "{name} {depth}: {} and {} matched messages to different receives; one of them \
+                     is wrong",
                     kind_name(*kind),
                     kind_name(first)
                 )));

@@ -77,7 +77,8 @@ pub fn answer(socket: OwnedFd, card: &Card) -> Outcome<Met> {
 fn explain(error: BootstrapError, who: &str) -> String {
     match error {
         BootstrapError::Differs { what: "region size", theirs, ours } => format!(
-            "{who} was started with another --region: its region size is {}, and here it is {}; use the same on both sides",
+            "{who} was started with another --region: its region size is {}, and here it is {}; \
+             use the same on both sides",
             sizes::show(theirs as usize),
             sizes::show(ours as usize)
         ),
@@ -88,7 +89,8 @@ fn explain(error: BootstrapError, who: &str) -> String {
                 known.map_or_else(|| number.to_string(), |transport| name(*transport))
             });
             format!(
-                "{who} was started with --transport {theirs}, and this side with --transport {ours}; use the same on both sides"
+                "{who} was started with --transport {theirs}, and this side with --transport \
+                 {ours}; use the same on both sides"
             )
         }
         error => format!("{who}: {error}"),
@@ -109,7 +111,10 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
                 format!("--listen {at}: too long for a socket; use at most 107 bytes")
             }
             BootstrapError::Address => {
-                format!("--listen {at}: cannot resolve the host name; use an IP address, or 0.0.0.0 for all")
+                format!(
+                    "--listen {at}: cannot resolve the host name; use an IP address, or \
+                     0.0.0.0 for all"
+                )
             }
             error => format!("--listen {at}: {error}"),
         })
@@ -138,7 +143,8 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
                     n => format!(", except {n} that were refused"),
                 };
                 return Err(Failure::run(format!(
-                    "no process connected to {at} within {}{others}; start the other side, or wait longer with --timeout",
+                    "no process connected to {at} within {}{others}; start the other side, or wait \
+                     longer with --timeout",
                     sizes::show_time(plan.timeout)
                 )));
             }
@@ -208,11 +214,13 @@ fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
             "--connect {at}: cannot resolve the host name; check it, or use an IP address"
         )),
         BootstrapError::System(libc::ECONNREFUSED | libc::ENOENT) => Failure::run(format!(
-            "--connect {at}: no process listens there; start the other side with --listen {at} first"
+            "--connect {at}: no process listens there; start the other side with --listen {at} \
+             first"
         )),
-        error => {
-            Failure::run(format!("--connect {at}: {}", explain(error, "the process that listens there")))
-        }
+        error => Failure::run(format!(
+            "--connect {at}: {}",
+            explain(error, "the process that listens there")
+        )),
     })?;
     let name = match wire.pid() {
         Some(pid) => format!("the other process (pid {pid})"),

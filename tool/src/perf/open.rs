@@ -333,7 +333,8 @@ fn gpu(device: DeviceName) -> Outcome<Gpu> {
         DeviceName::Host => Ok(Gpu::StandIn),
         device => device.to_string().parse().map_err(|_| {
             Failure::usage(format!(
-                "--device {device}: this program was built without GPU support; build it with feature cuda or hip"
+                "--device {device}: this program was built without GPU support; build it with \
+                 feature cuda or hip"
             ))
         }),
     }

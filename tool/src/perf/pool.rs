@@ -33,7 +33,8 @@ pub fn run(plan: &Plan) -> Outcome {
             "min_ns_per_op,to_one_stream\n"
         ))?,
         Format::Table => print(&format!(
-            "# fishplate {} perf pool  processors={cores} repeats={} build={}\n{:<14} {:>7}  {:<22} {:>10} {:>10} {:>8} {:>14} {:>10}\n",
+            "# fishplate {} perf pool  processors={cores} repeats={} build={}\n{:<14} {:>7}  \
+             {:<22} {:>10} {:>10} {:>8} {:>14} {:>10}\n",
             env!("CARGO_PKG_VERSION"),
             rows::REPEATS,
             if cfg!(debug_assertions) { "debug (figures mean nothing)" } else { "release" },
@@ -61,7 +62,8 @@ pub fn run(plan: &Plan) -> Outcome {
             }
             Format::Table => {
                 format!(
-                    "{scenario:<14} {streams:>7}  {pool:<22} {ns:>10.2} {min_ns:>10.2} {to_one:>8} {ops:>14.0} {p99:>10.2}\n"
+                    "{scenario:<14} {streams:>7}  {pool:<22} {ns:>10.2} {min_ns:>10.2} {to_one:>8} \
+                     {ops:>14.0} {p99:>10.2}\n"
                 )
             }
         })

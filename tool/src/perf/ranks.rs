@@ -38,7 +38,8 @@ use traffic::Traffic;
 
 /// Measure traffic between the ranks of a job: many pairs at once, one to many, all to all, a ring.
 #[derive(Debug, Parser)]
-#[command(name = "fishplate perf job", bin_name = "fishplate perf job", max_term_width = 80, after_long_help = HELP)]
+#[command(name = "fishplate perf job", bin_name = "fishplate perf \
+    job", max_term_width = 80, after_long_help = HELP)]
 struct JobArgs {
     /// Start this many ranks on this host. Without this option, a launcher must have started them.
     #[arg(short = 'N', long, value_name = "N", value_parser = sizes::count_in::<u64>(2, fishplate::job::SIZE_MAX as u64))]
@@ -135,7 +136,8 @@ pub fn run(words: &[OsString]) -> Outcome {
     };
     if job.size() < 2 {
         return Err(Failure::usage(
-            "perf job: a job of one rank has no peers; use --ranks N, or a launcher such as mpiexec.hydra -n 4",
+            "perf job: a job of one rank has no peers; use --ranks N, or a launcher such as \
+             mpiexec.hydra -n 4",
         ));
     }
     let outcome = Member::open(job, args.ranks.is_some(), timeout)

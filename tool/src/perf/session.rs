@@ -384,7 +384,8 @@ impl<const STARTS: bool> Session<STARTS> {
                     let Session { pad, side, .. } = self;
                     let pad = pad.ok_or_else(|| {
                         Failure::run(
-                            "the other process asked to measure the floor, but the two share no memory",
+                            "the other process asked to measure the floor, but the two share no \
+                             memory",
                         )
                     })?;
                     pad.answer(&mut || side.check())?;

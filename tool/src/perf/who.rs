@@ -81,7 +81,8 @@ impl Who {
     #[cold]
     pub fn out_of_time(&self, stuck: Stuck) -> Failure {
         Failure::run(format!(
-            "the run did not complete in time: {self} has answered every request{}; use a longer --timeout",
+            "the run did not complete in time: {self} has answered every request{}; use a longer \
+             --timeout",
             self.stuck(stuck)
         ))
     }

@@ -19,7 +19,8 @@ const COLOURS: [&str; 8] =
 
 const STYLE: &str = "\
 svg { --ink: #1b1f24; --grid: #d8dce0; background: #ffffff; font: 13px system-ui, sans-serif; }
-@media (prefers-color-scheme: dark) { svg { --ink: #e6e8ea; --grid: #3a4048; background: #15181c; } }
+@media (prefers-color-scheme: dark) { svg { --ink: #e6e8ea; --grid: #3a4048; background: #15181c; \
+} }
 text { fill: var(--ink); } .grid { stroke: var(--grid); fill: none; }
 .curve { fill: none; stroke-width: 2; } .tail { stroke-dasharray: 4 4; stroke-width: 1.2; }";
 

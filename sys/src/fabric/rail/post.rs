@@ -164,7 +164,8 @@ impl FabricRail {
     /// [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
     #[allow(
         clippy::too_many_arguments,
-        reason = "the compiler would build a structure in memory even where only registers are needed"
+        reason = "the compiler would build a structure in memory even where only registers are \
+            needed"
     )]
     #[inline(always)]
     unsafe fn write_to(

@@ -251,8 +251,8 @@ fn compare(given: &Trace, now: &Trace) -> Outcome {
         found => {
             let ((given, now), line) = found.unwrap_or((("", ""), 0));
             Err(Failure::run(format!(
-                "the run differs from its trace in line {line}: `{now}` instead of `{given}`; replay it with the \
-                 build that wrote it"
+                "the run differs from its trace in line {line}: `{now}` instead of `{given}`; \
+                 replay it with the build that wrote it"
             )))
         }
     }

@@ -60,7 +60,8 @@ macro_rules! functions {
                 // constructors are trusted.
                 let library = unsafe { libc::dlopen(c"libucp.so.0".as_ptr(), libc::RTLD_NOW) };
                 if library.is_null() {
-                    return Err("libucp.so.0 is not installed; on Debian: apt install libucx0".into());
+                    return Err("libucp.so.0 is not installed; on Debian: apt install \
+                        libucx0".into());
                 }
                 Ok(Library { $($name: {
                     let name = concat!(stringify!($name), "\0");

@@ -80,7 +80,8 @@ impl Traffic {
         // All ranks compute the same size, so either all ranks refuse or none does.
         if bytes(size - 1).is_none_or(|bytes| bytes > MEMORY_MAX) {
             return Err(Failure::usage(format!(
-                "{size} ranks with {window} slots of {} each need more than {}; use smaller sizes or a smaller --window",
+                "{size} ranks with {window} slots of {} each need more than {}; use smaller sizes \
+                 or a smaller --window",
                 sizes::show(most),
                 sizes::show(MEMORY_MAX)
             )));
