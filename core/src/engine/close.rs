@@ -24,7 +24,8 @@
 //! when nothing is in flight towards the sender. So writes, signals, atomics, reads and messages
 //! complete as usual. Only a send that waits for a matching receive fails, with `Closed`. It fails
 //! once all Fins of the peer have arrived, because a Bye may overtake them. The Bye carries the
-//! number of Fins.
+//! number of Fins. The outcome of a synchronous send whose payload the peer has is unknown: the
+//! peer may have received it, or receive it later.
 //!
 //! # Duplicates and late messages
 //!
@@ -43,6 +44,7 @@ use crate::sync::seq::{Seq, truncate};
 use super::list::NONE;
 use super::pending::{OpKind, PendingSlot};
 use super::post::Blocked;
+use super::protocol::Form;
 use super::table::PeerState;
 use super::wait::Waiter;
 use super::wire::{GENERATION_MASK, HEAD_MAX, KIND_BYE, Owner, get32, get64, put64};
@@ -432,7 +434,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let slot = &mut self.pending.slots[index as usize];
                 let next = slot.links.next;
                 if slot.kind == OpKind::Send && slot.fetch && !slot.pulled {
-                    slot.fail(Fault::Peer(PeerError::Closed), true);
+                    // The peer may still receive a payload that it has.
+                    let quiescent = slot.form == Form::Request;
+                    slot.fail(Fault::Peer(PeerError::Closed), quiescent);
                     slot.fetch = false;
                     self.end_if_over(index);
                 }
