@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::{AttachError, OpError, PeerError};
+use fishplate::core::op::{Fault, Outcome};
 use fishplate::node::{ADDRESS_MAX, Error, Fabric};
 use fishplate::shm::{HandshakeError, Listener, ShmConfig, ShmRail};
 use fishplate::sys::LinuxHost;
@@ -288,6 +290,48 @@ fn an_unanswered_close_names_the_peer_and_can_be_continued() {
     let begun = Instant::now();
     node.close(Duration::from_secs(3600)).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_close_ends_while_the_peer_keeps_sending_long_messages() {
+    const CLOSED: Fault = Fault::Peer(PeerError::Closed);
+    let node = || super::builder().fabric(Fabric::Off).patience(Duration::ZERO).open().unwrap();
+    let (mut a, mut b) = (node(), node());
+    let addresses = [&a, &b].map(|node| node.address().to_vec());
+    let (from, to) = (a.connect(&addresses[1]).unwrap(), b.connect(&addresses[0]).unwrap());
+    let [into, out] = [&mut a, &mut b].map(|node| node.alloc(100_000).unwrap());
+    while !a.reach(from).unwrap().shared_memory || !b.reach(to).unwrap().shared_memory {
+        a.progress();
+        b.progress();
+    }
+    // The close cannot end before `b` receives this message.
+    a.send(from, 2, into.slice(..), Notice::Silent).unwrap();
+    let (begun, mut got, mut sent, mut ended, mut left) = (Instant::now(), 0, 0, 0, false);
+    while !left || ended < sent {
+        assert!(begun.elapsed() < SOON, "left: {left}, {ended} of {sent} sends have ended");
+        while !left && a.post_recv(Some(from), 1, Tag::ZERO, into.slice(..), 0).is_ok() {}
+        while b.send(to, 1, out.slice(..), Notice::Report(0)).is_ok() {
+            sent += 1;
+        }
+        b.progress();
+        a.progress();
+        while let Some(status) = a.next_recv() {
+            let failed = status.outcome == Received::Failed(CLOSED);
+            assert!(failed || status.outcome == Received::Ok, "{status:?}");
+            got += 1;
+            match got {
+                50 => assert!(a.shutdown(Duration::ZERO).is_err()),
+                100 => _ = b.post_recv(Some(to), 2, Tag::ZERO, out.slice(..), 0).unwrap(),
+                _ => {}
+            }
+        }
+        left = a.peer_error(from).unwrap() == Some(PeerError::Closed);
+        while let Some(end) = b.next_completion() {
+            let failed = end.outcome == Outcome::Failed(CLOSED);
+            assert!(failed || end.outcome == Outcome::Done, "{end:?}");
+            ended += 1;
+        }
+    }
 }
 
 #[test]

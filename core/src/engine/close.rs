@@ -9,8 +9,12 @@
 //!
 //! - Each of its own operations to the peer has completed: the peer has applied it, and no post of
 //!   it is outstanding.
-//! - Every receive that has matched a message of the peer has completed. From then on this side
-//!   reads no payload of the peer and answers no send.
+//! - Every receive that had matched a message of the peer before has completed. From then on this
+//!   side reads no payload of the peer and answers no send.
+//!
+//! Meanwhile the peer may send more. A message that matches and whose payload is still at the peer
+//! is refused: the receive and the send fail with `Closed`. Otherwise a peer that keeps sending
+//! would delay the Byes for ever. An engine that is its own peer receives what it sent before.
 //!
 //! A side that receives a Bye closes too, while it makes progress, and answers with its own Byes.
 //! It waits for all Byes of the peer, and for the rails to complete its own Byes. Some passes later
@@ -144,7 +148,8 @@ impl Bye {
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Begins to close the connection to a peer. New operations to the peer are rejected with
     /// [`PeerError::Closed`]. Earlier operations complete as usual, and then the peer is notified.
-    /// Make progress until [`has_left`](Self::has_left) returns `true`. Does not block. Closing
+    /// Long messages of the peer that match from now on fail with `Closed` at both ends. Make
+    /// progress until [`has_left`](Self::has_left) returns `true`. Does not block. Closing
     /// twice changes nothing.
     ///
     /// The other side closes too, and answers while it makes progress, without a call of its
@@ -369,7 +374,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.contexts_of(peer).any(|stream| self.streams[stream].open != 0)
             || self.protocol.as_ref().is_some_and(|protocol| {
                 let slots = protocol.requests.slots.iter();
-                let mut moving = slots.filter(|slot| slot.is_moving());
+                let mut moving = slots.filter(|slot| slot.delays_bye());
                 moving.any(|slot| slot.source.get().is_some_and(|source| source.index == peer))
             })
     }

@@ -241,11 +241,11 @@ fn head(seed: u64) -> Head {
         head::CHUNK,
         head::ROOM,
         head::SHORT,
-    ];
+    ][a as usize % 8];
     Head {
-        kind: kind[a as usize % 8],
+        kind,
         context: (a >> 8) as u8 & 3,
-        op: (a >> 16) as u8 & 1,
+        op: (a >> 16) as u8 & if kind == head::FIN { 3 } else { 1 },
         word: b as u32,
         ack: (b >> 32) as u32,
         freed: (a >> 32) as u32,

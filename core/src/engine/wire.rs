@@ -273,7 +273,7 @@ pub(crate) struct Hello {
 }
 
 /// The version of the wire format, exchanged in Hello.
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {

@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 
 use fishplate_core::engine::protocol::{Payload, Received};
-use fishplate_core::engine::{Config, Issued, Notice};
+use fishplate_core::engine::{Config, Engine, Issued, Notice};
 use fishplate_core::error::{Missing, OpError, PeerError, Unfinished};
 use fishplate_core::op::{Fault, Outcome};
 use fishplate_core::rail::sim::Dials;
 
 use super::rig::*;
-use super::support::fleet::{turn, turn_until};
+use super::support::fleet::{self, End, Node, turn, turn_until};
 use super::support::*;
 
 const CLOSED: Outcome = Outcome::Failed(Fault::Peer(PeerError::Closed));
@@ -206,4 +206,116 @@ fn messages_before_a_bye_are_received_and_others_fail() {
     assert_eq!(read(engine, target, 5), b"first");
     let more = nodes[1].engine.recv(Some(from), tag(9), EXACT, into, 1);
     assert_eq!(more, Err(OpError::PeerFailed(PeerError::Closed)));
+}
+
+/// What node 0 keeps sending while node 1 closes.
+#[derive(Clone, Copy, Debug)]
+enum Flood {
+    Long,
+    Synchronous,
+}
+
+/// Node 0 sends as much as it can, and node 1 posts receives all the time. Node 1 closes at turn
+/// 500. Checks that the close ends soon, and that both ends agree about each message. Returns the
+/// number of messages received and refused.
+fn flooded<const RAILS: usize>(mut nodes: Vec<Node<End, RAILS>>, flood: Flood) -> [usize; 2] {
+    let (to, from) = (nodes[0].peers[1], nodes[1].peers[0]);
+    let (mut sent, mut posted, mut outcomes) = (0, 0, vec![]);
+    let (mut taken, mut missed, mut left) = (vec![], vec![], 0);
+    for now in 0.. {
+        assert!(now < 10_000, "{flood:?}: node 1 does not leave");
+        if now == 500 {
+            nodes[1].engine.close_peer(from).unwrap();
+        }
+        for _ in 0..4 {
+            let payload = |at, len| Payload::Region(at, len);
+            let (node, notice) = (&mut nodes[0], Notice::Report(sent));
+            let issued = match flood {
+                Flood::Long => {
+                    let payload = payload(node.source.at(0), 3000);
+                    node.engine.send(CX, to, tag(sent), payload, notice)
+                }
+                Flood::Synchronous => {
+                    let payload = payload(node.source.at(0), 100);
+                    node.engine.send_sync(CX, to, tag(sent), payload, notice)
+                }
+            };
+            sent += issued.is_ok() as u64;
+            let into = Some((nodes[1].target.at(0), 3000));
+            let source = [None, Some(from)][posted as usize % 2];
+            posted += nodes[1].engine.recv(source, EXACT, ANY, into, posted).is_ok() as u64;
+        }
+        turn(&mut nodes);
+        while let Some(end) = nodes[0].engine.next_completion() {
+            outcomes.push((end.tag, end.outcome));
+        }
+        while let Some(status) = nodes[1].engine.next_recv() {
+            let list = if status.outcome == Received::Ok { &mut taken } else { &mut missed };
+            list.extend(status.envelope.map(|envelope| envelope.tag.lo));
+            if status.outcome != Received::Ok {
+                assert_eq!(status.outcome, Received::Failed(Fault::Peer(PeerError::Closed)));
+            }
+        }
+        left += (nodes[1].engine.has_left(from) == Ok(true)) as u32;
+        if left > 1000 && outcomes.len() as u64 == sent {
+            break;
+        }
+    }
+    for node in &nodes {
+        for &peer in &node.peers {
+            let error = node.engine.peer_error(peer).unwrap();
+            assert!(matches!(error, None | Some(PeerError::Closed)), "{error:?}");
+        }
+    }
+    for (n, outcome) in outcomes {
+        match outcome {
+            Outcome::Done => assert!(taken.contains(&n), "message {n} is not received"),
+            CLOSED => assert!(!taken.contains(&n), "message {n} is received"),
+            UNKNOWN => assert!(matches!(flood, Flood::Synchronous), "message {n}"),
+            outcome => panic!("message {n}: {outcome:?}"),
+        }
+    }
+    [taken.len(), missed.len()]
+}
+
+#[test]
+fn a_close_ends_while_the_peer_keeps_sending() {
+    let mut totals = [0; 2];
+    for seed in seeds(36) {
+        let config = Config { window: [1, 4, 128][seed as usize % 3], ..Config::DEFAULT };
+        let flood = [Flood::Long, Flood::Synchronous][seed as usize / 3 % 2];
+        let got = match seed as usize / 6 % 3 {
+            0 => flooded(tagged_fleet::<1>(2, Dials::WILD, config, SMALL, seed), flood),
+            1 => flooded(tagged_fleet::<2>(2, Dials::CALM, config, SMALL, seed), flood),
+            _ => {
+                let sim = fleet::fabric(2, 2, 256, Dials::WILD, seed);
+                let attach = |engine: &mut Engine<'static, End, 2>| {
+                    engine.attach_matching(SMALL, match_memory(SMALL, 2, 4)).unwrap();
+                };
+                let nodes = fleet::lasting(sim, 2, 2, false, config, SIZE, |_, end| end, attach);
+                flooded(nodes, flood)
+            }
+        };
+        totals = [totals[0] + got[0], totals[1] + got[1]];
+    }
+    println!("{totals:?}");
+    assert!(totals.iter().all(|&count| count > 0), "{totals:?}");
+}
+
+#[test]
+fn an_engine_receives_its_own_messages_while_it_closes() {
+    let mut own = loopback(SMALL);
+    own.send_region(1, 0, 3000, false).unwrap();
+    own.send_region(2, 3000, 100, true).unwrap();
+    own.engine.close_peer(own.me).unwrap();
+    passes(&mut own.engine, 10);
+    let requests = [(1, 0), (2, 3000)].map(|(lo, at)| own.recv(lo, EXACT, at, 3000));
+    for request in requests {
+        assert_eq!(own.finish(request).outcome, Received::Ok);
+    }
+    assert_eq!(own.bytes(0, 3000), pattern(0, 3000));
+    assert_eq!(own.engine.shutdown(&mut waiter(), SOON), Ok(()));
+    for _ in requests {
+        assert_eq!(own.engine.next_completion().map(|end| end.outcome), Some(Outcome::Done));
+    }
 }

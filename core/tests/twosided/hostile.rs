@@ -197,7 +197,7 @@ fn every_violation_is_named() {
         ("an end of nothing", message(19, 0, 0, 0, &[1 << 32, 0]), Violation::Reply),
         ("an end of nobody", message(19, 0, 0, 0, &[u64::MAX, 0]), Violation::Reply),
         ("an end with more", message(19, 0, 0, 0, &[1 << 32, 0, 0]), Violation::Length),
-        ("an end of op 2", message(19, 2, 0, 0, &[1 << 32, 0]), Violation::Kind),
+        ("an end of op 3", message(19, 3, 0, 0, &[1 << 32, 0]), Violation::Kind),
         ("a pull of nothing", message(20, 0, 0, 0, &[1 << 32, 1, 8]), Violation::Reply),
         ("a pull cut short", message(20, 0, 0, 0, &[1 << 32, 1]), Violation::Length),
         ("a chunk of nothing", message(21, 0, 0, 0, &[1 << 32, 0, 7]), Violation::Reply),

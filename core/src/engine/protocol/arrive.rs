@@ -2,19 +2,21 @@
 //! input from a peer is checked before it has an effect. A message that arrives out of order is
 //! stored in its sender's room here, until all earlier messages have arrived.
 
-use crate::error::Violation;
+use crate::error::{PeerError, Violation};
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
+use crate::op::Fault;
 use crate::probe::probe;
 
 use super::super::State;
 use super::super::list::NONE;
 use super::super::pending::OpKind;
+use super::super::table::{PeerSlot, PeerState};
 use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::window::{Action, Arrival, Parked};
 use super::super::wire::{NO_TOKEN, Place};
 use super::head::{self, Head, Offer, trailing};
 use super::request::{Received, Sender, Stage};
-use super::stock::Kept;
+use super::stock::{HeaderSlot, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Handles a two-sided message.
@@ -111,8 +113,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let tag = head.tag()?;
                 self.keep_message(stream, head.word, tag, |state| state.keep_short(stream, rest))
             }
-            (head::FIN, 0 | 1) if rest.is_empty() => {
-                self.finned(stream, peer.0, head.words[0], head.words[1], head.op == 0)
+            (head::FIN, head::RECEIVED..=head::CLOSING) if rest.is_empty() => {
+                self.finned(stream, peer.0, &head)
             }
             (head::PULL, 0) => {
                 let (len, rest) = trailing(rest)?;
@@ -132,7 +134,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             (head::TAGGED..=head::REQUEST | head::PULL | head::CHUNK | head::SHORT, _) => {
                 Err(Violation::Kind)
             }
-            (head::FIN, 0 | 1) | (head::ROOM, 0) => Err(Violation::Length),
+            (head::FIN, head::RECEIVED..=head::CLOSING) | (head::ROOM, 0) => Err(Violation::Length),
             _ => Err(Violation::Kind),
         }
     }
@@ -200,7 +202,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     protocol.requests.end(index, &mut self.pending.ends);
                 } else {
                     (slot.token, slot.stream) = (token, stream);
-                    protocol.requests.push_due(index, Stage::Tell);
+                    let stage = Stage::Tell(is_closing(self.peers, source));
+                    protocol.requests.push_due(index, stage);
                 }
                 Ok(())
             }
@@ -332,21 +335,43 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     protocol.requests.end(index, &mut self.pending.ends);
                 } else {
                     (slot.token, slot.stream) = (token, stream);
-                    protocol.requests.push_due(index, Stage::Tell);
+                    let stage = Stage::Tell(is_closing(self.peers, description.source));
+                    protocol.requests.push_due(index, stage);
                 }
                 self.give_back(kept, true);
             }
-            Kept::Header(header) => {
-                let HeaderOf { source, stream, len, token } =
-                    HeaderOf::of(&protocol.headers.slots[header as usize]);
-                let (_, fit) = slot.fit(len);
-                (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
-                (slot.delivered, slot.fit) = (0, fit);
-                (slot.header, slot.token) = (header, token);
-                probe!("rendezvous_begin", index, len);
-                protocol.requests.push_due(index, Stage::Read(false));
-            }
+            Kept::Header(header) => self.deliver_header(index, header, Stage::Read(false)),
         }
+    }
+
+    /// Delivers a stored message whose payload is at its sender. The receive continues in `stage`,
+    /// or fails if the message is refused.
+    pub(super) fn deliver_header(&mut self, index: u32, header: u32, mut stage: Stage) {
+        let Some(protocol) = &self.protocol else { return };
+        let HeaderSlot { source, stream, offer: Offer { len, token, .. }, .. } =
+            protocol.headers.slots[header as usize];
+        let refused = self.closing != 0 && self.refuses(source, token);
+        let Some(protocol) = &mut self.protocol else { return };
+        let slot = &mut protocol.requests.slots[index as usize];
+        let (_, fit) = slot.fit(len);
+        (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
+        (slot.delivered, slot.fit) = (0, fit);
+        (slot.header, slot.token) = (header, token);
+        probe!("rendezvous_begin", index, len);
+        if refused {
+            slot.spoil(Received::Failed(Fault::Peer(PeerError::Closed)));
+            stage = Stage::Tell(true);
+        }
+        protocol.requests.push_due(index, stage);
+    }
+
+    /// Returns whether to refuse a message of this sender, whose payload is at the sender. While
+    /// the connection closes, all are refused. Otherwise the close would not end while the peer
+    /// keeps sending. An engine that is its own peer accepts the messages that it sent before. Its
+    /// own open send has the token of such a message.
+    #[cold]
+    fn refuses(&self, source: PeerId, token: u64) -> bool {
+        is_closing(self.peers, source) && self.answered(source.index, token).is_err()
     }
 
     /// Frees a block or a header. If `credit` is set, returns the credit of the block to its peer.
@@ -377,16 +402,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Handles a Fin: the receiver of our send has received all that it wants, or could not receive
-    /// it. The Fin may overtake the acknowledgement of chunks. A send that is kept for failover
-    /// ends only after both.
-    fn finned(
-        &mut self,
-        stream: u32,
-        peer: u16,
-        token: u64,
-        delivered: u64,
-        well: bool,
-    ) -> Result<(), Violation> {
+    /// it, or has refused it. The Fin may overtake the acknowledgement of chunks. A send that is
+    /// kept for failover ends only after both.
+    fn finned(&mut self, stream: u32, peer: u16, head: &Head) -> Result<(), Violation> {
+        let [token, delivered] = head.words;
         let index = self.answered(peer, token)?;
         if let Some(protocol) = &mut self.protocol {
             let account = &mut protocol.accounts[stream as usize];
@@ -398,8 +417,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         slot.fetch = false;
         slot.value = delivered;
-        if !well {
-            slot.fail(crate::op::Fault::Receiver, true);
+        match head.op {
+            head::RECEIVED => {}
+            head::CLOSING => slot.fail(Fault::Peer(PeerError::Closed), true),
+            _ => slot.fail(Fault::Receiver, true),
         }
         self.end_if_over(index);
         Ok(())
@@ -481,7 +502,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             slot.delivered = want;
             probe!("rendezvous_end", index, want);
             if kept {
-                protocol.requests.push_due(index, Stage::Tell);
+                protocol.requests.push_due(index, Stage::Tell(false));
                 return Ok(());
             }
             let header = core::mem::replace(&mut slot.header, NONE);
@@ -510,21 +531,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 }
 
-/// The fields of a header that its receive needs.
-pub(super) struct HeaderOf {
-    pub source: PeerId,
-    pub stream: u32,
-    pub len: u64,
-    pub token: u64,
-}
-
-impl HeaderOf {
-    pub(super) fn of<const RAILS: usize>(slot: &super::stock::HeaderSlot<RAILS>) -> Self {
-        HeaderOf {
-            source: slot.source,
-            stream: slot.stream,
-            len: slot.offer.len,
-            token: slot.offer.token,
-        }
-    }
+/// Returns whether the connection to a peer is closing.
+#[cold]
+pub(super) fn is_closing(peers: &[PeerSlot], peer: PeerId) -> bool {
+    let slot = &peers[peer.index as usize];
+    slot.generation == peer.generation && slot.state == PeerState::Closing
 }

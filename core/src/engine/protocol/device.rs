@@ -15,7 +15,7 @@ use super::super::table::locate;
 use super::super::tag::Tag;
 use super::super::wire::NO_TOKEN;
 use super::super::{Engine, State};
-use super::arrive::HeaderOf;
+use super::arrive::is_closing;
 use super::head;
 use super::request::{Buffer, DEVICE, Destination, Received, Sender, Stage};
 use super::stock::Kept;
@@ -70,7 +70,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let header = &protocol.headers.slots[slot.header as usize];
         let (source, offer) = (header.source, header.offer);
         if want == 0 {
-            return self.tell(index);
+            return self.tell(index, false);
         }
         let unreached = match self.reach(source, &offer) {
             Err(why) => why,
@@ -116,10 +116,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.give_back(Kept::Header(header), false);
     }
 
-    /// Copies a payload from a block to the device. The receive must be in no list.
+    /// Copies a payload from a block to the device: from an outgoing block if `ours` is set. The
+    /// receive must be in no list. `late` is the value of [`Stage::Place`].
     #[cold]
     #[inline(never)]
-    pub(super) fn place(&mut self, index: u32, ours: bool) {
+    pub(super) fn place(&mut self, index: u32, ours: bool, late: bool) {
         let Some(protocol) = &mut self.state.protocol else { return };
         let slot = &protocol.requests.slots[index as usize];
         let (block, len, region) = (slot.left as u32, slot.delivered as usize, slot.region);
@@ -134,7 +135,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             None => Err(PostError::BadKey),
         };
         if placed == Err(PostError::Again) {
-            return self.later(index, if ours { Stage::PlaceOurs } else { Stage::Place });
+            return self.later(index, if ours { Stage::PlaceOurs } else { Stage::Place(late) });
         }
         let Some(protocol) = &mut self.state.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
@@ -151,7 +152,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             false => self.state.give_back(Kept::Block(block), true),
         }
         if token != NO_TOKEN {
-            return self.tell(index);
+            return self.tell(index, late);
         }
         let Some(protocol) = &mut self.state.protocol else { return };
         protocol.requests.end(index, &mut self.state.pending.ends);
@@ -234,18 +235,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (slot.stream, slot.token) = (description.stream, description.token);
                 (slot.delivered, slot.fit) = slot.fit(slot.len);
                 slot.left = block as u64;
-                protocol.requests.push_due(index, Stage::Place);
+                let stage = Stage::Place(is_closing(self.peers, description.source));
+                protocol.requests.push_due(index, stage);
             }
-            Kept::Header(header) => {
-                let HeaderOf { source, stream, len, token } =
-                    HeaderOf::of(&protocol.headers.slots[header as usize]);
-                let (_, fit) = slot.fit(len);
-                (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
-                (slot.delivered, slot.fit) = (0, fit);
-                (slot.header, slot.token) = (header, token);
-                probe!("rendezvous_begin", index, len);
-                protocol.requests.push_due(index, Stage::ReadDevice);
-            }
+            Kept::Header(header) => self.deliver_header(index, header, Stage::ReadDevice),
         }
     }
 
@@ -296,7 +289,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
         slot.spoil(Received::Failed(fault));
-        protocol.requests.push_due(index, Stage::Tell);
+        protocol.requests.push_due(index, Stage::Tell(false));
     }
 
     /// Fails the receives from a removed peer with a payload that is not copied to the device yet.
@@ -309,7 +302,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let Some(protocol) = &mut self.protocol else { return };
             let slot = &protocol.requests.slots[index as usize];
             let ours = match slot.stage {
-                Stage::Place => false,
+                Stage::Place(_) => false,
                 Stage::PlaceOurs => true,
                 _ => continue,
             };

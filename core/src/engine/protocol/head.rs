@@ -10,7 +10,8 @@
 //!             bit i of rails: a key of the sender's rail i follows, in the order of the bits;
 //!             without keys, region is 65535, or 65534 if offset is an address in the
 //!             sender's process
-//! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not receive it
+//! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not receive it,
+//!             op 2: the receiver is closing and has refused it
 //! Pull        40 bytes: head, token u64, request u64, length u64
 //! Chunk       32 bytes and the payload: head, request u64, offset u64
 //! Room        32 bytes: head, credits u32, short u32, headers u64: all credits and headers of
@@ -55,6 +56,12 @@ pub(crate) const PULL: u8 = 20;
 pub(crate) const CHUNK: u8 = 21;
 pub(crate) const ROOM: u8 = 22;
 pub(crate) const SHORT: u8 = 26;
+
+/// The `op` of a Fin: the message was received, could not be received, or was refused because the
+/// receiver is closing.
+pub(crate) const RECEIVED: u8 = 0;
+pub(crate) const FAILED: u8 = 1;
+pub(crate) const CLOSING: u8 = 2;
 
 /// Added to the kinds from [`FIN`] to [`CHUNK`] if they have a number, between sides with failover.
 pub(crate) const NUMBERED: u8 = 4;

@@ -42,7 +42,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     protocol.requests.remove_due(index);
                     self.fail_receive(index, failed);
                 }
-                Stage::Tell => {
+                Stage::Tell(_) => {
                     protocol.requests.remove_due(index);
                     let header = core::mem::replace(
                         &mut protocol.requests.slots[index as usize].header,
@@ -55,7 +55,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     }
                 }
                 // The payload has already arrived.
-                Stage::Place | Stage::PlaceOurs => {}
+                Stage::Place(_) | Stage::PlaceOurs => {}
                 // The pass that continues the receive, or the completion of its read, ends it.
                 Stage::InHand | Stage::Reading | Stage::ReadingDevice => {}
                 Stage::Posted | Stage::Ended => {}

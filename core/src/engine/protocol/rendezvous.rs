@@ -102,9 +102,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             match stage {
                 Stage::Read(by_message) => self.bring(index, by_message),
                 Stage::ReadDevice => self.bring_device(index),
-                Stage::Place => self.place(index, false),
-                Stage::PlaceOurs => self.place(index, true),
-                _ => self.tell(index),
+                Stage::Place(late) => self.place(index, false, late),
+                Stage::PlaceOurs => self.place(index, true, false),
+                Stage::Tell(late) => self.tell(index, late),
+                _ => self.tell(index, false),
             }
         }
         let mut stuck = 0;
@@ -144,7 +145,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &mut protocol.requests.slots[index as usize];
         let (want, _) = slot.fit(slot.len);
         if want == 0 {
-            return self.tell(index);
+            return self.tell(index, false);
         }
         if !by_message {
             match self.read(index, want) {
@@ -153,7 +154,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                         protocol.requests.slots[index as usize].delivered = want;
                         protocol.stats.read += 1;
                     }
-                    return self.tell(index);
+                    return self.tell(index, false);
                 }
                 Read::Started => return,
                 Read::Later => return self.later(index, Stage::Read(false)),
@@ -188,17 +189,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends a Fin and ends a receive. The receive must be in no list.
-    pub(super) fn tell(&mut self, index: u32) {
+    /// Sends a Fin and ends a receive. The receive must be in no list. `late` is the value of
+    /// [`Stage::Tell`].
+    pub(super) fn tell(&mut self, index: u32, late: bool) {
         let lost = self.sender_lost(index).is_some();
         let Some(protocol) = &mut self.state.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
-        let (stream, words) = (slot.stream, [slot.token, slot.delivered]);
-        let failed = slot.has_failed();
+        let (stream, op, words) = (slot.stream, slot.fin_op(), [slot.token, slot.delivered]);
         let answered =
-            !lost && self.post_answer(stream, head::FIN, failed as u8, words, None, None).is_some();
+            !lost && self.post_answer(stream, head::FIN, op, words, None, None).is_some();
         if !answered && self.sender_lost(index).is_none() {
-            return self.later(index, Stage::Tell);
+            return self.later(index, Stage::Tell(late));
         }
         let Some(protocol) = &mut self.state.protocol else { return };
         let account = &mut protocol.accounts[stream as usize];
@@ -435,7 +436,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Outcome::Done => {
                 slot.delivered = slot.fit(slot.len).0;
                 protocol.stats.read += 1;
-                protocol.requests.push_due(index, Stage::Tell);
+                protocol.requests.push_due(index, Stage::Tell(false));
             }
             Outcome::Failed(fault) => match self.lost(source) {
                 Some(_) => self.fail_receive(index, Received::Failed(fault)),
@@ -451,7 +452,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             },
             Outcome::Unknown(fault) => {
                 slot.spoil(Received::Unknown(fault));
-                protocol.requests.push_due(index, Stage::Tell);
+                protocol.requests.push_due(index, Stage::Tell(false));
             }
         }
     }

@@ -7,13 +7,14 @@
 
 use core::fmt;
 
-use crate::error::OpError;
+use crate::error::{OpError, PeerError};
 use crate::mem::{LocalAddr, PeerId, Span};
 use crate::op::Fault;
 
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::super::slots::{Name, Slot, Slots};
 use super::super::tag::{ReceiveId, Tag};
+use super::head;
 
 /// Identifies a receive until its status is taken. A stale id is an error and never looks
 /// completed. Another engine may use the same ids.
@@ -165,17 +166,19 @@ pub(crate) enum Stage {
     Reading,
     /// The sender sends the payload in chunks.
     Chunks,
-    /// The payload has arrived or is lost; a Fin is due.
-    Tell,
+    /// The payload has arrived, is lost or is refused; a Fin is due. If the value is `true`, the
+    /// message matched after its peer began to close, and a Bye does not wait for the Fin.
+    Tell(bool),
     /// Like `Read(false)`, into device memory.
     ReadDevice,
     /// Like `Reading`, into device memory.
     ReadingDevice,
     /// Like `Chunks`, but the chunks go into one of our outgoing blocks, and then to device memory.
     ChunksDevice,
-    /// The payload is in a block kept for its sender, and must be copied to device memory.
-    Place,
-    /// Like `Place`, but the payload is in one of our outgoing blocks.
+    /// The payload is in a block kept for its sender, and must be copied to device memory. The
+    /// value means the same as that of `Tell`.
+    Place(bool),
+    /// Like `Place(false)`, but the payload is in one of our outgoing blocks.
     PlaceOurs,
     /// In no list. The pass that took the receive off the due list continues it, even if its sender
     /// fails.
@@ -302,6 +305,11 @@ impl RecvSlot {
         !matches!(self.stage, Stage::Posted | Stage::Ended)
     }
 
+    /// Returns whether the message must be received or answered before a Bye to its sender.
+    pub(crate) fn delays_bye(&self) -> bool {
+        self.is_moving() && !matches!(self.stage, Stage::Tell(true) | Stage::Place(true))
+    }
+
     /// Returns how many bytes of a message of `len` bytes fit the buffer, and whether the message
     /// is cut.
     #[inline(always)]
@@ -324,8 +332,13 @@ impl RecvSlot {
         }
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
-        self.fit == Fit::Told && matches!(self.outcome, Received::Failed(_) | Received::Unknown(_))
+    /// Returns the `op` of the Fin that reports the result to the sender.
+    pub(crate) fn fin_op(&self) -> u8 {
+        match (self.fit, self.outcome) {
+            (Fit::Told, Received::Failed(Fault::Peer(PeerError::Closed))) => head::CLOSING,
+            (Fit::Told, Received::Failed(_) | Received::Unknown(_)) => head::FAILED,
+            _ => head::RECEIVED,
+        }
     }
 }
 
