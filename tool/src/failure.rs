@@ -35,8 +35,9 @@ impl Failure {
 
     /// Appends the number of measured iterations to the message.
     #[must_use]
-    pub fn after(self, done: u64, of: u64) -> Self {
-        let told = |message| format!("{message}; {done} of {of} iterations were measured by then");
+    pub fn after(self, done: u64, of: Option<u64>) -> Self {
+        let of = of.map_or(String::new(), |of| format!(" of {of}"));
+        let told = |message| format!("{message}; {done}{of} iterations were measured by then");
         match self {
             Failure::Usage(message) => Failure::Usage(message),
             Failure::Run(message) => Failure::Run(told(message)),

@@ -261,7 +261,7 @@ fn bad_input_says_what_was_looked_for_and_what_is_there() {
         cases.clear();
     } else {
         cases.extend([
-            ("put --transport fabric --provider pigeon", 2, &["pigeon", "tcp;ofi_rxm"][..]),
+            ("put --transport fabric --provider pigeon", 2, &["pigeon", "tcp, tcp;ofi_rxm"][..]),
             ("put --transport fabric --provider pigeon,post", 2, &["pigeon", "post"]),
             ("put --transport fabric --provider tcp --interface carrier0", 2, &["carrier0", "lo"]),
             (

@@ -191,11 +191,7 @@ impl<const STARTS: bool> Session<STARTS> {
         self.order(Order::Measure(*job))?;
         prepare(&mut self.side, job)?;
         self.ready()?;
-        let before = histogram.samples();
-        let tally = run_job(&mut self.side, job, histogram).map_err(|failure| {
-            let each = if job.is_windowed() { job.per_window() } else { 1 };
-            failure.after((histogram.samples() - before) * each, job.iters)
-        })?;
+        let tally = run_job(&mut self.side, job, histogram)?;
         let answer: Tally = self.exchange(&tally)?;
         Ok(tally.both(answer, job.is_two_way()))
     }
@@ -258,12 +254,16 @@ impl<const STARTS: bool> Session<STARTS> {
     /// Runs half of a row: the requested number of iterations, or iterations for the requested
     /// time. Returns the results and the number of iterations.
     fn half(&mut self, plan: &Plan, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
-        let span = match (plan.iters, plan.duration) {
-            (Some(_), _) => return Ok((self.job(&job, histogram)?, job.iters)),
-            (None, Some(all)) => Span::new(all / 2, self.timeout),
-            (None, None) => Span::new(self.timeout / 4, self.timeout),
+        let span = match plan.duration {
+            Some(all) => Span::new(all / 2, self.timeout),
+            None => Span::new(self.timeout / 4, self.timeout),
         };
-        steps::run(job, span, histogram, |job, histogram| self.job(job, histogram))
+        let tally = match plan.iters {
+            Some(_) => self.job(&job, histogram).map(|tally| (tally, job.iters)),
+            None => steps::run(job, span, histogram, |job, histogram| self.job(job, histogram)),
+        };
+        let each = if job.is_windowed() { job.per_window() } else { 1 };
+        tally.map_err(|failure| failure.after(histogram.samples() * each, plan.iters))
     }
 
     /// Measures one row: two halves, with the floor before, between and after them. Repeats the row
