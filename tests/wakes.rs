@@ -398,8 +398,8 @@ fn commands_that_depend_on_each_other_over_two_workers_all_complete() {
             let mut users = vec![];
             let mut workers = vec![];
             for (at, site) in sites.iter_mut().enumerate() {
-                let Site { own: Own { engine, target, .. }, channels, arrivals, queues, consumers } =
-                    site;
+                let Site { own, channels, arrivals, queues, consumers } = site;
+                let Own { engine, target, .. } = own;
                 let (stop, channels, arrivals) = (&stop, *channels, *arrivals);
                 let mut worker = Worker::new(engine, consumers, SLEEPY);
                 workers.push((

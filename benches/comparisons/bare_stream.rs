@@ -101,7 +101,11 @@ impl Ring {
 fn prefetch_write(line: &[AtomicU64]) {
     // SAFETY: a prefetch cannot fault, whatever the address.
     unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) line.as_ptr(), options(nostack, preserves_flags, readonly));
+        std::arch::asm!(
+            "prefetchw [{}]",
+            in(reg) line.as_ptr(),
+            options(nostack, preserves_flags, readonly)
+        );
     }
 }
 

@@ -112,7 +112,10 @@ fn window_one_hole(side: &'static mut Side<Tape>) {
 }
 
 #[library_benchmark(config = budget("window_1000_holes"))]
-#[bench::run(receiver(2 * REPEATS, put, |all| { let mut n = 0; all.retain(|_| { n += 1; n % 2 == 0 }); }))]
+#[bench::run(receiver(2 * REPEATS, put, |all| {
+    let mut n = 0;
+    all.retain(|_| { n += 1; n % 2 == 0 });
+}))]
 fn window_1000_holes(side: &'static mut Side<Tape>) {
     play(side);
 }

@@ -219,6 +219,9 @@ fn node_queue_idle((node, _): &'static mut (Node, PeerId)) {
 
 library_benchmark_group!(
     name = node;
-    benchmarks = shm_put_signal, shm_signal, shm_progress_idle, shm_progress_idle_128, node_put_signal, node_put_signal_bytes, node_signal, node_wait_arrived, node_quiet_idle, node_progress_idle, node_queue_round, node_queue_idle
+    benchmarks =
+        shm_put_signal, shm_signal, shm_progress_idle, shm_progress_idle_128, node_put_signal,
+        node_put_signal_bytes, node_signal, node_wait_arrived, node_quiet_idle, node_progress_idle,
+        node_queue_round, node_queue_idle
 );
 main!(library_benchmark_groups = node);

@@ -180,7 +180,10 @@ impl Control {
     /// Withdraws a segment that no longer holds a region. If its announcement is still queued,
     /// removes the announcement instead. So a peer that does not read cannot keep the memory alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
-        let is_it = |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
+        let is_it = |notice: &Notice| {
+            matches!(notice, Notice::Announce(segment)
+                if segment.number() == number)
+        };
         if let Some(untold) = self.notices.iter().position(is_it) {
             self.notices.remove(untold);
             return;

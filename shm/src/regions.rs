@@ -150,7 +150,8 @@ impl Regions {
     /// Removes every region in the common segment with `peer`.
     pub(crate) fn remove_common(&mut self, peer: Peer) {
         for entry in &mut self.slots {
-            if matches!(&entry.region, Some(Registered { owner: Owner::Peer(owner, _), .. }) if *owner == peer)
+            if matches!(&entry.region, Some(Registered { owner: Owner::Peer(owner, _), .. })
+                if *owner == peer)
             {
                 entry.region = None;
             }

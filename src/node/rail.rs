@@ -257,7 +257,9 @@ unsafe impl Rail for NodeRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: our caller guarantees the same contract.
-        moves!(self, local, remote, rail => unsafe { rail.post_write(peer, local, remote, data, cx) })
+        moves!(self, local, remote, rail => unsafe {
+            rail.post_write(peer, local, remote, data, cx)
+        })
     }
 
     #[inline(always)]
@@ -270,7 +272,9 @@ unsafe impl Rail for NodeRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: our caller guarantees the same contract.
-        moves!(self, local, remote, rail => unsafe { rail.post_write_checked(peer, local, remote, data, cx) })
+        moves!(self, local, remote, rail => unsafe {
+            rail.post_write_checked(peer, local, remote, data, cx)
+        })
     }
 
     #[inline(always)]
@@ -294,7 +298,9 @@ unsafe impl Rail for NodeRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: our caller guarantees the same contract.
-        moves!(self, local, remote, rail => unsafe { rail.post_rendezvous_read(peer, local, remote, cx) })
+        moves!(self, local, remote, rail => unsafe {
+            rail.post_rendezvous_read(peer, local, remote, cx)
+        })
     }
 
     #[inline(always)]

@@ -97,6 +97,7 @@ fixtures! {
     Shm = "shm", Persona::shm();
     Shm2 = "shm", Persona::shm2();
     /// A write with data consumes a receive, as with plain verbs.
-    TakesReceives = "tcp", Persona { data_takes_receive: true, mode: FI_RX_CQ_DATA, ..Persona::tcp() };
+    TakesReceives = "tcp",
+        Persona { data_takes_receive: true, mode: FI_RX_CQ_DATA, ..Persona::tcp() };
     Calm = "efa-direct", Persona::efa_direct().calm();
 }

@@ -272,7 +272,8 @@ fn an_unanswered_close_names_the_peer_and_can_be_continued() {
                     // A worker answers even if its program makes no calls.
                     assert!(
                         WORKER && closed.is_ok()
-                            || matches!(closed, Err(Error::Unfinished(left)) if left.peer == peer && left.peers == 1),
+                            || matches!(closed, Err(Error::Unfinished(left))
+                                if left.peer == peer && left.peers == 1),
                         "{way:?}: {closed:?}"
                     );
                     send.send(vec![]).unwrap();

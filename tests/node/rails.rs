@@ -89,9 +89,8 @@ fn a_peer_whose_lifeline_ends_fails_at_once() {
     a.watch(peer, second).unwrap();
     drop(gone);
     let short = a.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), Duration::from_millis(50));
-    assert!(
-        matches!(short, Err(Error::Wait(WaitError::Deadline(stuck))) if stuck == a.missing(Some(peer)))
-    );
+    assert!(matches!(short, Err(Error::Wait(WaitError::Deadline(stuck)))
+            if stuck == a.missing(Some(peer))));
     assert_eq!(a.missing(None).peer, Some(peer));
     drop(held);
     let died = Err(Error::Wait(WaitError::PeerFailed(peer, PeerError::Died)));

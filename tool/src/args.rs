@@ -127,7 +127,10 @@ pub struct StatArgs {
     #[arg(short, long, value_name = "TIME", value_parser = sizes::parse_time)]
     pub interval: Option<Duration>,
     /// Number of repetitions [default: until interrupted].
-    #[arg(short = 'n', long, value_name = "N", requires = "interval", value_parser = sizes::count_in::<u64>(1, u64::MAX))]
+    #[arg(
+        short = 'n', long, value_name = "N", requires = "interval",
+        value_parser = sizes::count_in::<u64>(1, u64::MAX)
+    )]
     pub count: Option<u64>,
 }
 
@@ -181,7 +184,10 @@ pub struct PerfArgs {
     pub given: Given,
 
     /// Payload sizes in bytes, such as 8, 64K, 1M (powers of 1024) or 1e6 [default: 8].
-    #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse, conflicts_with_all = ["begin", "end", "factor"])]
+    #[arg(
+        short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse,
+        conflicts_with_all = ["begin", "end", "factor"]
+    )]
     pub size: Vec<usize>,
     /// First payload size of a range [default: 8].
     #[arg(short, long, value_name = "SIZE", value_parser = sizes::parse)]
@@ -198,7 +204,10 @@ pub struct PerfArgs {
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count::<u64>)]
     pub iters: Option<u64>,
     /// Measure each size for about this long, such as 10s, rather than a number of iterations.
-    #[arg(short = 'D', long, value_name = "TIME", value_parser = sizes::parse_time, conflicts_with = "iters")]
+    #[arg(
+        short = 'D', long, value_name = "TIME", value_parser = sizes::parse_time,
+        conflicts_with = "iters"
+    )]
     pub duration: Option<Duration>,
     /// Iterations before measuring. By default a tenth of the measured ones, at most 10000.
     #[arg(short, long, value_name = "N", value_parser = sizes::parse_count::<u64>)]
@@ -245,7 +254,10 @@ pub struct PerfArgs {
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub pin: Pin,
     /// For pool: numbers of threads to measure with. Each thread has its own pool.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse_count::<usize>, default_value = "1,2,4")]
+    #[arg(
+        long, value_name = "LIST",
+        value_delimiter = ',', value_parser = sizes::parse_count::<usize>, default_value = "1,2,4"
+    )]
     pub streams: Vec<usize>,
     /// Placement of the signal [default: adjacent up to 56 bytes, else split]. See --help.
     #[arg(long, value_enum)]
@@ -283,7 +295,10 @@ pub struct PerfArgs {
     /// Time limit of each measurement, and of waiting for the other side (with --connect at most
     /// 5s), such as 90 (seconds), 500ms or 5m. Also the deadline of operations over libfabric,
     /// unless FISHPLATE_DEADLINE is set.
-    #[arg(short = 'T', long, value_name = "TIME", value_parser = sizes::parse_time, default_value = "60s")]
+    #[arg(
+        short = 'T', long, value_name = "TIME", value_parser = sizes::parse_time,
+        default_value = "60s"
+    )]
     pub timeout: Duration,
 
     /// The faults of simulated rails.

@@ -105,7 +105,10 @@ fn gather() -> Outcome<Value> {
             "stream": block::<Stream>(),
             "peer_slot": block::<PeerSlot>(),
             "pending_slot": block::<PendingSlot>(),
-            "latency_row": { "size": size_of::<super::histogram::Latency>(), "p50_at": offset_of!(super::histogram::Latency, p50) },
+            "latency_row": {
+                "size": size_of::<super::histogram::Latency>(),
+                "p50_at": offset_of!(super::histogram::Latency, p50),
+            },
         },
     }))
 }
@@ -156,7 +159,8 @@ fn text(value: &Value) -> String {
 }
 
 fn block<T>() -> Value {
-    json!({ "size": size_of::<T>(), "align": align_of::<T>(), "lines": size_of::<T>().div_ceil(64) })
+    let size = size_of::<T>();
+    json!({ "size": size, "align": align_of::<T>(), "lines": size.div_ceil(64) })
 }
 
 /// Reports whether shared memory works here. Creates a segment and a pair of sockets.

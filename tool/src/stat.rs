@@ -87,7 +87,12 @@ fn as_json(now: &[Snapshot]) -> Outcome<String> {
         let values = NAMES.iter().zip(page.values);
         let values: Map<String, Value> =
             values.map(|(name, value)| ((*name).into(), value.into())).collect();
-        json!({ "pid": page.pid, "node": page.node, "written_ns": page.written_ns, "counters": values })
+        json!({
+            "pid": page.pid,
+            "node": page.node,
+            "written_ns": page.written_ns,
+            "counters": values,
+        })
     };
     let all: Vec<Value> = now.iter().map(page).collect();
     Ok(json!({ "schema_version": SCHEMA_VERSION, "nodes": all }).to_string() + "\n")

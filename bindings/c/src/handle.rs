@@ -110,7 +110,11 @@ fn me() -> usize {
         let thread: usize;
         // SAFETY: the x86-64 ABI stores the address of the thread control block at fs:0.
         unsafe {
-            std::arch::asm!("mov {}, fs:0", out(reg) thread, options(nostack, pure, readonly, preserves_flags));
+            std::arch::asm!(
+                "mov {}, fs:0",
+                out(reg) thread,
+                options(nostack, pure, readonly, preserves_flags)
+            );
         }
         thread
     }

@@ -84,9 +84,9 @@ impl Node {
 #[pymethods]
 impl Node {
     #[new]
-    #[pyo3(signature = (*, fabric=None, shared_memory=true, providers=None, interfaces=None, max_rails=None,
-        peers=None, regions=None, imports=None, operations=None, receives=None, patience=10.0,
-        connect_timeout=10.0, timeout=30.0, worker=None, gpu=None, counters=false))]
+    #[pyo3(signature = (*, fabric=None, shared_memory=true, providers=None, interfaces=None,
+        max_rails=None, peers=None, regions=None, imports=None, operations=None, receives=None,
+        patience=10.0, connect_timeout=10.0, timeout=30.0, worker=None, gpu=None, counters=false))]
     #[expect(clippy::too_many_arguments, reason = "settings, all of which have names and defaults")]
     fn open(
         py: Python<'_>,

@@ -80,9 +80,8 @@ fn the_oldest_receive_wins_across_shapes() {
     waiting(matcher.post(Some(1), T, Tag::ZERO, 2));
     waiting(matcher.post(Some(1), T, Tag::ALL, 3));
     for context in 1..4 {
-        assert!(
-            matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { context: c, .. }) if c == context)
-        );
+        assert!(matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { context: c, .. })
+                if c == context));
     }
     assert!(matches!(arrive(&mut matcher, 0), Ok(Arrive::Stored(_))));
     assert_eq!(matcher.posted(), 1);

@@ -111,7 +111,9 @@ macro_rules! functions {
             #[cfg(feature = "hip")]
             fn hip(library: &Library) -> Result<Driver, Absent> {
                 // SAFETY: HIP's header declares the arguments with types of the same size and kind.
-                Ok(unsafe { Driver { $($name: functions!(@ library [$($argument),*] $($hip)::+)),* } })
+                Ok(unsafe {
+                    Driver { $($name: functions!(@ library [$($argument),*] $($hip)::+)),* }
+                })
             }
         }
     };

@@ -209,7 +209,10 @@ macro_rules! function {
         FUNCTION.get_or_init(|| found);
         call
     }};
-    ($library:ident $symbol:ident [$($named:tt)*] [$kind:ty $(, $more:ty)*] $name:ident $($rest:ident)*) => {
+    (
+        $library:ident $symbol:ident [$($named:tt)*] [$kind:ty $(, $more:ty)*]
+        $name:ident $($rest:ident)*
+    ) => {
         hip::function!($library $symbol [$($named)* $name: $kind,] [$($more),*] $($rest)*)
     };
 }

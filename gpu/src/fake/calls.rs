@@ -276,7 +276,8 @@ impl FakeProcess {
     /// The driver's code for an invalid value if `ptr` is not the start of pinned memory.
     pub fn unpin(&self, ordinal: u32, ptr: NonNull<u8>) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
-        let is = |what: &What| matches!(what, What::Pinned { ptr: at, .. } if *at == ptr.as_ptr() as usize);
+        let start = ptr.as_ptr() as usize;
+        let is = |what: &What| matches!(what, What::Pinned { ptr: at, .. } if *at == start);
         let pinned = state.processes[self.place].space.all().find(|(_, range)| is(&range.what));
         let base = pinned.map_or(DevicePtr(0), |(base, _)| base);
         state.check_queue(self.place, base);

@@ -64,8 +64,8 @@ macro_rules! tables {
 }
 
 tables! {
-    fi_ops, fi_ops_fabric, fi_ops_domain, fi_ops_mr, fi_ops_av, fi_ops_cq, fi_ops_ep, fi_ops_cm, fi_ops_msg, fi_ops_rma,
-    fi_ops_atomic,
+    fi_ops, fi_ops_fabric, fi_ops_domain, fi_ops_mr, fi_ops_av, fi_ops_cq, fi_ops_ep, fi_ops_cm,
+    fi_ops_msg, fi_ops_rma, fi_ops_atomic,
 }
 
 /// Returns an entry of a table. Returns `None` if the table is missing or too short, or the entry
@@ -75,7 +75,7 @@ tables! {
 /// `table` is null, or points to a table as long as its first word says.
 #[inline]
 pub unsafe fn entry<T: Table, F: Copy>(table: *const T, offset: usize) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*const c_void>(), "an entry is a function pointer") };
+    const { assert!(size_of::<F>() == size_of::<*const c_void>(), "a function pointer") };
     if table.is_null() {
         return None;
     }

@@ -58,8 +58,10 @@ macro_rules! layout {
             $(
                 both.size(stringify!($structure), size_of::<$structure>());
                 $({
-                    let (offset, span) = (offset_of!($structure, $field), span_of!($structure, $field));
-                    both.field(stringify!($structure), stringify!($field), stringify!($field), offset, span.len());
+                    let (offset, span) =
+                        (offset_of!($structure, $field), span_of!($structure, $field));
+                    let (structure, field) = (stringify!($structure), stringify!($field));
+                    both.field(structure, field, field, offset, span.len());
                 })*
             )*
             $({

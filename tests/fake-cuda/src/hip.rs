@@ -95,14 +95,16 @@ same! {
     hipMemRelease cuMemRelease(handle: u64);
     hipHostRegister cuMemHostRegister_v2(ptr: *mut c_void, size: usize, flags: c_uint);
     hipHostUnregister cuMemHostUnregister(ptr: *mut c_void);
-    hipHostGetDevicePointer cuMemHostGetDevicePointer_v2(place: *mut u64, ptr: *mut c_void, flags: c_uint);
+    hipHostGetDevicePointer cuMemHostGetDevicePointer_v2(
+        place: *mut u64, ptr: *mut c_void, flags: c_uint);
     hipMemGetHandleForAddressRange cuMemGetHandleForAddressRange(
         handle: *mut c_void, ptr: u64, len: usize, kind: c_uint, flags: c_ulonglong
     );
     hipStreamCreateWithFlags cuStreamCreate(place: *mut *mut c_void, flags: c_uint);
     hipStreamDestroy cuStreamDestroy_v2(handle: *mut c_void);
     hipStreamSynchronize cuStreamSynchronize(handle: *mut c_void);
-    hipStreamWriteValue64 cuStreamWriteValue64_v2(handle: *mut c_void, word: u64, value: u64, flags: c_uint);
+    hipStreamWriteValue64 cuStreamWriteValue64_v2(
+        handle: *mut c_void, word: u64, value: u64, flags: c_uint);
     hipEventRecord cuEventRecord(event: *mut c_void, handle: *mut c_void);
     hipEventQuery cuEventQuery(event: *mut c_void);
     hipEventDestroy cuEventDestroy_v2(event: *mut c_void);

@@ -48,10 +48,16 @@ pub struct MatchArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_work)]
     workloads: Vec<Work>,
     /// Depths, at most 65536 [default: 0 and the powers of 4]; traces have their own.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::count_in::<u32>(0, DEPTH_MAX))]
+    #[arg(
+        long, value_name = "LIST",
+        value_delimiter = ',', value_parser = sizes::count_in::<u32>(0, DEPTH_MAX)
+    )]
     depths: Vec<u32>,
     /// Units that an engine runs per turn.
-    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::count_in::<u64>(1, u64::MAX), default_value = "20K")]
+    #[arg(
+        short = 'n', long, value_name = "N", value_parser = sizes::count_in::<u64>(1, u64::MAX),
+        default_value = "20K"
+    )]
     units: u64,
     /// Turns of each engine; medians are reported.
     #[arg(long, value_name = "N", value_parser = sizes::count_in::<u32>(1, 1000), default_value = "5")]
@@ -429,7 +435,8 @@ impl Columns for Row {
             "schema_version,test,engine,workload,depth,ns_per_op,instr_per_op,max_ns,bytes_per_entry".into(),
             format!(
                 "{},match,{},{},{},{:.3},{instructions},{:.3},{bytes}",
-                self.schema_version, self.engine, self.workload, self.depth, self.ns_per_op, self.max_ns
+                self.schema_version, self.engine, self.workload, self.depth, self.ns_per_op,
+                    self.max_ns
             ),
         ]
     }

@@ -42,7 +42,10 @@ use traffic::Traffic;
     job", max_term_width = 80, after_long_help = HELP)]
 struct JobArgs {
     /// Start this many ranks on this host. Without this option, a launcher must have started them.
-    #[arg(short = 'N', long, value_name = "N", value_parser = sizes::count_in::<u64>(2, fishplate::job::SIZE_MAX as u64))]
+    #[arg(
+        short = 'N', long, value_name = "N",
+        value_parser = sizes::count_in::<u64>(2, fishplate::job::SIZE_MAX as u64)
+    )]
     ranks: Option<u64>,
     /// Patterns to run, one after the other: which ranks send to which.
     #[arg(
@@ -55,10 +58,16 @@ struct JobArgs {
     )]
     pattern: Vec<Pattern>,
     /// Payload sizes in bytes, such as 8, 64K or 1M.
-    #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse, default_value = "8")]
+    #[arg(
+        short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse,
+        default_value = "8"
+    )]
     size: Vec<usize>,
     /// Number of messages per flow, such as 5000 or 100K.
-    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count::<u64>, default_value = "1000")]
+    #[arg(
+        short = 'n', long, value_name = "N", value_parser = sizes::parse_count::<u64>,
+        default_value = "1000"
+    )]
     iters: u64,
     /// Maximum number of messages of a flow that its receiver has not taken yet.
     #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u32>, default_value = "16")]
@@ -76,7 +85,10 @@ struct JobArgs {
     #[arg(long, conflicts_with = "format")]
     json: bool,
     /// Time limit, such as 90 (seconds), 500ms or 5m: for all ranks to join, and for each row.
-    #[arg(short = 'T', long, value_name = "TIME", value_parser = sizes::parse_time, default_value = "60s")]
+    #[arg(
+        short = 'T', long, value_name = "TIME", value_parser = sizes::parse_time,
+        default_value = "60s"
+    )]
     timeout: Duration,
     /// The rank of this process, in a job that another process started.
     #[arg(long, hide = true)]

@@ -71,7 +71,12 @@ macro_rules! functions {
                         return Err(format!("libucp.so.0 has no {}", stringify!($name)));
                     }
                     // SAFETY: UCX 1.10's header declares this type for this name.
-                    unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $result)?>(found) }
+                    unsafe {
+                        std::mem::transmute::<
+                            *mut c_void,
+                            unsafe extern "C" fn($($arg),*) $(-> $result)?,
+                        >(found)
+                    }
                 },)* })
             }
         }
@@ -93,7 +98,8 @@ functions! {
     ucp_tag_send_nbx(*mut c_void, *const c_void, usize, u64, *const RequestParam) -> isize;
     ucp_tag_recv_nbx(*mut c_void, *mut c_void, usize, u64, u64, *const RequestParam) -> isize;
     ucp_tag_probe_nb(*mut c_void, u64, u64, c_int, *mut [u64; 2]) -> *mut c_void;
-    ucp_tag_msg_recv_nbx(*mut c_void, *mut c_void, usize, *mut c_void, *const RequestParam) -> isize;
+    ucp_tag_msg_recv_nbx(
+        *mut c_void, *mut c_void, usize, *mut c_void, *const RequestParam) -> isize;
     ucp_request_cancel(*mut c_void, *mut c_void);
     ucp_request_free(*mut c_void);
 }

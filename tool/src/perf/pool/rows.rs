@@ -27,8 +27,9 @@ impl PoolRow {
         let Figures { ns_per_op, ops_per_s, p99_ns } = figures;
         let to_one_stream = to_one_stream.map_or("null".into(), |ratio| format!("{ratio:.3}"));
         format!(
-            "{{\"schema_version\":{schema_version},\"test\":\"pool\",\"pool\":\"{pool}\",\"scenario\":\"{scenario}\",\
-             \"streams\":{streams},\"ns_per_op\":{ns_per_op:.3},\"ops_per_s\":{ops_per_s:.0},\"p99_ns\":{p99_ns:.3},\"min_ns_per_op\":{min_ns:.3},\
+            "{{\"schema_version\":{schema_version},\"test\":\"pool\",\"pool\":\"{pool}\",\
+             \"scenario\":\"{scenario}\",\"streams\":{streams},\"ns_per_op\":{ns_per_op:.3},\
+             \"ops_per_s\":{ops_per_s:.0},\"p99_ns\":{p99_ns:.3},\"min_ns_per_op\":{min_ns:.3},\
              \"to_one_stream\":{to_one_stream}}}"
         )
     }
