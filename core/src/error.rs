@@ -123,9 +123,9 @@ impl From<Short> for Violation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The named table is full. A table that the user sizes at setup is named by that setting, like
-    /// `memory.peers` or `ShmConfig::max_regions`. The size of any other table is fixed, and its
-    /// name says what to do.
+    /// The table with this name is full. If its size is a setting, the name is that of the setting,
+    /// such as `memory.peers` or `ShmConfig::max_regions`. Other tables have a fixed size, and the
+    /// name includes the remedy.
     Full(&'static str),
     /// The buffer is shorter than the handle to be written.
     BufferTooShort {
@@ -143,7 +143,7 @@ pub enum AttachError {
         /// The version of this build.
         ours: u16,
     },
-    /// The region is empty, or exceeds the address space.
+    /// The region is empty, or exceeds its allocation or the address space.
     BadRange,
     /// The region's address is not a multiple of 8.
     Misaligned,

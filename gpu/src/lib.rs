@@ -276,7 +276,8 @@ impl fmt::Display for DeviceError {
                     Unshared::Pool =>
                         "it belongs to a stream-ordered pool; make the pool shareable, or allocate \
                          with cuMemAlloc",
-                    Unshared::Managed => "it is managed memory; allocate with cuMemAlloc",
+                    Unshared::Managed =>
+                        "it is managed memory; allocate with cuMemAlloc or hipMalloc",
                     Unshared::Host => "it is host memory; register it as host memory",
                     Unshared::NoHandleType =>
                         "it was created without a handle type; request POSIX descriptors when \

@@ -148,8 +148,8 @@ impl Listener {
 }
 
 /// Connects to a path, or to an abstract name if the address begins with `@`, and performs the
-/// handshake. Retries until the deadline while nothing listens at the address, or while the
-/// listener hangs up because it has too many connections.
+/// handshake. Retries until the deadline while nothing listens at the address, while the listener's
+/// backlog is full, or while it hangs up, as it does if it has too many connections.
 pub fn connect(
     address: impl AsRef<OsStr>,
     profile: &Profile,

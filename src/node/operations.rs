@@ -207,8 +207,8 @@ impl Node {
     /// [`NOW_MAX`](fishplate_core::engine::NOW_MAX). They have landed when the call returns.
     ///
     /// Returns 0 if the first range cannot be written without the peer's help or the network. Use
-    /// [`put`](Self::put) for that range. For peers on this host, the kernel copies all ranges in
-    /// one system call.
+    /// [`put`](Self::put) for that range. This call copies into mapped memory of a peer on this
+    /// host by itself. It has the kernel copy into other memory of that peer, in one system call.
     ///
     /// The writes may overtake operations issued earlier, even across a fence. Later signals and
     /// messages follow them.

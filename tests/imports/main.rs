@@ -233,7 +233,8 @@ fn layers_of_core_name_only_lower_layers() {
     assert!(breaches.is_empty(), "{breaches:#?}");
 }
 
-/// The packages. Each entry lists the packages of this tree that the package may depend on.
+/// The checked packages, each with the packages of this tree that it may depend on.
+/// Dev-dependencies are not checked.
 const PACKAGES: [(&str, &[&str]); 12] = [
     ("core", &[]),
     ("sys", &["fishplate-core"]),

@@ -39,9 +39,9 @@ use super::sizes;
         memory, check every payload, and print a latency and a bandwidth table.\n\nperf match (tag \
         matching alone) and perf job (traffic between many processes) have their own options: \
         fishplate perf job --help.\n\nExit status: 0 done; 1 the run failed, the other side was \
-        lost, or data was wrong; 2 an option has no effect here or its value cannot be used on \
-        this machine; 130 interrupted; 141 the reader of the output exited. doctor has its own \
-        exit statuses."
+        lost, or data was wrong; 2 the command line is invalid, an option has no effect here, or \
+        its value cannot be used on this machine; 130 interrupted; 141 the reader of the output \
+        exited. doctor has its own exit statuses."
 )]
 pub struct Cli {
     /// The subcommand. `None` runs the demonstration.
@@ -314,12 +314,13 @@ variables FISHPLATE_*.";
 const LAYOUT_HELP: &str = "\
 Environment: FISHPLATE_PROVIDER, _INTERFACES, _MAX_RAILS, _LIBFABRIC, _POLICY,
   _WINDOW, _BATCH, _EAGER, _STRIPE_THRESHOLD, _STRIPE_CHUNK, _ACK_AGE,
-  _CONTEXTS, _NATIVE_ATOMICS and _DEADLINE are settings of rails. fishplate
-  info -v shows each with its value, default and meaning.
+  _CONTEXTS, _NATIVE_ATOMICS, _NIC_DEVICE_MEMORY and _DEADLINE are settings of
+  rails. fishplate info -v shows each with its value, default and meaning.
 
 Exit status: 0 done; 1 the run failed, the other side was lost, or data was
-  wrong; 2 an option has no effect here, or its value cannot be used on this
-  machine; 130 interrupted; 141 the reader of the output exited.
+  wrong; 2 the command line is invalid, an option has no effect here, or its
+  value cannot be used on this machine; 130 interrupted; 141 the reader of the
+  output exited.
 
 Layouts:
   adjacent  The signal lies directly behind the payload. With up to 56 bytes
@@ -333,7 +334,7 @@ Latency:
               that time is included.
   put         time per put, averaged over a window; with --check the other
               side verifies every window.
-  --bidirectional  put and tag-bw as above, in each direction. Rates are the
+  --bidirectional  put and tag-bw, in each direction at once. Rates are the
               sum of both. The iterations of the row are those of one direction.
   get, amo    from the call to its completion.
   signal-rate time per signal, averaged over a window.
@@ -344,17 +345,17 @@ Latency:
   ring        half of a round trip through two rings. Rates are those of a
               stream through one ring.
   With --mode worker a second thread makes progress. Each call takes a lock,
-  and a wait of more than some microseconds sleeps.
+  and a wait of more than a few microseconds sleeps.
   cpu/op is the processor time of all threads of this side's process, per
   operation. A spinning thread uses a whole processor. The start and the end of
   a row are included, so it is meaningful from some 10000 iterations on.
   floor_ns is half of a round trip of two bare atomics between the same
-  processors: the best of four ways, measured before, between and after the
-  two halves of a row. If the floor changed by more than 20 %, the row is
+  processors: the best of four ways. Each row is measured in two halves, and the
+  floor before, between and after them. If the floor changed by more than 20 %, the row is
   repeated. There is no floor if other programs keep the two sides from running
   at the same time. p50/fl is p50 divided by the floor.
   floor_apart_ns (apart, p50/ap) is the best floor with a cache line for each
-  direction. Tests use lines in this way: each side writes to the other's memory.
+  direction, as in the tests, where each side writes to the other's memory.
   A p50/ap of 0.8 to 1.2 is usual: both floors are the best of short batches,
   and the distance between two virtual processors changes during a row.
   If p50/fl is below 1, or p50/ap below 0.8, the processors were slower or

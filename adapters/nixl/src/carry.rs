@@ -133,7 +133,7 @@ impl State {
         status
     }
 
-    /// Returns whether another step can copy more of a transfer at once.
+    /// Returns whether the next step can copy more of the transfer immediately.
     pub fn copies(&self, number: u64) -> bool {
         self.transfers.get(number).is_some_and(|transfer| transfer.copies)
     }

@@ -1,5 +1,6 @@
-/* Misuse must return an error and must not crash. Calls every function that takes a node with
- * invalid nodes, with a table of wrong arguments, and at random. usage: misuse [SEED] */
+/* Misuse must return an error and must not crash. Passes invalid nodes to every function
+ * that takes a node. Passes wrong arguments from a table, and random arguments, to most of them.
+ * usage: misuse [SEED] */
 #include <fishplate.h>
 
 #include <errno.h>

@@ -148,7 +148,7 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) len: u64,
     /// Number of bytes that only rails access. Otherwise 0.
     pub(crate) device: u64,
-    /// Whether the slot is taken. The other fields of a free slot have no meaning.
+    /// Whether the slot is taken. In a free slot only `generation` has a meaning.
     pub(crate) taken: bool,
     pub(crate) peer: u16,
     /// Like [`LocalSlot::generation`].

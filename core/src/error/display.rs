@@ -107,9 +107,9 @@ impl Display for AttachError {
                     "different versions: {theirs} at the peer, {ours} here; run the same build"
                 )
             }
-            AttachError::BadRange => {
-                f.write_str("invalid region: it is empty, or exceeds the address space")
-            }
+            AttachError::BadRange => f.write_str(
+                "invalid region: it is empty, or exceeds its allocation or the address space",
+            ),
             AttachError::Misaligned => {
                 f.write_str("misaligned region: it must begin at a multiple of 8")
             }

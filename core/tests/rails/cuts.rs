@@ -16,7 +16,7 @@ const A: Peer = Peer(0);
 const B: Peer = Peer(1);
 const LATE: u32 = 500;
 
-/// Counts of unexpected outcomes of posts to a cut link.
+/// Counts of the outcomes of posts to a cut link, without posts that succeeded.
 #[derive(Debug, Default)]
 struct Fates {
     lost: u32,

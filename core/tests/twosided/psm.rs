@@ -100,7 +100,7 @@ fn peek_returns_the_oldest_completed_request_and_leaves_it() {
     let short = bench.mq.irecv(2, ALL, Some((bench.into.at(6000), 8)), 2).unwrap();
     let first = bench.mq.isend(bench.me, 0, 1, bench.from(5000), 3).unwrap();
     let second = bench.mq.isend(bench.me, 0, 2, bench.from(8), 4).unwrap();
-    // The short send completes at once, and the long sends complete later.
+    // The short send completes at once. The long send completes last.
     let mut order = vec![];
     for _ in 0..4 {
         while bench.mq.ipeek().is_err() {}

@@ -37,8 +37,11 @@ impl GpuProfile {
         &self.profile
     }
 
-    /// Agrees with the other end of a link, which must call this too. Waits until the deadline.
-    /// Slow path.
+    /// Agrees with the other end of a link on done words and bounce slots. The other end must call
+    /// this too. Waits at most until the deadline. Slow path.
+    ///
+    /// # Errors
+    /// The deadline expired, or the other end hung up or broke the protocol.
     pub fn agree(&self, link: Link, deadline: Instant) -> Result<GpuLink, HandshakeError> {
         let GpuAgreement { mut link, agreement } = self.begin(link)?;
         let agreed = agreement.finish(&mut link, deadline)?;

@@ -174,7 +174,8 @@ impl<'a> Line<'a> {
         self.control.has_notices()
     }
 
-    /// Returns whether the queue of [`tell`](Line::tell) has room.
+    /// Returns whether so few packets are queued that the caller may add an optional one.
+    /// [`tell`](Line::tell) accepts more.
     pub fn has_room(&self) -> bool {
         self.control.notices.len() < MAX_QUEUED
     }

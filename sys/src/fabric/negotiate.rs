@@ -270,10 +270,11 @@ impl fmt::Display for NegotiateError {
 
 impl Error for NegotiateError {}
 
-/// Lists the names of all providers of a library that a request may use, without duplicates.
+/// Lists a library's providers with reliable datagram endpoints, by name and without duplicates. A
+/// request may still reject some of them.
 ///
 /// # Errors
-/// The code of the library.
+/// The call of libfabric failed.
 pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
     let mut hints = Hints::new(library)?;
     hints.set_endpoint_type(FI_EP_RDM);

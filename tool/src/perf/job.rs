@@ -53,7 +53,8 @@ pub struct Tally {
     pub checked: u64,
     /// Number of iterations with wrong data.
     pub errors: u64,
-    /// Number of signals seen before the data that they announce.
+    /// Number of signals seen before the data that they announce, and of signals and messages out
+    /// of order.
     pub misordered: u64,
     /// Number of arrivals that the engine counted as out of order.
     pub out_of_order: u64,

@@ -333,8 +333,9 @@ fn gpu(device: DeviceName) -> Outcome<Gpu> {
         DeviceName::Host => Ok(Gpu::StandIn),
         device => device.to_string().parse().map_err(|_| {
             Failure::usage(format!(
-                "--device {device}: this program was built without GPU support; build it with \
-                 feature cuda or hip"
+                "--device {device}: this program was built without support for it; build it with \
+                 the feature {}",
+                if matches!(device, DeviceName::Hip(_)) { "hip" } else { "cuda" }
             ))
         }),
     }

@@ -187,7 +187,7 @@ impl fmt::Display for TagError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             TagError::Full => {
-                "the matcher is full; receive messages or give it more slots at setup"
+                "the matcher is full; receive messages, cancel receives or set up more slots"
             }
             TagError::TooWide => "the tag or the mask has bits beyond the width chosen at setup",
             TagError::Stale => "stale id: it names no receive or message of this matcher",

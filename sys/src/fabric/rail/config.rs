@@ -17,7 +17,7 @@ pub struct FabricConfig {
     pub depth: u32,
     /// Number of posted receive buffers of `max_message` bytes each. A provider may support fewer.
     pub receives: u32,
-    /// Number of bounce buffers, for messages too long to inject.
+    /// Number of bounce buffers, for messages too long to inject and for the first to each peer.
     pub bounces: u32,
     /// Maximum number of registered regions.
     pub max_regions: u16,

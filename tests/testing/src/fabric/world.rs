@@ -120,8 +120,8 @@ pub(super) struct Op {
     /// True if the operation's connection is broken. The origin gets an error, even if the
     /// operation lands.
     pub torn: bool,
-    /// True for a broken operation that is still in the network, after its origin has seen the
-    /// error.
+    /// True for the copy of a broken operation that may still land, before or after its origin sees
+    /// the error.
     pub stray: bool,
 }
 
