@@ -33,8 +33,7 @@ pub struct Settings {
     /// How each operation selects its rail.
     pub policy: RailPolicy,
     /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19.
-    /// It must be the same on both sides. [Failover](crate::node::Builder::failover) needs at least
-    /// 4.
+    /// It must be the same on both sides.
     pub window: u32,
     /// Maximum number of events per queue, and of streams with pending work, that a pass handles.
     pub batch: u32,

@@ -109,7 +109,7 @@ pub struct Config {
     /// Number of contexts, 1 to 256. Both sides of a connection use the same number. Default: 1.
     pub contexts: u16,
     /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19.
-    /// Both sides use the same window. Failover needs at least 4. Default: 128.
+    /// Both sides use the same window. Default: 128.
     pub window: u32,
     /// Maximum number of events per queue, and of streams with work to do, that a pass handles.
     /// Default: 32.

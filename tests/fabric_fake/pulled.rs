@@ -68,7 +68,6 @@ fn run<const RAILS: usize>(seed: u64, given: Option<Plan>) -> (u64, u64) {
     let mut random = Random(!seed);
     let inject = random.below(2) == 0;
     let make = |nodes: u16, config: Config, size| {
-        let config = Config { window: config.window.max(4), ..config };
         join_prepared::<RAILS>(
             &fake,
             ("tcp", &persona),

@@ -495,7 +495,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let window = self.config.window;
         let pieces =
             self.failover.as_ref().map_or(0, |failover| failover.streams[stream as usize].pieces);
-        self.streams[stream as usize].in_flight() < window.into() && pieces < window / 4
+        self.streams[stream as usize].in_flight() < window.into() && pieces < (window / 4).max(1)
     }
 
     /// Returns whether operations of this side are in flight. Answers to the peer do not count, so

@@ -106,10 +106,6 @@ pub struct FailoverMemory<'m> {
 const AGAIN: u32 = 64;
 const RARELY: u16 = 10;
 
-/// The shortest window with failover. Half of a window is for answers to messages, a quarter for
-/// answers to gets, and the rest for operations.
-const LEAST_WINDOW: u32 = 4;
-
 /// Maximum time that one pass adds to the clock of waiting fences, in nanoseconds or passes. So a
 /// pause of this process counts little. If the rails have no clock, each check of the peers adds
 /// the second value: a wait sleeps for 10 ms between two checks.
@@ -291,9 +287,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     ///
     /// # Errors
     /// [`AttachError::Memory`] names the memory that is too short. [`AttachError::Config`] gives
-    /// the reason why failover cannot be attached: it is already attached, [`Config::window`] is
-    /// below 4, a peer is connected, or memory with native atomics is registered, which failover
-    /// does not support.
+    /// the reason why failover cannot be attached: it is already attached, a peer is connected, or
+    /// memory with native atomics is registered, which failover does not support.
     pub fn attach_failover(&mut self, memory: FailoverMemory<'m>) -> Result<(), AttachError> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
         let FailoverMemory { peers, streams, sent } = memory;
@@ -301,10 +296,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let each = count * self.state.config.contexts as usize;
         let early = |state| matches!(state, PeerState::Free | PeerState::Reserved);
         check(self.state.failover.is_none(), "failover: already attached")?;
-        check(
-            window >= LEAST_WINDOW,
-            "window: must be at least 4 with failover; raise it, or switch failover off",
-        )?;
         check(
             self.state.peers.iter().all(|peer| early(peer.state)),
             "failover: a peer is connected; attach failover first",

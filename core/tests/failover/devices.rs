@@ -1,10 +1,12 @@
 //! Device memory while rails fail and return. All rails reach the memory, or only some, or none. If
 //! none does, the bytes travel in messages.
 
+use std::ptr::NonNull;
+
 use fishplate_core::engine::protocol::{MatchConfig, Payload};
 use fishplate_core::engine::{Config, Engine, Notice, RailPolicy};
 use fishplate_core::error::{PeerError, PostError};
-use fishplate_core::mem::{LocalId, RailId, Region, RemoteId};
+use fishplate_core::mem::{LocalId, RailId, Region, RemoteId, Span};
 use fishplate_core::op::{Fault, Outcome};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::sim::schedule::{self, Event, Schedule};
@@ -52,7 +54,6 @@ fn run(seed: u64, totals: &mut Totals) {
     let count = 2 + random.below(RAILS as u64 - 1) as u16;
     let closes = random.below(4) == 0;
     let config = oracle::config(&mut random, seed);
-    let config = Config { window: config.window.max(4), ..config };
     let matching = MatchConfig { pieces: 1 + random.below(4) as u8, ..SMALL };
     let dials = Dials { repeats: random.below(2) == 0, ..Dials::WILD };
     // A bit for each rail that does not reach device memory.
@@ -255,10 +256,11 @@ fn a_get_of_carried_memory_completes_while_its_owner_closes() {
     }
 }
 
-/// Answers to gets have sequence numbers, so something is always in flight.
+/// Answers to gets have sequence numbers, so something is always in flight. With a window of one,
+/// answers and operations use the window in turn.
 #[test]
 fn operations_and_fences_end_while_the_peer_keeps_getting_carried_memory() {
-    let cases = [(16, true), (16, false), (4, true), (4, false)];
+    let cases = [(16, true), (16, false), (2, true), (2, false), (1, false)];
     for (seed, (window, inject)) in
         seeds(4).into_iter().flat_map(|seed| cases.map(|case| (seed, case)))
     {
@@ -296,25 +298,29 @@ fn operations_and_fences_end_while_the_peer_keeps_getting_carried_memory() {
     }
 }
 
-/// Node 1 answers gets and long messages of node 0, and puts. Each could fill the window.
+/// Node 1 answers gets, sends long messages in chunks, and puts. Each could fill the window.
 #[test]
 fn gets_messages_and_puts_share_a_window() {
     /// Maximum number of open operations of each kind.
     const OPEN: usize = 8;
-    for (seed, window) in seeds(3).into_iter().flat_map(|seed| [4, 16].map(|window| (seed, window)))
+    for (seed, window) in
+        seeds(2).into_iter().flat_map(|seed| [1, 2, 4, 16].map(|window| (seed, window)))
     {
-        let dials = Dials { min_delay: 20, max_delay: 40, ..Dials::CALM };
-        let Two { mut fleet, theirs: [theirs, _], .. } = carried(seed, dials, 0, window, [256; 2]);
+        let Two { mut fleet, theirs: [theirs, _], .. } =
+            carried(seed, Dials::CALM, 0, window, [256; 2]);
         let [one, two] = [fleet[0].peers[1], fleet[1].peers[0]];
+        let into = leak(0, 2048);
+        // SAFETY: the memory is leaked, and only receives write it.
+        let into = unsafe { Span::new(NonNull::from_mut(into).cast(), 2048) };
         let (mut issued, mut ended) = ([0; 3], [0; 3]);
-        for _ in 0..3000 {
+        for _ in 0..2000 {
             for kind in 0..3 {
-                let Node { engine, source, target, remotes, .. } = &mut fleet[kind / 2];
+                let Node { engine, source, target, remotes, .. } = &mut fleet[kind.min(1)];
                 let (from, notice) = (source.at(0), Notice::Report(kind as u64));
                 while issued[kind] < ended[kind] + OPEN
                     && match kind {
-                        0 => engine.get(CX, target.at(2048), 512, theirs.at(0), notice),
-                        1 => engine.send(CX, one, tag(0), Payload::Region(from, 512), notice),
+                        0 => engine.get(CX, target.at(0), 4096, theirs.at(0), notice),
+                        1 => engine.send(CX, two, tag(0), Payload::Region(from, 2048), notice),
                         _ => engine.put(CX, from, 8, remotes[0].at(0), notice),
                     }
                     .is_ok()
@@ -322,10 +328,9 @@ fn gets_messages_and_puts_share_a_window() {
                     issued[kind] += 1;
                 }
             }
-            let into = Some((fleet[1].target.at(0), 512));
-            while fleet[1].engine.recv(Some(two), tag(0), EXACT, into, 0).is_ok() {}
+            while fleet[0].engine.recv(Some(one), tag(0), EXACT, into, 0).is_ok() {}
             fleet::turn(&mut fleet);
-            while fleet[1].engine.next_recv().is_some() {}
+            while fleet[0].engine.next_recv().is_some() {}
             for node in &mut fleet {
                 while let Some(end) = node.engine.next_completion() {
                     assert_eq!(end.outcome, Outcome::Done);
@@ -334,7 +339,7 @@ fn gets_messages_and_puts_share_a_window() {
             }
         }
         println!("window {window}: {ended:?}");
-        assert!(ended.iter().all(|&count| count >= 10), "seed {seed}, window {window}: {ended:?}");
+        assert!(ended.iter().all(|&count| count >= 5), "seed {seed}, window {window}: {ended:?}");
     }
 }
 
@@ -345,7 +350,7 @@ fn carried_gets_of_memory_that_is_gone_fail_alone_while_rails_fail() {
     let (mut refused, seeds) = (0, seeds(24));
     for &seed in &seeds {
         let mut random = Random(seed);
-        let window = [4, 8, 16][seed as usize % 3];
+        let window = [1, 4, 16][seed as usize % 3];
         let mut two = carried(seed, Dials::WILD, seed as u32 % 4, window, [256; 2]);
         let data: Vec<u8> = (0..4096).map(|_| random.next() as u8 | 1).collect();
         poke(&two.regions[1], 0, &data);

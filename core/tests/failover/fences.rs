@@ -145,7 +145,8 @@ fn a_close_waits_for_the_answer_to_a_long_message_if_a_rail_has_lost_it() {
 /// Each node could fill the window with sequence numbers as soon as the window has room.
 #[test]
 fn puts_and_answers_to_long_messages_do_not_hold_up_each_other() {
-    for (seed, window) in seeds(2).into_iter().flat_map(|seed| [4, 16].map(|window| (seed, window)))
+    for (seed, window) in
+        seeds(2).into_iter().flat_map(|seed| [1, 2, 4, 16].map(|window| (seed, window)))
     {
         let dials = Dials { min_delay: 20, max_delay: 40, ..Dials::CALM };
         let (_, mut fleet) = nodes(window, dials, seed);

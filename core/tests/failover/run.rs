@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
+use fishplate_core::engine::Stats;
 use fishplate_core::engine::protocol::MatchConfig;
-use fishplate_core::engine::{Config, Stats};
 use fishplate_core::error::{OpError, PeerError};
 use fishplate_core::rail::sim::Dials;
 use fishplate_core::rail::sim::schedule::{self, Change, Event, Link, Schedule};
@@ -110,7 +110,6 @@ fn run_with(
     let (nodes, count, closes) =
         given.map_or((nodes, count, closes), |given| (given.nodes, given.rails, true));
     let config = oracle::config(&mut random, seed);
-    let config = Config { window: config.window.max(4), ..config };
     let matching = MatchConfig { credits: 1 + random.below(6) as u32, ..SMALL };
     let calm = if random.below(8) == 0 { Dials::CALM } else { Dials::WILD };
     let dials = Dials { repeats: random.below(2) == 0, ..calm };

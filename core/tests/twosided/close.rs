@@ -289,7 +289,6 @@ fn a_close_ends_while_the_peer_keeps_sending() {
             1 => flooded(tagged_fleet::<2>(2, Dials::CALM, config, SMALL, seed), flood),
             _ => {
                 let sim = fleet::fabric(2, 2, 256, Dials::WILD, seed);
-                let config = Config { window: config.window.max(4), ..config };
                 let attach = |engine: &mut Engine<'static, End, 2>| {
                     engine.attach_matching(SMALL, match_memory(SMALL, 2, 4)).unwrap();
                 };

@@ -201,7 +201,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let (window, in_flight) = (self.config.window, self.streams[stream as usize].in_flight());
         let Some(failover) = &mut self.failover else { return true };
         let answered = failover.streams[stream as usize].answered;
-        let may = in_flight < window.into() && answered < window / 2;
+        let may = in_flight < window.into() && answered < (window / 2).max(1);
         if !may {
             failover.refused = true;
             self.ask(stream);
