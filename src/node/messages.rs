@@ -195,7 +195,7 @@ impl Node {
     /// # Errors
     /// [`Error::Op`]: nothing was posted. [`Error::NotConnected`].
     #[doc(alias = "MPI_Irecv")]
-    #[inline]
+    #[inline(always)]
     pub fn post_recv(
         &mut self,
         source: Option<PeerId>,
@@ -263,12 +263,14 @@ impl Node {
     }
 
     /// Takes the status of the next complete receive. Makes no progress.
-    #[inline]
+    // Builds a new value from the cold call's status, so that callers keep a status in registers.
+    #[inline(always)]
     pub fn next_recv(&mut self) -> Option<Status> {
-        match self.own.receives.is_empty() && matches!(self.driver, Driver::Program) {
-            true => self.home.engine.next_recv(),
-            false => self.next_recv_of_others(),
+        if !self.own.receives.is_empty() || !matches!(self.driver, Driver::Program) {
+            let status = self.next_recv_of_others()?;
+            return Some(status);
         }
+        self.home.engine.next_recv()
     }
 
     /// Implements [`next_recv`](Self::next_recv) for a front, and for a node that has abandoned

@@ -28,7 +28,7 @@ enum Applied {
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Serves the streams that are due now, at most a batch of them. Streams that become due
     /// meanwhile wait for the next pass.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn service(&mut self) {
         for _ in 0..self.state.due.len.min(self.state.config.batch) {
             let Some(stream) = self.state.due.pop(self.state.streams) else { return };

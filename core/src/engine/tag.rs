@@ -260,6 +260,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.check_width(tag)?;
         let key = Key::new(source, tag);
         let matched = match self.posted.pop_fresh(&self.shapes, key) {
+            None if self.posted.order.head == NONE => None,
             None => self.deliver_behind(key),
             popped => {
                 self.stats.searches += 1;
@@ -283,6 +284,17 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.stats.unexpected_bytes = self.stats.unexpected_bytes.wrapping_add(len);
         let here = self.unexpected.len + self.unexpected.claimed;
         self.stats.unexpected_peak = self.stats.unexpected_peak.max(here);
+        match self.unexpected.caught_up {
+            0 => Ok(Arrive::Stored(stored)),
+            _ => self.stored_beyond_indexes(stored),
+        }
+    }
+
+    /// Completes [`store`](Self::store) if indexes had all earlier messages. A tail call, so that
+    /// `store` saves no registers.
+    #[inline(never)]
+    fn stored_beyond_indexes(&mut self, stored: UnexpectedId) -> Result<Arrive, TagError> {
+        self.unexpected.wake_indexes(stored.index);
         Ok(Arrive::Stored(stored))
     }
 
@@ -291,12 +303,10 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         if self.unexpected.widen() { self.store(key, len, cookie) } else { Err(TagError::Full) }
     }
 
-    /// Removes the oldest receive that accepts a message with this key.
+    /// Removes the oldest receive that accepts a message with this key. At least one receive must
+    /// wait.
     #[inline(never)]
     fn deliver_behind(&mut self, key: Key) -> Option<(ReceiveId, u64)> {
-        if self.posted.order.head == NONE {
-            return None;
-        }
         self.posted.catch_up(&mut self.shapes, key);
         let found = self.posted.find(&self.shapes, key);
         self.count(found);

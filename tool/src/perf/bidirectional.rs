@@ -30,8 +30,8 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
         tally.ticks = puts(verbs, job, me, warm.0, job.iters, histogram, &mut tally)?.1;
         return Ok(tally);
     }
-    let mut receiver = Receiver::new(me, Job::arena(job.size));
-    receiver.post(verbs, job, job.window.min(POSTED))?;
+    let mut receiver = Receiver::new(job, me, Job::arena(job.size));
+    receiver.post_first(verbs)?;
     // Waits until both sides have posted their receives.
     both_answer(verbs, me)?;
     messages(verbs, job, 0, job.warmup, (me, &mut receiver), &mut discarded, &mut tally)?;

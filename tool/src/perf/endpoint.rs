@@ -120,9 +120,11 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    pub fn right(&self, status: &Status) -> Outcome {
+    /// Returns the word of a receive, if it succeeded.
+    #[inline(always)]
+    pub fn right(&self, status: Status) -> Outcome<u64> {
         match status.outcome {
-            Received::Ok => Ok(()),
+            Received::Ok => Ok(status.word),
             outcome => Err(self.who.receive_ended(outcome)),
         }
     }

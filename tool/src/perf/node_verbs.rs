@@ -177,16 +177,15 @@ impl<const STARTS: bool> Verbs for Endpoint<STARTS> {
     #[inline(always)]
     fn received(&mut self, _: Side, request: Request) -> Outcome {
         let status = self.retry(|side| side.node.wait_recv(request, SLICE))?;
-        self.right(&status)
+        self.right(status).map(drop)
     }
 
     #[inline(always)]
     fn next_recv(&mut self, _: Side) -> Outcome<u64> {
         loop {
             if let Some(status) = self.node.next_recv() {
-                self.right(&status)?;
                 self.turn()?;
-                return Ok(status.word);
+                return self.right(status);
             }
             self.node.progress();
             self.idle()?;

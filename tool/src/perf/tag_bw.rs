@@ -27,9 +27,9 @@ fn stride(job: &Job) -> usize {
 /// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
-    let mut receiver = Receiver::new(Side::Answers, 0);
+    let mut receiver = Receiver::new(job, Side::Answers, 0);
     if verbs.plays(Side::Answers) {
-        receiver.post(verbs, job, job.window.min(POSTED))?;
+        receiver.post_first(verbs)?;
     }
     // Reports to the other side that the receives are posted.
     answer(verbs)?;
@@ -142,8 +142,15 @@ fn pattern(job: &Job, side: Side, number: u64) -> Pattern {
 /// The receives of a stream, on the receiving side.
 pub struct Receiver {
     side: Side,
-    /// The offset of the receives in the buffer.
+    /// The offset of the receives in the buffer, and their size.
     start: usize,
+    len: usize,
+    /// The distance between receives, and the offset after the last one.
+    stride: usize,
+    end: usize,
+    /// Number of receives to post at first, and in all.
+    window: u64,
+    total: u64,
     /// Numbers of posted and of completed receives.
     posted: u64,
     got: u64,
@@ -153,22 +160,35 @@ pub struct Receiver {
 
 impl Receiver {
     /// Creates a receiver of `side` that uses its buffer from offset `start` on.
-    pub fn new(side: Side, start: usize) -> Self {
-        Receiver { side, start: start + SLOTS_AT, posted: 0, got: 0, next: 0 }
+    pub fn new(job: &Job, side: Side, start: usize) -> Self {
+        let stride = stride(job);
+        Receiver {
+            side,
+            start: start + SLOTS_AT,
+            len: job.size,
+            stride,
+            end: job.slots() as usize * stride,
+            window: job.window.min(POSTED),
+            total: job.warmup + job.iters,
+            posted: 0,
+            got: 0,
+            next: 0,
+        }
     }
 
-    /// Posts receives until `count` are posted in all, or one for each message of the job.
+    /// Posts a window of receives.
+    pub fn post_first<V: Verbs>(&mut self, verbs: &mut V) -> Outcome {
+        (0..self.window).try_for_each(|_| self.post(verbs))
+    }
+
+    /// Posts a receive, unless one was posted for each message of the job.
     #[inline(always)]
-    pub fn post<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64) -> Outcome {
-        let stride = stride(job);
-        while self.posted < count.min(job.warmup + job.iters) {
-            verbs.recv(self.side, STREAM, self.start + self.next, job.size, self.posted)?;
+    fn post<V: Verbs>(&mut self, verbs: &mut V) -> Outcome {
+        if self.posted < self.total {
+            verbs.recv(self.side, STREAM, self.start + self.next, self.len, self.posted)?;
             self.posted += 1;
-            self.next = if self.next + stride == job.slots() as usize * stride {
-                0
-            } else {
-                self.next + stride
-            };
+            let next = self.next + self.stride;
+            self.next = if next == self.end { 0 } else { next };
         }
         Ok(())
     }
@@ -193,7 +213,7 @@ impl Receiver {
                 tally.errors += u64::from(!whole);
             }
             self.got += 1;
-            self.post(verbs, job, self.posted + 1)?;
+            self.post(verbs)?;
         }
         Ok(())
     }

@@ -110,7 +110,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
 
     /// Sets the cursor of every index that had all messages. The new cursor is the message just
     /// stored, the first message that the index lacks.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn wake_indexes(&mut self, at: u32) {
         for (number, index) in self.indexes.iter_mut().enumerate() {
             if self.caught_up & 1 << number != 0 {

@@ -55,8 +55,8 @@ pub struct UnexpectedSlot {
     /// Bit k is set if this is the oldest message that index k lacks.
     pub(super) cursor_of: u8,
     /// Nonzero if a matcher has used this slot and all slots before it.
-    used: u32,
-    _pad: [u32; 2],
+    used: u8,
+    _pad: [u32; 3],
     pub(super) groups: [GroupLinks; MOST_INDEXES],
 }
 
@@ -77,7 +77,7 @@ impl UnexpectedSlot {
         linked: 0,
         cursor_of: 0,
         used: 0,
-        _pad: [0; 2],
+        _pad: [0; 3],
         groups: [GroupLinks::NONE; MOST_INDEXES],
     };
 
@@ -168,7 +168,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
     }
 
     /// Adds a message, the youngest. Returns `None` if no slot is free; [`widen`](Self::widen) may
-    /// help.
+    /// help. If an index had all messages, call [`wake_indexes`](Self::wake_indexes) next.
     #[inline(always)]
     pub(super) fn store(&mut self, key: Key, len: u64, cookie: u64) -> Option<UnexpectedId> {
         let index = self.free;
@@ -185,9 +185,6 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         slot.cursor_of = self.caught_up;
         self.order.push(self.slots, index);
         self.len += 1;
-        if self.caught_up != 0 {
-            self.wake_indexes(index);
-        }
         Some(UnexpectedId { index, generation: seq as u32 })
     }
 
@@ -198,7 +195,9 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         let from = self.used as usize;
         let end = self.slots.len().min(from + WIDER);
         for (slot, next) in self.slots[from..end].iter_mut().zip(from as u32 + 1..) {
-            (slot.order.next, slot.state, slot.used) = (next, State::Free, 1);
+            // Four adjacent bytes: one store.
+            (slot.state, slot.linked, slot.cursor_of, slot.used) = (State::Free, 0, 0, 1);
+            slot.order.next = next;
         }
         let Some(last) = self.slots[from..end].last_mut() else { return false };
         last.order.next = NONE;
