@@ -17,11 +17,10 @@ impl Progress {
     /// Creates a bar of `steps` steps. Shows it if standard error is a terminal, and there are many
     /// steps or the run is `long`.
     pub fn new(steps: u64, long: bool) -> Self {
-        let bar = if (steps >= MANY || long) && std::io::stderr().is_terminal() {
-            ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
-        } else {
-            ProgressBar::hidden()
-        };
+        let shown = (steps >= MANY || long) && std::io::stderr().is_terminal();
+        let target =
+            if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(steps), target);
         if let Ok(style) = ProgressStyle::with_template("{msg:>16} [{wide_bar}] {pos}/{len}") {
             bar.set_style(style.progress_chars("=> "));
         }
@@ -36,8 +35,10 @@ impl Progress {
     /// Counts a finished step. Not called in timed code.
     pub fn step(&self) {
         self.bar.inc(1);
+        debug_assert!(Some(self.bar.position()) <= self.bar.length(), "more steps than announced");
     }
 
+    /// Adds steps, because a row is measured again.
     pub fn extend(&self, steps: u64) {
         self.bar.inc_length(steps);
     }
