@@ -1,8 +1,4 @@
 //! The command line, and its translation into a checked [`Plan`].
-//!
-//! This file defines the options and their conflicts. `faults` and `trace` define the options of
-//! simulated rails, and `choices` the values of options. `bounds` defines the limits of a
-//! measurement, and `plan` the resulting plan. `given` finds options that have no effect.
 
 pub mod bounds;
 mod choices;
@@ -374,7 +370,6 @@ Faults (put-signal and tag, --transport sim --rails 2 to 4):
 
 JSON: tool/schema in the sources describes every field of a row.";
 
-/// Checks that an address is well-formed.
 fn address(text: &str) -> Result<String, String> {
     let port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<NonZeroU16>().is_ok());
     match text.starts_with('@') && text.len() > 1 || text.contains('/') || port {
@@ -387,9 +382,8 @@ fn address(text: &str) -> Result<String, String> {
     }
 }
 
-/// The default size of a region.
 pub const REGION: usize = 64 << 20;
-/// The largest region. Two regions and the page of signals must fit the address space.
+/// Two regions and the page of signals must fit the address space.
 const REGION_MAX: usize = 64 << 30;
 /// Maximum number of rails within one process, and between two processes.
 const RAILS_IN_PROCESS: usize = 4;

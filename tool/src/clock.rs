@@ -2,12 +2,10 @@
 //!
 //! [`Clock::now`] is one `rdtsc` if the processor's counter runs at a constant rate, and
 //! `clock_gettime` otherwise. Neither blocks nor allocates. The read is deliberately not ordered
-//! with the memory accesses around it. A read after a post overlaps the transfer of the posted
-//! data.
+//! with the memory accesses around it.
 
 use std::time::{Duration, Instant};
 
-/// A tick counter, and the length of a tick.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     ns_per_tick: f64,
@@ -55,7 +53,6 @@ impl Clock {
         step.max(1)
     }
 
-    /// Returns the counter's step, in ticks.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -82,7 +79,6 @@ impl Clock {
         ticks as f64 * self.ns_per_tick
     }
 
-    /// Describes the ticks, for the header of a report.
     pub fn describe(&self) -> String {
         if self.tsc {
             format!(
@@ -96,7 +92,6 @@ impl Clock {
     }
 }
 
-/// Returns the monotonic clock, in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is writable for the result.

@@ -1,6 +1,6 @@
 //! Finds the processors of this machine, and pins the two sides of a run to processors.
 //!
-//! Reads sysfs once at start. Pins only the calling thread.
+//! Reads sysfs once at start.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::failure::{Failure, Outcome};
 
-/// The value of `--pin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
     /// Two processors on different cores, if there are two cores.
@@ -22,10 +21,8 @@ pub enum Pin {
     Cpus(usize, usize),
 }
 
-/// The pinning of the two sides, if they are pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Places {
-    /// The processors of the side that starts and of the side that answers.
     pub cpus: Option<(usize, usize)>,
 }
 
@@ -45,7 +42,6 @@ impl FromStr for Pin {
 }
 
 impl Pin {
-    /// Chooses two processors, or checks the processors that the user named.
     pub fn resolve(self) -> Outcome<Places> {
         let allowed = allowed()?;
         let cpus = match self {
@@ -69,8 +65,7 @@ impl Pin {
 }
 
 impl Places {
-    /// Pins the calling thread to the starting side's processor. Returns `None` if the sides are
-    /// not pinned.
+    /// Returns `None` if the sides are not pinned.
     pub fn pin_first(&self) -> Outcome<Option<Pinned>> {
         self.cpus.map(|(first, _)| pin(first)).transpose()
     }
@@ -84,7 +79,6 @@ impl Places {
         }
     }
 
-    /// Describes the pinning, for the header of a report.
     pub fn describe(&self) -> String {
         match self.cpus {
             Some((a, b)) => format!("{a},{b}"),
@@ -93,7 +87,7 @@ impl Places {
     }
 }
 
-/// Keeps the calling thread on one processor. Dropping it restores the thread's former processors.
+/// Dropping it restores the thread's former processors.
 #[must_use]
 pub struct Pinned {
     before: affinity::CpuSet,
@@ -114,7 +108,6 @@ impl Drop for Pinned {
     }
 }
 
-/// Returns the processors that this process may use.
 pub fn allowed() -> Outcome<Vec<usize>> {
     Ok(set()?.iter().collect())
 }
@@ -168,7 +161,6 @@ pub fn model() -> String {
         .map_or_else(|| "unknown".into(), |(_, name)| name.trim().into())
 }
 
-/// Returns the size of a cache line in bytes, as the system reports it.
 pub fn cache_line() -> Option<usize> {
     let path = "/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size";
     fs::read_to_string(path).ok()?.trim().parse().ok()

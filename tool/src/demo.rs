@@ -23,7 +23,6 @@ const ACTS: [Act; 2] = [
     },
 ];
 
-/// Runs the demonstration, which prints two tables within seconds.
 pub fn run() -> Outcome {
     for (k, act) in ACTS.iter().enumerate() {
         let gap = if k == 0 { "" } else { "\n" };

@@ -1,6 +1,5 @@
 //! Finds what makes the transport slow, limited or unusable on this machine, and suggests remedies.
-//! Each check has one finding. `limits` checks the process, and `system` the kernel and the
-//! hardware. `transport` tries the calls that the transport uses.
+//! Each check has one finding.
 //!
 //! Reads files, creates and removes its own objects, and changes nothing else.
 
@@ -22,7 +21,6 @@ use super::report::{self, SCHEMA_VERSION};
 const FAILS: u8 = 1;
 const WARNS: u8 = 3;
 
-/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Pass,
@@ -42,14 +40,12 @@ impl Level {
     }
 }
 
-/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Finding {
     check: &'static str,
     level: Level,
-    /// What the check found, and its effect on the transport.
     found: String,
-    /// The remedy. Empty if none is needed.
+    /// Empty if none is needed.
     remedy: String,
 }
 
@@ -67,11 +63,10 @@ impl Finding {
     }
 }
 
-/// The folder that contains `proc` and `sys`: `/`, or a copy from another machine.
 struct Root(PathBuf);
 
 impl Root {
-    /// Returns the first line of a file. `None` if it cannot be read.
+    /// `None` if it cannot be read.
     fn line(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.path(path)).ok()?;
         Some(text.lines().next().unwrap_or("").trim().to_owned())
@@ -81,7 +76,7 @@ impl Root {
         self.0.join(path)
     }
 
-    /// Returns the sorted names in a folder. Returns no names if there is no such folder.
+    /// Returns no names if there is no such folder.
     fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =
@@ -91,7 +86,7 @@ impl Root {
     }
 }
 
-/// Runs all checks and writes their results. The exit code is 0 if all pass.
+/// The exit code is 0 if all pass.
 pub fn run(args: &DoctorArgs) -> Outcome<ExitCode> {
     let root = Root(args.root.clone());
     if !root.path("proc").is_dir() {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// The reason why the tool stops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The command line is invalid or cannot be run here: exit code 2.
@@ -18,17 +17,14 @@ pub enum Failure {
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// Creates the failure of an invalid command line.
     pub fn usage(message: impl Into<String>) -> Self {
         Failure::Usage(message.into())
     }
 
-    /// Creates the failure of a run.
     pub fn run(message: impl Into<String>) -> Self {
         Failure::Run(message.into())
     }
 
-    /// Creates the failure of a run that lost the other side.
     pub fn lost(who: &str, how: impl fmt::Display) -> Self {
         Failure::Lost(format!("lost {who}: {how}"))
     }
@@ -46,7 +42,6 @@ impl Failure {
         }
     }
 
-    /// Returns the exit code of the process.
     pub fn code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,

@@ -4,16 +4,14 @@
 //!
 //! Both sides call this with the same [`Pad`] in shared memory. One side starts, and the other
 //! answers. There are four ways to measure: both words in one cache line or in two, with and
-//! without a pause between loads. The floor is the time of the fastest way. [`Floor::apart_ns`] is
-//! the time of the fastest way with two lines. It applies to sides that write to each other's
-//! memory.
+//! without a pause between loads. [`Floor::apart_ns`] is the time of the fastest way with two
+//! lines. It applies to sides that write to each other's memory.
 //!
 //! With two lines, each direction needs two transfers. With one line, the answer travels back with
 //! the line itself. The time of each way is the median of many short batches, so an interrupt
 //! spoils only one batch.
 //!
-//! Sides on the same processor have no floor: each side waits until the other is scheduled. The
-//! measurement would take minutes, so it is abandoned.
+//! Sides on the same processor have no floor: each side waits until the other is scheduled.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;
@@ -23,10 +21,10 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use super::failure::Outcome;
 
-/// Size of a [`Pad`] in bytes. Its memory is aligned to 128.
+/// Its memory is aligned to 128.
 pub const PAD_LEN: usize = 512;
 
-/// Number of round trips per batch. A batch takes some 5 µs.
+/// A batch takes some 5 µs.
 const ROUNDS: u64 = 64;
 const BATCHES: usize = 64;
 /// A callback that a waiting side calls regularly. An error ends the wait.
@@ -43,16 +41,14 @@ pub const AMPLE: Duration = Duration::from_secs(1);
 /// number has the flag too.
 const STOP: u64 = 1 << 63;
 
-/// The words of the measurement, in memory that both sides have mapped. They are zero at first.
+/// Words in memory that both sides have mapped, zero at first.
 #[derive(Clone, Copy, Debug)]
 pub struct Pad {
     base: NonNull<AtomicU64>,
 }
 
-/// Number of words in a cache line.
 const WORDS: usize = 8;
 
-/// One way to measure the floor.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     /// Offsets of the two words in the pad, in units of 8 bytes.
@@ -114,7 +110,6 @@ impl Pad {
         Ok(Some(best))
     }
 
-    /// Runs the answering side, until the other side has measured or given up.
     pub fn answer(&self, alive: Alive<'_>) -> Outcome {
         for way in WAYS {
             for _ in 0..BATCHES {
@@ -126,7 +121,7 @@ impl Pad {
         Ok(())
     }
 
-    /// Measures or answers one way. Returns whether to continue, which the starting side decides.
+    /// Returns whether to continue, which the starting side decides.
     fn play(&self, way: Way, starts: Option<Instant>, alive: Alive<'_>) -> Outcome<bool> {
         let [ping, pong] = way.words.map(|index| self.word(index));
         let (mine, theirs) = if starts.is_some() { (ping, pong) } else { (pong, ping) };
@@ -184,7 +179,6 @@ fn bounce<const PAUSE: bool>(
     }
 }
 
-/// A floor, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floor {
     /// The floor of the fastest way.
@@ -193,7 +187,6 @@ pub struct Floor {
     pub apart_ns: f64,
 }
 
-/// The floors measured during one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floors {
     /// The floors before the first half, between the halves, and after the second half.
@@ -204,7 +197,6 @@ impl Floors {
     /// Maximum ratio of the largest to the smallest floor of a stable row.
     const STEADY: f64 = 1.2;
 
-    /// Returns the floor of the row: the median.
     pub fn median(&self) -> Floor {
         let middle = |pick: fn(&Floor) -> f64| {
             let mut sorted = self.taken.each_ref().map(pick);
@@ -214,7 +206,6 @@ impl Floors {
         Floor { ns: middle(|floor| floor.ns), apart_ns: middle(|floor| floor.apart_ns) }
     }
 
-    /// Returns whether the floor was stable during the row.
     pub fn steady(&self) -> bool {
         let taken = self.taken.map(|floor| floor.ns);
         let least = taken.into_iter().fold(f64::INFINITY, f64::min);

@@ -19,7 +19,6 @@ const COARSE: usize = ((64 - LINEAR_BITS) as usize) << STEPS_BITS;
 /// Number of parts of one clock step. Samples of equal value are spread over these parts.
 const PARTS: u64 = 20;
 
-/// Counts of durations in ticks.
 pub struct Histogram {
     linear: Box<[u32; LINEAR]>,
     coarse: Box<[u32; COARSE]>,
@@ -33,20 +32,17 @@ pub struct Latency {
     pub p50: f64,
     /// 90 % of the samples are not longer.
     pub p90: f64,
-    /// 99 % of the samples are not longer.
     pub p99: f64,
-    /// 99.9 % of the samples are not longer.
     pub p999: f64,
     pub max: f64,
 }
 
 impl Histogram {
-    /// Creates an empty histogram. Allocates and touches all its memory.
     pub fn new() -> Self {
         Histogram { linear: Box::new([0; LINEAR]), coarse: Box::new([0; COARSE]), longest: 0 }
     }
 
-    /// Counts one duration in ticks. Hot path.
+    /// Hot path.
     #[inline(always)]
     pub fn record(&mut self, ticks: u64) {
         if ticks < LINEAR as u64 {
@@ -89,7 +85,6 @@ impl Histogram {
     /// If the clock advances in steps, a sample is known only to within one step. The durations are
     /// independent of the clock, so samples of equal value are spread evenly over one step.
     pub fn summary(&self, clock: &Clock, divisor: f64) -> Option<Latency> {
-        // Picoseconds, so that a latency of a few nanoseconds keeps three digits.
         let picos = |ticks: f64| (clock.ns(1) * ticks * 1000.0 / divisor).round().max(1.0) as u64;
         let mut sorted = hdrhistogram::Histogram::<u64>::new(3).ok()?;
         sorted.auto(true);
@@ -127,14 +122,12 @@ impl Histogram {
     }
 }
 
-/// Returns the bucket of a duration of at least [`LINEAR`] ticks.
 fn coarse_index(ticks: u64) -> usize {
     let top = 63 - ticks.leading_zeros();
     let step = (ticks >> (top - STEPS_BITS)) as usize & ((1 << STEPS_BITS) - 1);
     ((top - LINEAR_BITS) as usize) << STEPS_BITS | step
 }
 
-/// Returns the duration in the middle of a bucket.
 fn coarse_middle(index: usize) -> f64 {
     let width = 2f64.powi((index >> STEPS_BITS) as i32 + (LINEAR_BITS - STEPS_BITS) as i32);
     ((1 << STEPS_BITS) + (index & ((1 << STEPS_BITS) - 1))) as f64 * width + width / 2.0

@@ -24,7 +24,6 @@ impl HistogramFile {
         Ok(file)
     }
 
-    /// Adds the durations of one payload size.
     pub fn add(
         &mut self,
         test: Test,

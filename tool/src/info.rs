@@ -1,5 +1,5 @@
 //! Describes this machine and this build, as a summary, as text with every value, or as one JSON
-//! object. `fabric` describes libfabric, `gpu` the GPU drivers. `summary` selects values from both.
+//! object.
 
 mod fabric;
 mod gpu;
@@ -22,7 +22,6 @@ use super::failure::{Failure, Outcome};
 use super::report::{self, SCHEMA_VERSION};
 use super::variables::{self, VARIABLES};
 
-/// Gathers and prints the information.
 pub fn run(args: &InfoArgs) -> Outcome {
     let (info, whole) = match &args.provider {
         None => (gather()?, args.verbose),
@@ -41,7 +40,6 @@ pub fn run(args: &InfoArgs) -> Outcome {
     report::print(&text)
 }
 
-/// Returns everything about one libfabric provider.
 fn provider(name: &str) -> Outcome<Value> {
     let providers = vec![name.to_owned()];
     let settings = Settings { providers, ..variables::from_environment(Settings::DEFAULT)? };
@@ -113,7 +111,6 @@ fn gather() -> Outcome<Value> {
     }))
 }
 
-/// Returns the NICs and GPUs that /sys describes.
 fn topology(machine: &Machine) -> Value {
     let nics = machine.nics.iter().map(|nic| {
         let told = json!({
@@ -140,7 +137,6 @@ fn topology(machine: &Machine) -> Value {
     })
 }
 
-/// Returns each environment variable with its value, its default and its meaning.
 fn settings(now: &Settings) -> Value {
     let all = VARIABLES.iter().map(|variable| {
         let told = json!({
@@ -163,7 +159,7 @@ fn block<T>() -> Value {
     json!({ "size": size, "align": align_of::<T>(), "lines": size.div_ceil(64) })
 }
 
-/// Reports whether shared memory works here. Creates a segment and a pair of sockets.
+/// Creates a segment and a pair of sockets.
 fn shm_usable() -> String {
     match (Segment::create(4096), socket_pair()) {
         (Ok(_), Ok(_)) => "usable".into(),
@@ -172,7 +168,7 @@ fn shm_usable() -> String {
     }
 }
 
-/// Writes one line per value. Each line begins with the value's path.
+/// Each line begins with the value's path.
 fn flatten(path: &str, value: &Value, into: &mut String) {
     match value {
         Value::Object(fields) => {

@@ -4,12 +4,11 @@
 use perf_event::events::Hardware;
 use perf_event::{Builder, Counter};
 
-/// A running instruction counter. `None` if there is none: most virtual machines have no hardware
-/// counters, and `kernel.perf_event_paranoid` may forbid them.
+/// `None` without a counter: most virtual machines have no hardware counters, and
+/// `kernel.perf_event_paranoid` may forbid them.
 pub struct Instructions(Option<Counter>);
 
 impl Instructions {
-    /// Starts the counter if this machine permits it.
     pub fn start() -> Self {
         let counter = Builder::new(Hardware::INSTRUCTIONS).build();
         Instructions(
@@ -17,8 +16,7 @@ impl Instructions {
         )
     }
 
-    /// Returns the number of instructions since the start, or `None` without a counter. Makes a
-    /// system call.
+    /// Makes a system call.
     pub fn read(&mut self) -> Option<u64> {
         self.0.as_mut()?.read().ok()
     }

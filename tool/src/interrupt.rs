@@ -2,8 +2,7 @@
 //! second signal of the same kind ends the process at once.
 //!
 //! The loops of tests check for a signal at least ten times a second, and so does a side that waits
-//! for the other side. Setup checks only after each step. `perf pool` and `perf match` have nothing
-//! to clean up, so the first signal ends their process at once.
+//! for the other side. Setup checks only after each step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,7 +32,6 @@ pub fn watch() {
     install(note);
 }
 
-/// Installs handlers that end the process.
 pub fn end_at_once() {
     install(end);
 }
@@ -51,7 +49,7 @@ fn install(handler: extern "C" fn(libc::c_int)) {
     }
 }
 
-/// Sleeps for `time`. Fails within 50 ms if the run is interrupted.
+/// Fails within 50 ms if the run is interrupted.
 pub fn sleep(time: Duration) -> Outcome {
     let begun = Instant::now();
     while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
@@ -68,7 +66,6 @@ pub fn leave_to_parent() {
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
 }
 
-/// Fails if the run was interrupted.
 pub fn check() -> Outcome {
     // Relaxed: the flag publishes no other data.
     match INTERRUPTED.load(Ordering::Relaxed) {

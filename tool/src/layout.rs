@@ -1,31 +1,26 @@
-//! Places payload and signal in the area that the other side writes. `--help` describes the two
-//! layouts.
+//! Places payload and signal in the area that the other side writes.
 //!
 //! Offsets are in bytes from the start of the area, which is aligned to a page.
 
 use super::args::Layout;
 
-/// Distance in bytes between data in separate cache lines. It is two lines, because processors
-/// fetch lines in pairs.
+/// Two lines, because processors fetch lines in pairs.
 const APART: usize = 128;
 const LINE: usize = 64;
 /// Payloads of at least this size begin at a page boundary, as their source buffers do.
 const PAGE: usize = 4096;
 
-/// The offsets of a side's payload and signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     pub payload: usize,
     pub signal: usize,
 }
 
-/// Returns the default layout for payloads of `size` bytes.
 pub fn fitting(size: usize) -> Layout {
     if size + 8 <= LINE { Layout::Adjacent } else { Layout::Split }
 }
 
 impl Placement {
-    /// Returns the placement of payloads of `size` bytes.
     pub fn of(layout: Layout, size: usize) -> Self {
         let behind = size.next_multiple_of(8);
         match layout {
@@ -36,13 +31,12 @@ impl Placement {
         }
     }
 
-    /// Returns the size of an area that holds any placement of payloads of up to `size` bytes.
+    /// Returns the size of an area for payloads of up to `size` bytes, however placed.
     pub fn arena(size: usize) -> usize {
         (size + 8).next_multiple_of(apart(size)) + apart(size)
     }
 }
 
-/// Returns the distance between payloads of `size` bytes and their signals.
 fn apart(size: usize) -> usize {
     if size < PAGE { APART } else { PAGE }
 }

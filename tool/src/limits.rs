@@ -13,11 +13,11 @@ use fishplate_shm::{SegmentError, check_room};
 use super::failure::{Failure, Outcome};
 use super::sizes;
 
-/// The maximum stack that the tool needs, in bytes, even in unoptimised builds.
+/// Enough for the tool in unoptimised builds too.
 const STACK: usize = 8 << 20;
 
-/// Wraps the system's heap. When the heap is exhausted, the program prints a remedy and ends with
-/// exit code 1 instead of SIGABRT.
+/// When the heap is exhausted, the program prints a remedy and ends with exit code 1 instead of
+/// SIGABRT.
 pub struct Heap;
 
 // SAFETY: every call is forwarded to the system's allocator. The call returns that allocator's
@@ -53,12 +53,11 @@ fn found(block: *mut u8, size: usize) -> *mut u8 {
     if block.is_null() { lacking(size) } else { block }
 }
 
-/// Prints that memory is exhausted, and ends the program. Does not allocate.
+/// Does not allocate.
 #[cold]
 fn lacking(size: usize) -> ! {
     let mut text = [0u8; 160];
     let mut rest = &mut text[..];
-    // The text fits into the buffer; a longer text would be truncated.
     let _ = writeln!(
         rest,
         "fishplate: cannot allocate {size} bytes of memory; raise the limit (ulimit -v), or choose \
@@ -87,7 +86,6 @@ pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     let running = thread::Builder::new().stack_size(STACK).spawn(program);
     match running.map(thread::JoinHandle::join) {
         Ok(Ok(code)) => code,
-        // The program has panicked, and has printed the reason.
         Ok(Err(_)) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!(
@@ -99,7 +97,6 @@ pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     }
 }
 
-/// Ends this process by a signal.
 #[cold]
 pub fn end_by(signal: libc::c_int) -> ! {
     // SAFETY: the default action of the signal ends the process, so nothing runs afterwards.
@@ -110,7 +107,6 @@ pub fn end_by(signal: libc::c_int) -> ! {
     }
 }
 
-/// Returns a limit of this process, in bytes.
 fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is writable for the answer, and has the type that the call fills.
@@ -120,13 +116,12 @@ fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
     }
 }
 
-/// Checks that there is memory for a region. `own` bytes are mapped in this process. `all` bytes
-/// are mapped in this process and the process that it starts.
+/// `own` bytes are mapped in this process. `all` bytes are mapped in this process and the process
+/// that it starts.
 pub fn demand(region: usize, own: usize, all: usize) -> Outcome {
     check_addresses(own).and_then(|()| check_room(all)).map_err(|error| lack(region, error))
 }
 
-/// Checks that `bytes` more bytes can be mapped.
 fn check_addresses(bytes: usize) -> Result<(), SegmentError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the system chooses a free range, so no memory of ours is replaced.
@@ -140,7 +135,6 @@ fn check_addresses(bytes: usize) -> Result<(), SegmentError> {
     Ok(())
 }
 
-/// Explains why there is no memory for a region, with a remedy.
 pub fn lack(region: usize, error: SegmentError) -> Failure {
     let region = sizes::show(region);
     Failure::usage(match error {
@@ -163,13 +157,12 @@ pub fn lack(region: usize, error: SegmentError) -> Failure {
     })
 }
 
-/// Creates the failure of a setup step, with a remedy if a limit is the reason.
 #[cold]
 pub fn attach_failed(what: &str, error: AttachError) -> Failure {
     Failure::run(format!("cannot set up {what}: {error}{}", attach_remedy(error)))
 }
 
-/// Returns the remedy if a limit made a setup step fail. Empty otherwise.
+/// Returns the remedy if a limit made a setup step fail.
 #[cold]
 pub fn attach_remedy(error: AttachError) -> &'static str {
     match error {
@@ -189,7 +182,6 @@ pub fn descriptors() -> &'static str {
     if limit(libc::RLIMIT_NOFILE) < 64 { "; few files may be open; raise ulimit -n" } else { "" }
 }
 
-/// Returns the remedy if a process cannot be started.
 #[cold]
 pub fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {

@@ -10,11 +10,6 @@
 //! ```
 //!
 //! `tests/commands.txt` has more command lines, with their output and exit status.
-//!
-//! The parts: the command line (`args`, `sizes`, `variables`), the machine (`cpu`, `clock`,
-//! `limits`, `interrupt`), instruments (`histogram`, `histogram_file`, `instructions`, `floor`,
-//! `payload`, `layout`), the tests (`perf`), and output (`report`, `plot`, `info`, `doctor`,
-//! `stat`, `demo`).
 
 mod args;
 mod clock;
@@ -50,7 +45,6 @@ fn main() -> ExitCode {
     limits::within_limits(run)
 }
 
-/// Runs the command line and returns the exit code.
 fn run() -> ExitCode {
     let mut words: Vec<_> = std::env::args_os().collect();
     // `help perf match` means `perf match --help`.

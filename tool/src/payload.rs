@@ -16,8 +16,7 @@ pub struct Pattern {
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Pattern {
-    /// Returns the pattern of payload `iteration` in a direction. If only one side of a test sends,
-    /// the test may pass any values that identify the payload.
+    /// If only one side of a test sends, the test may pass any values that identify the payload.
     #[inline(always)]
     pub fn new(seed: u64, direction: u64, iteration: u64) -> Self {
         // The finalizer of splitmix64 maps neighbouring numbers to unrelated words.
@@ -51,7 +50,6 @@ impl Pattern {
         }
     }
 
-    /// Writes the payload into memory of this process.
     #[inline(always)]
     pub fn fill_slice(self, bytes: &mut [u8]) {
         // SAFETY: the slice is writable for its length.

@@ -1,11 +1,6 @@
 //! Runs the measurements. `meet` connects two processes, and `open` connects their nodes. Each side
 //! has an `endpoint`. In a `session`, both processes run the same jobs. `in_process` runs both
 //! sides in one thread.
-//!
-//! The tests (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`) are loops over
-//! `verbs`. `ring` needs two processes, and `pool` runs in one process. `matching` measures tag
-//! matching without a transport, and compares it with other engines. `ranks` measures traffic in
-//! jobs of many processes.
 
 mod amo;
 mod bidirectional;
@@ -52,19 +47,16 @@ use session::Session;
 use setup::Setup;
 use verbs::Verbs;
 
-/// The histogram file of a run, and the rows for its plot.
 struct Files {
     histogram: Option<HistogramFile>,
     rows: Vec<Row>,
 }
 
-/// Runs a plan and writes its rows.
 pub fn run(plan: &Plan) -> Outcome {
     if plan.test == Test::Pool {
         return pool::run(plan);
     }
     interrupt::watch();
-    // The side that measures opens its files before the measurement.
     let measures = !matches!(plan.meeting, Meeting::Listen(_));
     let hist = plan.hist.as_deref().filter(|_| measures);
     let mut files = Files { histogram: hist.map(HistogramFile::create).transpose()?, rows: vec![] };
@@ -77,7 +69,7 @@ pub fn run(plan: &Plan) -> Outcome {
     picture.map_or(Ok(()), |picture| picture.draw_rows(&files.rows))
 }
 
-/// Runs a plan between two processes. This process is the side that the plan names.
+/// This process is the side that the plan names.
 fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
     let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
     let own = Job::arena(plan.region) + Job::buffer(plan.region);
@@ -138,7 +130,6 @@ pub fn answer(args: &PeerArgs) -> Outcome {
 /// Time that the second process waits beyond the timeout of the first process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Prints the parameters of the run, above the table.
 fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
     report.comment(&format!(
         "fishplate {} perf {}  transport={} rails={} seed={} window={} pin={} check={} clock={} \
@@ -156,7 +147,7 @@ fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
     ))
 }
 
-/// Writes a row. Returns an error if the row has wrong or unverified data.
+/// Returns an error if the row has wrong or unverified data.
 fn finish_row(report: &mut Report, files: &mut Files, row: Row, check: bool) -> Outcome {
     report.row(&row)?;
     let fault = row.fault(check);
@@ -169,8 +160,7 @@ fn always_checks(test: Test) -> bool {
     matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
 }
 
-/// Prepares the memory of each side that this process runs. The other process prepares its own
-/// side.
+/// The other process prepares its own side.
 fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     for side in Side::BOTH {
         if !verbs.plays(side) {
@@ -193,7 +183,6 @@ fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     Ok(())
 }
 
-/// Runs a job on each side that this process runs.
 fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     verbs.set_timeout(job.timeout_ns);
     let (before, busy) = (verbs.out_of_order(), clock::processor_ns());

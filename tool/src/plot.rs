@@ -13,7 +13,6 @@ use super::args::PlotArgs;
 use super::failure::{Failure, Outcome};
 use super::report::Row;
 
-/// The results of one payload size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
     size: f64,
@@ -22,14 +21,12 @@ struct Point {
     bytes_per_s: f64,
 }
 
-/// The rows of one test in one run.
 #[derive(Clone, Debug, PartialEq)]
 struct Curve {
     name: String,
     points: Vec<Point>,
 }
 
-/// A file that will hold the picture.
 pub struct Picture {
     path: PathBuf,
     file: File,
@@ -60,7 +57,6 @@ impl Picture {
     }
 }
 
-/// Draws the results in the given files.
 pub fn run(args: &PlotArgs) -> Outcome {
     let mut curves = vec![];
     for path in &args.results {
@@ -87,7 +83,7 @@ pub fn run(args: &PlotArgs) -> Outcome {
     Picture::create(&args.output)?.draw(&curves)
 }
 
-/// Adds a row to the curve of its test. Returns whether the row has anything to draw.
+/// Returns whether the row has anything to draw.
 fn add(curves: &mut Vec<Curve>, prefix: &str, row: &Value) -> bool {
     let positive =
         |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);

@@ -1,21 +1,19 @@
 //! Shows a progress bar on standard error, if that is a terminal and the run is long. The bar is
-//! drawn only between measurements. It has no thread and no timer.
+//! drawn only between measurements.
 
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Minimum number of steps for a bar.
 const MANY: u64 = 8;
 
-/// A progress bar. It is hidden if the run needs none.
+/// Hidden if the run needs none.
 pub struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// Creates a bar of `steps` steps. Shows it if standard error is a terminal, and there are many
-    /// steps or the run is `long`.
+    /// Shows it if standard error is a terminal, and there are many steps or the run is `long`.
     pub fn new(steps: u64, long: bool) -> Self {
         let shown = (steps >= MANY || long) && std::io::stderr().is_terminal();
         let target =
@@ -27,12 +25,12 @@ impl Progress {
         Progress { bar }
     }
 
-    /// Shows the next step. Not called in timed code.
+    /// Not called in timed code.
     pub fn begin(&self, what: String) {
         self.bar.set_message(what);
     }
 
-    /// Counts a finished step. Not called in timed code.
+    /// Not called in timed code.
     pub fn step(&self) {
         self.bar.inc(1);
         debug_assert!(Some(self.bar.position()) <= self.bar.length(), "more steps than announced");

@@ -1,5 +1,4 @@
-//! Writes results to standard output: a table for people, or JSON or CSV for programs. There is one
-//! row per size.
+//! Writes results to standard output: a table for people, or JSON or CSV for programs.
 
 use std::io::{self, Write};
 
@@ -11,7 +10,7 @@ use super::histogram::Latency;
 use super::limits;
 use super::sizes;
 
-/// The version of the rows' format. Increases when a field changes its meaning or disappears.
+/// Increases when a field changes its meaning or disappears.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// Numbers of payload copies between the device memories of two processes, by path. Counted on the
@@ -37,17 +36,13 @@ impl Moved {
     }
 }
 
-/// One line of results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub schema_version: u32,
     pub test: Test,
     pub transport: Transport,
-    /// Number of rails between the two sides.
     pub rails: usize,
-    /// Payload size in bytes.
     pub size: usize,
-    /// Number of measured iterations.
     pub iters: u64,
     /// Latency in nanoseconds, for tests that measure it.
     pub lat_ns: Option<Latency>,
@@ -57,9 +52,7 @@ pub struct Row {
     pub floor_ns: Option<f64>,
     /// The floor with a separate cache line for each direction, as in the tests.
     pub floor_apart_ns: Option<f64>,
-    /// Number of iterations with verified data.
     pub checked: u64,
-    /// Number of iterations with wrong data.
     pub errors: u64,
     /// Processor time of this side's process per operation, in nanoseconds. Covers both sides if
     /// they share a process.
@@ -73,13 +66,10 @@ pub struct Row {
     /// The placement of the signal, if there was one.
     pub layout: Option<Layout>,
     pub mode: Mode,
-    /// Maximum number of operations in flight.
     pub window: u32,
     /// Whether both sides sent at once. Rates are then the sum of both directions.
     pub bidirectional: bool,
-    /// The seed of payloads and of the simulated fabric.
     pub seed: u64,
-    /// The processors of both sides, if pinned.
     pub pin: Option<(usize, usize)>,
     /// `lat_ns.p50 / floor_ns`, for ping-pong tests.
     pub p50_over_floor: Option<f64>,
@@ -100,7 +90,6 @@ pub struct Row {
 }
 
 impl Row {
-    /// Creates a row of `plan` without results.
     pub fn new(plan: &Plan, size: usize) -> Self {
         Row {
             schema_version: SCHEMA_VERSION,
@@ -151,7 +140,7 @@ impl Row {
         (self.cpu_ns_per_op, self.peer_cpu_ns_per_op) = (each(ns), each(peer_ns));
     }
 
-    /// Describes what is wrong with the row's data. Returns `None` if nothing is wrong.
+    /// Returns `None` if nothing is wrong.
     pub fn fault(&self, check: bool) -> Option<String> {
         let at = format!("{} of {} bytes", args::name(self.test), sizes::show(self.size));
         if self.errors > 0 || self.signals_misordered > 0 {
@@ -168,10 +157,8 @@ impl Row {
 
 /// The formats that each kind of row defines itself. JSON comes from `Serialize`.
 pub trait Columns: Serialize {
-    /// Returns the header and the line of a table.
     fn table(&self) -> [String; 2];
 
-    /// Returns the header and the line of CSV.
     fn csv(&self) -> [String; 2];
 }
 
@@ -186,8 +173,7 @@ impl Report {
         Report { format, started: false }
     }
 
-    /// Writes a line for people about the run: above a table, or to standard error if the rows are
-    /// CSV. With JSON, writes nothing.
+    /// With JSON, writes nothing.
     pub fn comment(&self, text: &str) -> Outcome {
         match self.format {
             Format::Json => {}
@@ -226,8 +212,8 @@ impl Columns for Row {
     }
 }
 
-/// Writes to standard output. If the reader (such as `head`) has exited, SIGPIPE ends the process
-/// silently, as it ends other tools.
+/// If the reader (such as `head`) has exited, SIGPIPE ends the process silently, as it ends other
+/// tools.
 pub fn print(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

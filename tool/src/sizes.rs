@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// Parses a size in bytes. Zero is allowed; callers that need at least one byte check that.
+/// Zero is allowed; callers that need at least one byte check that.
 pub fn parse(text: &str) -> Result<usize, String> {
     const SUFFIXES: [(&str, u64); 10] = [
         ("b", 1),
@@ -47,7 +47,6 @@ pub fn count_in<T: TryFrom<u64>>(
     }
 }
 
-/// The longest time that an option accepts, in seconds.
 pub const SECONDS_MAX: u64 = 1_000_000;
 
 /// Parses a time: seconds, or a number with ms, s, m or h.

@@ -11,7 +11,6 @@ use super::failure::{Failure, Outcome};
 use super::interrupt;
 use super::report::{self, SCHEMA_VERSION};
 
-/// Reads the counters and prints them.
 pub fn run(args: &StatArgs) -> Outcome {
     let mut before = look(args, Failure::usage)?;
     report::print(&written(args, &before, &[])?)?;
@@ -28,7 +27,7 @@ pub fn run(args: &StatArgs) -> Outcome {
     Ok(())
 }
 
-/// Reads the counters. `fail` creates the failure if there are none.
+/// `fail` creates the failure if there are no counters.
 fn look(args: &StatArgs, fail: fn(String) -> Failure) -> Outcome<Vec<Snapshot>> {
     let Some(pid) = args.pid else { return Ok(counters::read_all()) };
     let pages = counters::read(pid).map_err(|error| {
@@ -98,7 +97,6 @@ fn as_json(now: &[Snapshot]) -> Outcome<String> {
     Ok(json!({ "schema_version": SCHEMA_VERSION, "nodes": all }).to_string() + "\n")
 }
 
-/// Formats the counters for Prometheus.
 fn as_prom(now: &[Snapshot]) -> String {
     let mut text = String::new();
     for (at, name) in NAMES.iter().enumerate() {

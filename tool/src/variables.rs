@@ -10,7 +10,6 @@ use fishplate_core::engine::RailPolicy;
 use super::failure::{Failure, Outcome};
 use super::sizes;
 
-/// The prefix of the names of all variables.
 pub const PREFIX: &str = "FISHPLATE_";
 
 /// The variables that `fishplate::Job` reads itself: where the ranks of a job connect, the rank of
@@ -18,17 +17,15 @@ pub const PREFIX: &str = "FISHPLATE_";
 const JOB: [&str; 4] = ["RENDEZVOUS", "RANK", "SIZE", "COOKIE"];
 
 pub struct Variable {
-    /// The name without the prefix.
     pub name: &'static str,
     /// The meaning of the variable, in one line.
     pub meaning: &'static str,
-    /// Parses a value. The error names the allowed values.
+    /// The error names the allowed values.
     set: fn(&mut Settings, &str) -> Result<(), String>,
     show: fn(&Settings) -> String,
 }
 
 impl Variable {
-    /// Formats the setting of this variable, in the form that the variable accepts.
     pub fn show(&self, settings: &Settings) -> String {
         (self.show)(settings)
     }
@@ -40,12 +37,10 @@ const POLICIES: [(&str, RailPolicy); 3] = [
     ("least-outstanding", RailPolicy::LeastOutstanding),
 ];
 
-/// Returns the command-line name of a policy.
 pub fn policy_name(policy: RailPolicy) -> &'static str {
     POLICIES.iter().find(|(_, known)| *known == policy).map_or("", |(name, _)| name)
 }
 
-/// All variables, in the order of their list in the output.
 pub const VARIABLES: [Variable; 15] = [
     Variable {
         name: "PROVIDER",
@@ -163,8 +158,7 @@ pub const VARIABLES: [Variable; 15] = [
     },
 ];
 
-/// Returns the settings of a run from the environment. `window` is the default window. `timeout` is
-/// the default deadline of operations.
+/// `window` is the default window. `timeout` is the default deadline of operations.
 pub fn for_run(window: u32, timeout: Duration) -> Outcome<Settings> {
     from_environment(Settings { window, deadline: timeout, ..Settings::DEFAULT })
 }
@@ -172,8 +166,6 @@ pub fn for_run(window: u32, timeout: Duration) -> Outcome<Settings> {
 /// The variables that must be the same on both sides.
 const BOTH: [&str; 2] = ["WINDOW", "CONTEXTS"];
 
-/// Returns the variables to set on the other side, in the form that a shell accepts before a
-/// command. `window` is the default window of the run.
 pub fn for_other_side(window: u32, settings: &Settings) -> String {
     let usual = Settings { window, ..Settings::DEFAULT };
     let differ =

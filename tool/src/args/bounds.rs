@@ -5,16 +5,13 @@ use super::{Layout, Mode, Test, Transport, name};
 use crate::failure::{Failure, Outcome};
 use crate::sizes;
 
-/// The maximum number of iterations, small enough that sums over them cannot overflow.
+/// Small enough that sums over it cannot overflow.
 pub const ITERS_MAX: u64 = 1 << 50;
 
-/// The maximum number of operations in flight.
 const WINDOW_MAX: u64 = 1 << 16;
 
-/// Maximum timeout, in nanoseconds.
 const TIMEOUT_MAX: u64 = sizes::SECONDS_MAX * 1_000_000_000;
 
-/// Checks that a transport can run a test.
 pub fn test(test: Test, transport: Transport) -> Outcome {
     match (test, transport) {
         (Test::Pool, _) | (Test::Ring, Transport::Shm) => Ok(()),
@@ -29,7 +26,6 @@ pub fn test(test: Test, transport: Transport) -> Outcome {
     }
 }
 
-/// Checks that the test can run in this mode over this transport.
 pub fn mode(mode: Mode, test: Test, transport: Transport) -> Outcome {
     let driven = !matches!(test, Test::Ring | Test::Pool)
         && !matches!(transport, Transport::Loopback | Transport::Sim);
@@ -43,7 +39,6 @@ pub fn mode(mode: Mode, test: Test, transport: Transport) -> Outcome {
     }
 }
 
-/// Checks that `--bidirectional` is possible with this test over this transport.
 pub fn directions(both: bool, test: Test, transport: Transport) -> Outcome {
     let streams = matches!(test, Test::Put | Test::TagBw);
     let two = !matches!(transport, Transport::Loopback | Transport::Sim);
@@ -58,7 +53,6 @@ pub fn directions(both: bool, test: Test, transport: Transport) -> Outcome {
     }
 }
 
-/// Checks one payload size against the test and the region.
 pub fn size(size: usize, test: Test, region: usize) -> Outcome {
     match test {
         _ if size == 0 => {
@@ -80,7 +74,6 @@ pub fn size(size: usize, test: Test, region: usize) -> Outcome {
     }
 }
 
-/// Checks the number of measured iterations, and of warm-up iterations.
 pub fn iterations(iters: u64, warmup: u64) -> Outcome {
     match iters {
         0 => Err(Failure::usage("-n 0: nothing would be measured; use at least 1 iteration")),
@@ -91,7 +84,6 @@ pub fn iterations(iters: u64, warmup: u64) -> Outcome {
     }
 }
 
-/// Checks the maximum number of operations in flight.
 pub fn window(window: u64) -> Outcome {
     match window.is_power_of_two() && window <= WINDOW_MAX {
         true => Ok(()),
@@ -109,7 +101,6 @@ pub fn timeout(ns: u64) -> Outcome {
     }
 }
 
-/// Checks that the layout is possible over the transport.
 pub fn layout(layout: Layout, transport: Transport) -> Outcome {
     match (layout, transport) {
         (Layout::Adjacent, Transport::Gpu) => Err(Failure::usage(

@@ -9,7 +9,6 @@ use clap::{Arg, Command, Error, ValueEnum};
 use fishplate::config::Settings;
 use serde::{Deserialize, Serialize};
 
-/// Operations that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Test {
@@ -76,7 +75,6 @@ impl TypedValueParser for Tests {
     }
 }
 
-/// Ways to reach the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -93,7 +91,6 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Returns a stream's default window: the maximum number of operations in flight.
     /// `FISHPLATE_WINDOW` overrides it. Processes that share memory get a larger window.
     pub fn window(self) -> u32 {
         match self {
@@ -103,7 +100,6 @@ impl Transport {
     }
 }
 
-/// How payloads travel between the device memories of two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpcPath {
@@ -113,7 +109,6 @@ pub enum IpcPath {
     Relay,
 }
 
-/// The memory that holds the payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceName {
     /// Host memory in place of device memory.
@@ -148,7 +143,6 @@ impl FromStr for DeviceName {
     }
 }
 
-/// The placement of signal and payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
@@ -158,7 +152,6 @@ pub enum Layout {
     Split,
 }
 
-/// Which thread makes progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -178,7 +171,6 @@ pub enum SignalKind {
     Set,
 }
 
-/// How results are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// A table for people.
@@ -189,7 +181,6 @@ pub enum Format {
     Csv,
 }
 
-/// Returns the command-line name of a choice.
 pub fn name<T: ValueEnum>(value: T) -> String {
     value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
 }

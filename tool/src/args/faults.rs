@@ -44,7 +44,6 @@ pub struct FaultArgs {
     pub replay: Option<PathBuf>,
 }
 
-/// A rail, and the number of operations that are issued before its fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     rail: u16,
@@ -60,7 +59,7 @@ impl Point {
     }
 }
 
-/// A cut in one direction. If `back`, from the second side to the first.
+/// If `back`, from the second side to the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OneWay {
     at: Point,
@@ -88,7 +87,6 @@ pub enum Faults {
 }
 
 impl PerfArgs {
-    /// Reads the trace that `--replay` names. Sets the options of this run from the trace.
     pub(super) fn take_trace(&mut self) -> Outcome<Option<Trace>> {
         let Some(path) = &self.faults.replay else { return Ok(None) };
         let trace = Trace::read(path)?;
@@ -104,8 +102,7 @@ impl PerfArgs {
         Ok(Some(trace))
     }
 
-    /// Checks the fault options. Returns the source of the faults. `iters` is the number of
-    /// operations of a run.
+    /// `iters` is the number of operations of a run.
     pub(super) fn faults(&self, trace: Option<Trace>, iters: u64) -> Outcome<Faults> {
         let FaultArgs { kill, heal, late, cut_one_way, random_faults, replay, .. } = &self.faults;
         let events = kill.len() + heal.len() + late.len() + cut_one_way.len();
@@ -140,7 +137,6 @@ impl PerfArgs {
         }
     }
 
-    /// Returns the events that the options describe, in order of time.
     fn events(&self, iters: u64) -> Outcome<Vec<Event>> {
         let FaultArgs { kill, heal, late, cut_one_way, .. } = &self.faults;
         let cut = |there, back, late| move |link| Change::Cut { link, there, back, late };

@@ -12,7 +12,6 @@ use crate::failure::{Failure, Outcome};
 enum Counts {
     /// Every test that has two sides.
     TwoSides,
-    /// The listed tests.
     Tests(&'static [Test]),
     /// Tests with more than one operation in flight.
     Windows,
@@ -23,7 +22,7 @@ enum Counts {
 }
 
 /// Options that some tests ignore: the name in clap, the name on the command line, and the affected
-/// tests. Other options are checked together with their values.
+/// tests.
 const OPTIONS: [(&str, &str, Counts); 22] = [
     ("size", "--size", Counts::TwoSides),
     ("begin", "--begin", Counts::TwoSides),
@@ -71,7 +70,6 @@ const LEADERS: [(&str, &str); 18] = [
     ("json", "--json"),
 ];
 
-/// The options of a command line, by their names in clap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given(Vec<String>);
 
@@ -87,7 +85,6 @@ impl Given {
 }
 
 impl Cli {
-    /// Parses a command line, and records which options it contains.
     pub fn read(
         words: impl IntoIterator<Item = impl Into<std::ffi::OsString> + Clone>,
     ) -> clap::error::Result<Self> {
@@ -103,7 +100,6 @@ impl Cli {
 }
 
 impl PerfArgs {
-    /// Checks that every given option has an effect on the run.
     pub(super) fn check_given(&self) -> Outcome {
         let simulated = self.transport == Transport::Sim;
         let has_payload =
@@ -144,7 +140,6 @@ impl PerfArgs {
     }
 }
 
-/// Returns the names in clap of the options above, for a test that checks that they exist.
 #[cfg(test)]
 pub fn ids() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(id, ..)| *id).chain(LEADERS.iter().map(|(id, _)| *id))

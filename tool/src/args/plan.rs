@@ -21,15 +21,12 @@ pub const SEED_ITERS: u64 = 200;
 pub struct Plan {
     pub test: Test,
     pub transport: Transport,
-    /// Number of rails between the two sides.
     pub rails: usize,
     /// Payload sizes, each at least 1 and within the region.
     pub sizes: Vec<usize>,
-    /// Number of measured iterations, if given.
     pub iters: Option<u64>,
     /// Measured time per size, if given. Replaces the number of iterations.
     pub duration: Option<Duration>,
-    /// Number of iterations before measuring, if given.
     pub warmup: Option<u64>,
     /// Limits of one row if no iterations are given.
     pub effort: Effort,
@@ -37,9 +34,7 @@ pub struct Plan {
     pub seeds: Option<u64>,
     pub check: bool,
     pub window: u32,
-    /// The processors to pin the two sides to.
     pub places: Places,
-    /// Numbers of threads to measure the pool with.
     pub streams: Vec<usize>,
     pub layout: Option<Layout>,
     pub signal: SignalKind,
@@ -49,10 +44,8 @@ pub struct Plan {
     pub hist: Option<PathBuf>,
     pub plot: Option<PathBuf>,
     pub format: Format,
-    /// The memory of the payloads, here and on the other side. Empty selects the transport's
-    /// default.
+    /// Empty selects the transport's default.
     pub devices: Vec<DeviceName>,
-    /// How payloads travel between the device memories of two processes.
     pub ipc_path: IpcPath,
     pub meeting: Meeting,
     /// Memory for the payloads of one direction, in bytes.
@@ -60,25 +53,19 @@ pub struct Plan {
     pub timeout: Duration,
     pub faults: Faults,
     pub trace: Option<PathBuf>,
-    /// The settings of rails, from the environment and the command line.
     pub settings: Settings,
-    /// Messages to print before the run starts.
     pub notes: Vec<String>,
 }
 
-/// Limits of one row. The first limit that is reached ends the row.
+/// The first limit that is reached ends the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// Maximum number of iterations.
     pub iters: u64,
-    /// Maximum number of payload bytes.
     pub bytes: u64,
 }
 
 impl Effort {
-    /// The limits of a measurement.
     pub const MEASURE: Effort = Effort { iters: 1_000_000, bytes: 4 << 30 };
-    /// The limits of the demonstration, which must be quick in unoptimised builds too.
     pub const SHOW: Effort = if cfg!(debug_assertions) {
         Effort { iters: 5_000, bytes: 8 << 20 }
     } else {
@@ -86,7 +73,6 @@ impl Effort {
     };
 }
 
-/// How the two sides of a run connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meeting {
     /// The tool starts the other side itself.

@@ -18,7 +18,6 @@ fn write(path: &Path, text: &str) -> Outcome {
     })
 }
 
-/// A run and its faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     pub test: Test,
@@ -29,12 +28,10 @@ pub struct Trace {
     pub seed: u64,
     /// The faults, in order of the number of operations that are issued before them.
     pub events: Vec<Event>,
-    /// The result of the run, in one line.
     pub end: String,
 }
 
 impl Trace {
-    /// Reads the trace that `--replay` names.
     pub fn read(path: &Path) -> Outcome<Self> {
         let failed = |why: String| {
             Failure::usage(format!(
@@ -94,7 +91,7 @@ impl Trace {
         }
     }
 
-    /// Parses the second line of a trace, which describes the run.
+    /// Parses the line that describes the run.
     fn parse_run(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
         let &[
@@ -127,7 +124,6 @@ impl Trace {
         (trace.run() == line && matches!(test, Test::PutSignal | Test::Tag)).then_some(trace)
     }
 
-    /// Returns the second line of the trace, which describes the run.
     fn run(&self) -> String {
         let Trace { test, rails, size, iters, window, seed, .. } = self;
         let test = name(*test);

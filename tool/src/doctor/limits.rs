@@ -8,7 +8,7 @@ const LOCKED: u64 = 64 << 20;
 /// Address space in bytes. With a lower limit, a node with a few large segments fails.
 const ADDRESSES: u64 = 4 << 30;
 /// File descriptors. A peer on this host needs a descriptor for its socket and for each of its
-/// segments. With a lower limit, only few peers can connect.
+/// segments.
 const DESCRIPTORS: u64 = 4096;
 const DESCRIPTORS_LEAST: u64 = 128;
 
@@ -16,7 +16,6 @@ pub(super) fn check() -> Vec<Finding> {
     vec![memlock(), address_space(), descriptors(), processors()]
 }
 
-/// Returns the soft and the hard limit of a resource.
 fn limit(of: libc::__rlimit_resource_t) -> (u64, u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is writable for the answer. If the call fails, no limit is reported.

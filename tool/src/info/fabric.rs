@@ -15,7 +15,6 @@ use serde_json::{Map, Value, json};
 /// Number of rails that the reported memory per peer assumes.
 const RAILS: usize = 4;
 
-/// Describes libfabric, or reports why it is not usable.
 pub fn gather(settings: &Settings, machine: &Machine) -> Value {
     // SAFETY: the library comes from the linker's search path, or from a path that the user names
     // as libfabric.
@@ -48,8 +47,7 @@ pub fn gather(settings: &Settings, machine: &Machine) -> Value {
     })
 }
 
-/// Describes the rails that a node opens with this provider. Returns `None` if the provider is not
-/// usable.
+/// Returns `None` if the provider is not usable.
 fn rails_of(name: &str, told: &Value) -> Option<String> {
     let interfaces =
         told["interfaces"].as_object().filter(|_| name != "shm" && told["usable"] == "usable")?;

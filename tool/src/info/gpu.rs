@@ -5,19 +5,16 @@
 use fishplate_gpu::cuda::{Absent, Api, CudaInfo};
 use serde_json::{Value, json};
 
-/// Reports that this build has no GPU support.
 #[cfg(not(any(feature = "cuda", feature = "hip")))]
 pub fn gather() -> Value {
     json!({ "usable": "no GPUs in this build: its features `cuda` and `hip` were turned off" })
 }
 
-/// Describes the drivers and their devices, or reports why there are none.
 #[cfg(any(feature = "cuda", feature = "hip"))]
 pub fn gather() -> Value {
     tell(Api::ALL.iter().map(|&api| (api, api.version(), api.devices())))
 }
 
-/// A driver interface, the driver's version, and its devices.
 #[cfg(any(feature = "cuda", feature = "hip"))]
 type Found = (Api, Result<String, Absent>, Result<Vec<CudaInfo>, Absent>);
 

@@ -44,7 +44,6 @@ pub fn write(info: &Value, into: &mut String) {
     );
 }
 
-/// Writes the summary of libfabric: a table of usable providers, then a line for the others.
 fn fabric(fabric: &Value, into: &mut String) {
     if fabric["usable"] != "usable" {
         return line(into, "libfabric", &text(&fabric["usable"]));
@@ -101,7 +100,7 @@ fn line(into: &mut String, name: &str, value: &str) {
     let _ = writeln!(into, "{name:<MARGIN$} {value}");
 }
 
-/// Returns the fields of an object. Returns no fields for any other value.
+/// Returns no fields for any other value.
 fn fields(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().map(Map::iter).into_iter().flatten()
 }

@@ -7,7 +7,6 @@ use super::verbs::Verbs;
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     if verbs.plays(Side::Starts) {

@@ -1,4 +1,4 @@
-//! Measures `--bidirectional`: both sides run put or tag-bw at once. Each process runs one side.
+//! Measures `--bidirectional`: both sides run put or tag-bw at once.
 //!
 //! Each side waits for the other at the end of a stream. If payloads are checked, it also waits
 //! after each window.
@@ -21,7 +21,6 @@ const PIECE: u64 = 32;
 
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let me = if verbs.plays(Side::Starts) { Side::Starts } else { Side::Answers };
-    // Counts the operations of both directions.
     let mut tally = Tally { ops: 2 * job.iters, ..Tally::default() };
     let mut discarded = Histogram::new();
     if job.test == Test::Put {
@@ -32,7 +31,6 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     }
     let mut receiver = Receiver::new(job, me, Job::arena(job.size));
     receiver.post_first(verbs)?;
-    // Waits until both sides have posted their receives.
     both_answer(verbs, me)?;
     messages(verbs, job, 0, job.warmup, (me, &mut receiver), &mut discarded, &mut tally)?;
     tally.checked = 0;
@@ -41,7 +39,7 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Each side sends an empty message, and waits for the other side's message.
+/// Ends once each side has received an empty message from the other.
 fn both_answer<V: Verbs>(verbs: &mut V, me: Side) -> Outcome {
     answer_from(verbs, me)?;
     answer_from(verbs, me.other())
@@ -53,8 +51,8 @@ fn meet<V: Verbs>(verbs: &mut V, me: Side, word: usize, number: u64) -> Outcome 
     verbs.wait(me, word, Cmp::Ge, number).map(drop)
 }
 
-/// Sends `count` puts in windows. `window` is the number of the previous window. Returns the number
-/// of the last window, and the ticks until both sides have received everything.
+/// `window` is the number of the previous window. Returns the number of the last window, and the
+/// ticks until both sides have received everything.
 #[inline(never)]
 fn puts<V: Verbs>(
     verbs: &mut V,
@@ -107,7 +105,6 @@ fn puts<V: Verbs>(
     Ok((window, verbs.clock().now().wrapping_sub(begun)))
 }
 
-/// Sends messages `done` to `done + count`, and receives the same number of messages.
 #[inline(never)]
 fn messages<V: Verbs>(
     verbs: &mut V,

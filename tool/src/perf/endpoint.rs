@@ -21,27 +21,23 @@ use crate::interrupt;
 use crate::limits;
 use crate::report::Moved;
 
-/// Time limit of one call of the node. The call is then repeated after a check.
+/// Time limit of one call, which is then repeated after a check.
 pub const SLICE: Duration = Duration::from_millis(100);
 
-/// The offset of the areas in their regions. The memory for measuring the floor precedes them.
+/// The memory for measuring the floor precedes them.
 pub const AREAS_AT: usize = 4096;
 
-/// This process's side, and its node.
 pub struct Endpoint<const STARTS: bool> {
     pub node: Node,
     pub peer: PeerId,
     /// The memory of the signal words, here and on the other side. Includes the landing area,
     /// unless that area is on a device.
     pub words: (Memory, Remote),
-    /// The landing area of the other side.
     pub landing: Remote,
     pub buffer: Memory,
     /// The landing area, if it is on a device. If so, the buffer is on that device too.
     pub device: Option<Memory>,
-    /// The host addresses of the landing area and of the buffer.
     pub views: [NonNull<u8>; 2],
-    /// Sizes of the two views, in bytes.
     pub lens: [usize; 2],
     /// The memory of the starting side's words, if both processes have mapped it.
     pub common: Option<NonNull<u8>>,
@@ -49,7 +45,6 @@ pub struct Endpoint<const STARTS: bool> {
     pub eager: usize,
     pub clock: Clock,
     pub watch: Watch,
-    /// Both sides share one processor.
     pub crowded: bool,
     pub who: Who,
     /// Owns the memory of the buffer and the views. Dropped after the node.
@@ -77,7 +72,6 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         Slice::new(self.buffer.at(offset as u64), len)
     }
 
-    /// Repeats a call of the node until it succeeds, it fails, or the deadline expires.
     #[inline(always)]
     pub fn retry<T, E: Into<Error>>(
         &mut self,
@@ -91,7 +85,6 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Checks whether to repeat a call that returned `error`.
     #[cold]
     #[inline(never)]
     pub fn again(&mut self, error: Error) -> Outcome {
@@ -102,7 +95,6 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Waits for an operation, and returns the fetched value.
     #[inline(always)]
     pub fn finish(&mut self, issued: Issued) -> Outcome<u64> {
         match issued {
@@ -120,7 +112,6 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Returns the word of a receive, if it succeeded.
     #[inline(always)]
     pub fn right(&self, status: Status) -> Outcome<u64> {
         match status.outcome {
@@ -129,14 +120,13 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Counts a pass without events. At intervals, checks whether to continue.
+    /// At intervals, checks whether to continue.
     #[inline(always)]
     pub fn idle(&mut self) -> Outcome {
         if self.watch.fruitless() { self.check() } else { Ok(()) }
     }
 
-    /// Fails if the peer has failed, the time is up, or the user has pressed Ctrl-C. First lets
-    /// another thread run.
+    /// First lets another thread run.
     #[cold]
     #[inline(never)]
     pub fn check(&mut self) -> Outcome {
@@ -150,8 +140,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Returns the error of an expired deadline. It names this side's operations in flight, or the
-    /// missing arrivals.
+    /// Names this side's operations in flight, or the missing arrivals.
     #[cold]
     pub fn expired(&mut self) -> Failure {
         match self.node.quiet(self.peer, Duration::from_nanos(1)) {
@@ -160,8 +149,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Returns the number of payloads that took each path so far. `None` if payloads are in host
-    /// memory.
+    /// `None` if payloads are in host memory.
     pub fn moved(&self) -> Option<Moved> {
         let stats = self.node.gpu_stats()?;
         Some(Moved { direct: stats.direct, relayed: stats.relayed, stored: stats.stored })

@@ -22,7 +22,6 @@ pub fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     Ok(())
 }
 
-/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     if verbs.plays(Side::Starts) {

@@ -3,7 +3,7 @@
 //!
 //! Nothing here waits: while operations are outstanding, the engines make passes in turn. The
 //! number of passes without a completion is limited, so an operation that never completes is
-//! reported with its seed. `ordered` contains the tests of order.
+//! reported with its seed.
 
 use std::array;
 use std::ptr::NonNull;
@@ -45,10 +45,9 @@ use faults::{Counters, Ends, Record, Source};
 mod faults;
 mod ordered;
 
-/// Maximum number of passes without a completion. Then an operation counts as hung.
+/// Passes without a completion after which an operation counts as hung.
 const PATIENCE: u64 = 2_000_000;
 
-/// The capacity of one loopback rail, and of the whole simulated fabric.
 const DEPTH: usize = 256;
 const PACKETS: usize = 1024;
 
@@ -59,7 +58,6 @@ const RECEIVES: usize = 1024;
 
 const CONTEXT: ContextId = ContextId(0);
 
-/// Runs a plan and writes its rows.
 pub fn run(plan: &Plan, files: &mut Files) -> Outcome {
     let _pinned = plan.places.pin_first()?;
     plan.trace.as_deref().map_or(Ok(()), Trace::create)?;
@@ -277,14 +275,12 @@ fn simulate<const RAILS: usize>(
     Ok(Tally { ticks, ops: job.iters, out_of_order, ..both.tally })
 }
 
-/// The memory of an engine.
 struct Parts<const RAILS: usize> {
     storage: Storage<RAILS>,
     matching: MatchStorage<RAILS>,
     failover: Option<FailoverStorage>,
     landing: Mapped,
     buffer: Mapped,
-    /// Sizes of one side's landing area and buffer, in bytes.
     lens: [usize; 2],
 }
 
@@ -307,7 +303,6 @@ impl<const RAILS: usize> Parts<RAILS> {
         Limits { peers: 1, locals: 2, remotes: 8, operations: 4 * config.window.max(64) }
     }
 
-    /// Adds the memory that an engine needs for failover.
     fn keep(&mut self, config: &Config) {
         self.failover = Some(FailoverStorage::new(config, Self::limits(config)));
     }
@@ -320,7 +315,7 @@ struct One<'m, R: Rail, const RAILS: usize> {
     /// serves.
     memory: [(LocalId, NonNull<u8>); 2],
     lens: [usize; 2],
-    /// The landing memory of the other side. `None` until it is imported.
+    /// `None` until it is imported.
     theirs: Option<RemoteId>,
 }
 
@@ -361,13 +356,12 @@ impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
     }
 }
 
-/// Both sides of a run. Either one engine is its own peer, or two engines are peers.
+/// Either one engine is its own peer, or two engines are peers.
 pub struct InProcess<'m, R: Rail, const RAILS: usize> {
     engines: Vec<One<'m, R, RAILS>>,
     clock: Clock,
     watch: Watch,
     tally: Tally,
-    /// Number of passes since the last completion.
     passes: u64,
 }
 
@@ -376,29 +370,25 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         InProcess { engines, clock, watch: Watch::new(clock), tally: Tally::default(), passes: 0 }
     }
 
-    /// Returns the engine that serves a side.
     #[inline(always)]
     fn one(&mut self, side: Side) -> &mut One<'m, R, RAILS> {
         let at = side as usize % self.engines.len();
         &mut self.engines[at]
     }
 
-    /// Returns the offset of a side's area in its memory. It is not zero if one engine serves both
-    /// sides.
+    /// Not zero if one engine serves both sides.
     #[inline(always)]
     fn start(&self, side: Side, area: Area) -> usize {
         let before = if self.engines.len() == 1 { side as usize } else { 0 };
         before * self.engines[0].lens[area as usize]
     }
 
-    /// Returns an address in the buffer of a side.
     #[inline(always)]
     fn buffer_at(&mut self, side: Side, offset: usize) -> LocalAddr {
         let start = self.start(side, Area::Buffer);
         self.one(side).memory[Area::Buffer as usize].0.at((start + offset) as u64)
     }
 
-    /// Returns an address in the landing area of the side opposite to `side`.
     #[inline(always)]
     fn there(&mut self, side: Side, offset: usize) -> Outcome<RemoteAddr> {
         let start = self.start(side.other(), Area::Landing);
@@ -421,7 +411,6 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Makes passes until `done` returns a value.
     #[inline(always)]
     fn until<T>(
         &mut self,
@@ -443,7 +432,6 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Returns the reasons why rails of a side are out of use.
     #[cold]
     fn why(&mut self, side: Side) -> String {
         let One { engine, peer, .. } = self.one(side);
@@ -454,7 +442,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         faults.collect()
     }
 
-    /// Makes passes until an operation of `side` completes. Returns the fetched value.
+    /// Returns the fetched value.
     fn finish(&mut self, side: Side, issued: Issued) -> Outcome<u64> {
         let token = match issued {
             Issued::Done { value } => return Ok(value),
@@ -467,7 +455,6 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Makes passes until a receive completes.
     fn status(&mut self, side: Side, request: Request) -> Outcome<Status> {
         let status = self.until(side, "a receive", |one| one.engine.test_recv(request))?;
         match status.outcome {
@@ -476,7 +463,6 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Discards all pending completions of sends.
     fn forget_ends(&mut self, side: Side) {
         while self.one(side).engine.next_completion().is_some() {}
     }
@@ -673,7 +659,7 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
-    /// Fails if the time is up or the user has pressed Ctrl-C. First lets another thread run.
+    /// First lets another thread run.
     #[cold]
     #[inline(never)]
     fn check(&mut self) -> Outcome {
@@ -685,7 +671,6 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
         }
     }
 
-    /// Returns a word of a side's landing area.
     #[inline(always)]
     fn landing_word(&self, side: Side, offset: usize) -> &AtomicU64 {
         let (start, len) = self.area(side, Area::Landing);

@@ -1,5 +1,4 @@
 //! [`Job`] is one uninterrupted measurement. The leading side orders it, and both sides run it.
-//! [`Tally`] holds its results.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,23 +9,19 @@ use crate::layout::{self, Placement};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     pub test: Test,
-    /// Payload size in bytes.
     pub size: usize,
     pub iters: u64,
     pub warmup: u64,
     pub check: bool,
-    /// Maximum number of operations in flight.
     pub window: u64,
     pub layout: Layout,
     /// How a signal of `signal-rate` changes its word.
     pub signal: SignalKind,
     pub bidirectional: bool,
     pub seed: u64,
-    /// Time limit in nanoseconds.
     pub timeout_ns: u64,
 }
 
-/// A side of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The side that starts the exchange, and measures.
@@ -42,16 +37,12 @@ impl Side {
     }
 }
 
-/// The results of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Duration of the measured part, in clock ticks of the measuring side.
     pub ticks: u64,
-    /// Number of operations completed in `ticks`.
     pub ops: u64,
-    /// Number of verified iterations.
     pub checked: u64,
-    /// Number of iterations with wrong data.
     pub errors: u64,
     /// Number of signals seen before the data that they announce, and of signals and messages out
     /// of order.
@@ -84,7 +75,6 @@ impl Tally {
         }
     }
 
-    /// Adds the results of another job of the same row.
     pub fn and(self, other: Tally) -> Tally {
         Tally {
             ticks: self.ticks + other.ticks,
@@ -113,7 +103,6 @@ impl Job {
         let usual = (plan.effort.bytes / size as u64).clamp(100, plan.effort.iters);
         let planned = plan.iters.unwrap_or(usual);
         let iters = if plan.duration.is_some() { bounds::ITERS_MAX } else { planned };
-        // Each half has at least one whole window, because a sample covers a whole window.
         let fits = 1 << (iters / 2).max(1).ilog2();
         Job {
             test: plan.test,
@@ -159,18 +148,15 @@ impl Job {
         self.bidirectional || matches!(self.test, Test::PutSignal | Test::Tag)
     }
 
-    /// Returns the distance between two slots of a stream, in bytes.
     pub fn stride(&self) -> usize {
         if self.size <= 64 { self.size.next_multiple_of(8) } else { self.size.next_multiple_of(64) }
     }
 
-    /// Returns the number of slots that a stream of puts writes in rotation.
     pub fn slots(&self) -> u64 {
         ((SLOTS_BYTES / self.stride()) as u64).clamp(1, self.window)
     }
 
-    /// Returns the number of operations in one window. If the other side verifies payloads, it
-    /// verifies them after each window.
+    /// If the other side verifies payloads, it verifies them after each window.
     pub fn per_window(&self) -> u64 {
         if self.check && matches!(self.test, Test::Put | Test::TagBw) {
             self.slots()
@@ -198,13 +184,11 @@ impl Job {
         2 * Job::arena(region)
     }
 
-    /// Returns the size of the landing area for payloads up to `region` bytes.
     pub fn arena(region: usize) -> usize {
         (Placement::arena(region) + SLOTS_AT + SLOTS_BYTES).max(RING_ARENA).next_multiple_of(4096)
     }
 }
 
-/// Size of the ring test's part of the landing area, in bytes.
 pub const RING_ARENA: usize = 256 << 10;
 
 #[cfg(test)]

@@ -99,10 +99,8 @@ loaded at run time (package libucx0) and uses its self transport (loopback).";
 
 const DEPTH_MAX: u64 = 1 << 16;
 
-/// The engines to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// The matcher of this project.
     Ours,
     /// Two lists searched from the oldest entry.
     List,
@@ -132,7 +130,7 @@ fn parse_work(text: &str) -> Result<Work, String> {
         .ok_or_else(|| format!("`{text}`: use P1 to P11, U1 to U6, C1 or T1 to T6"))
 }
 
-/// A row of results. The JSON has the same fields.
+/// The JSON has the same fields.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     schema_version: u32,
@@ -146,10 +144,9 @@ struct Row {
     bytes_per_entry: Option<f64>,
 }
 
-/// A workload or trace that is prepared in an engine.
 trait Ready {
     fn run(&mut self, rounds: u64);
-    /// Runs one round. Returns the longest time between two consecutive steps, in clock cycles.
+    /// Returns the longest time between two consecutive steps, in clock cycles.
     fn longest(&mut self, clock: Clock) -> u64;
     fn pairs(&self) -> Pairs;
 }
@@ -264,7 +261,6 @@ impl Job {
     }
 }
 
-/// Runs `perf match` with these options.
 pub fn run(words: &[OsString]) -> Outcome {
     let args = MatchArgs::parse_from(words[2..].iter());
     interrupt::end_at_once();
@@ -301,7 +297,6 @@ fn depths(work: Work, asked: &[u32]) -> Vec<u32> {
     }
 }
 
-/// Runs one workload at one depth in all engines, and writes a row for each.
 fn run_row(
     args: &MatchArgs,
     report: &mut Report,
@@ -386,7 +381,6 @@ fn run_row(
     Ok(())
 }
 
-/// The measurements of one engine with one workload or trace.
 struct Turns {
     kind: Kind,
     ready: Box<dyn Ready>,
@@ -403,7 +397,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 impl Row {
-    /// Formats the optional values. A missing value becomes an empty string.
+    /// A missing value becomes an empty string.
     fn optional(&self) -> [String; 2] {
         let bytes = self.bytes_per_entry.map_or_else(String::new, |bytes| bytes.to_string());
         [bytes, self.instr_per_op.map_or_else(String::new, |count| format!("{count:.1}"))]

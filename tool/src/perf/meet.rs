@@ -1,5 +1,5 @@
 //! Connects the two processes of a run. Either one process starts the other, or one listens and the
-//! other connects. They keep the connection for control messages.
+//! other connects.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ use crate::limits;
 use crate::sizes;
 use crate::variables;
 
-/// Time limit for a finished process to exit. It frees its memory first.
+/// The process frees its memory first.
 const LEAVE: Duration = Duration::from_secs(10);
 
 /// Time limit for a process to exit after it has closed the connection.
@@ -30,20 +30,15 @@ const START: Duration = Duration::from_secs(10);
 /// Time limit for the other side to listen.
 const APPEAR: Duration = Duration::from_secs(5);
 
-/// Interval between checks for Ctrl-C in a listener. It then also prints the processes it has
-/// refused.
+/// Interval between checks for Ctrl-C, and for refused processes to print.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Maximum number of refused processes that a listener prints.
 const NAMED: u32 = 16;
 
-/// The connection to the other side.
 pub struct Met {
     pub wire: Wire,
     pub theirs: Card,
-    /// The name of the other side in messages.
     pub name: String,
-    /// The process of the other side, if this process started it.
     pub second: Option<Second>,
     /// Lines to print above the rows: how the two sides are connected.
     pub notes: Vec<String>,
@@ -55,7 +50,6 @@ impl Met {
     }
 }
 
-/// Connects to the other side as the plan says.
 pub fn meet(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
     let met = match &plan.meeting {
         Meeting::Listen(at) => listen(plan, at, card),
@@ -73,7 +67,6 @@ pub fn answer(socket: OwnedFd, card: &Card) -> Outcome<Met> {
     Ok(Met::new(met, "the first process".into()))
 }
 
-/// Explains an error between two processes that have reached each other.
 fn explain(error: BootstrapError, who: &str) -> String {
     match error {
         BootstrapError::Differs { what: "region size", theirs, ours } => format!(
@@ -97,7 +90,6 @@ fn explain(error: BootstrapError, who: &str) -> String {
     }
 }
 
-/// Waits at the address `at` until the other side connects.
 fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     let mut listener = Listener::bind(at).map_err(|error| {
         Failure::usage(match error {
@@ -185,7 +177,6 @@ fn command(plan: &Plan, card: &Card, at: &str) -> String {
     format!("{line} --connect {at}")
 }
 
-/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     match word.contains(|c: char| !(c.is_alphanumeric() || "_-.,:/@".contains(c))) {
         true => format!("'{word}'"),
@@ -193,7 +184,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Returns the address to print for the other side. Replaces a wildcard host with `HOST`.
+/// Replaces a wildcard host with `HOST`.
 fn reachable(at: &str) -> String {
     match at.rsplit_once(':') {
         Some(("0.0.0.0" | "[::]" | "::" | "*" | "", port)) => format!("HOST:{port}"),
@@ -201,7 +192,7 @@ fn reachable(at: &str) -> String {
     }
 }
 
-/// Connects to the other side. Waits at most `APPEAR` until the other side listens.
+/// Waits at most `APPEAR` until the other side listens.
 fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     let deadline = Instant::now() + plan.timeout.min(APPEAR);
     let met = bootstrap::connect(at, card, deadline);
@@ -229,13 +220,12 @@ fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     Ok(Met::new((wire, theirs), name))
 }
 
-/// The second process, which this process started. Dropping this value kills it.
+/// Dropping this value kills it.
 pub struct Second {
     child: Child,
 }
 
-/// Starts the second process, and connects to it over a socket that it inherits. The socket has no
-/// name, so no other process can connect.
+/// The socket has no name, so no other process can connect.
 fn spawn(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
     let (here, there) = UnixStream::pair().map_err(|error| {
         Failure::run(format!("cannot create a socket for a second process: {error}"))
@@ -271,7 +261,7 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
         command.arg("--crowded");
     }
     if plan.transport == Transport::Fabric {
-        // Passes on the choices of this side, so that the other side makes the same choices.
+        // So that the other side makes the same choices.
         let interfaces: Vec<&str> = card.rails.iter().map(|rail| rail.interface.as_str()).collect();
         command
             .args(["--rails", &plan.rails.to_string()])
@@ -335,8 +325,7 @@ pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
 }
 
 impl Second {
-    /// Returns why the process did not answer. When a process dies, its connection closes first,
-    /// and the process exits a moment later.
+    /// When a process dies, its connection closes first, and the process exits a moment later.
     fn did_not_answer(&mut self, why: BootstrapError) -> Failure {
         let within = if why == BootstrapError::HungUp { LAST_WORDS } else { Duration::ZERO };
         let Some(status) = self.ends(within) else {
@@ -358,7 +347,6 @@ impl Second {
         self.child.id()
     }
 
-    /// Returns the exit status of the process, if it exits within this time.
     fn ends(&mut self, within: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
@@ -369,12 +357,10 @@ impl Second {
         }
     }
 
-    /// Waits up to `within` for the process to exit. Describes its exit.
     pub fn fate(&mut self, within: Duration) -> String {
         self.ends(within).map_or_else(|| "has not exited".into(), describe)
     }
 
-    /// Waits until the process exits by itself.
     pub fn leave(mut self) -> Outcome {
         match self.ends(LEAVE) {
             Some(status) if status.success() => Ok(()),
@@ -384,7 +370,6 @@ impl Second {
     }
 }
 
-/// Describes how a process ended.
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(0), _) => "ended".into(),
@@ -396,7 +381,6 @@ pub fn describe(status: ExitStatus) -> String {
 
 impl Drop for Second {
     fn drop(&mut self) {
-        // Best effort: nothing is left to do if the kill fails.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,4 @@
-//! Opens a side's node, and connects it to the other side's node. Slow path: allocates all memory,
-//! and waits for the providers and the other side.
+//! Opens a side's node, and connects it to the other side's node.
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -27,20 +26,16 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
 
-/// Many more credits than the default window. If the receiver posts receives in time, only the
-/// window limits the sender.
+/// If the receiver posts receives in time, only the window limits the sender.
 const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..MatchConfig::DEFAULT };
 
-/// Limits of each process's node.
 const LIMITS: Limits = Limits { peers: 1, locals: 8, remotes: 8, operations: 1024 };
 
-/// Maximum number of receives posted at once.
 const RECEIVES: usize = 1024;
 
-/// Minimum time limit of setup. A short `--timeout` is meant for measurements.
+/// A short `--timeout` is meant for measurements, not for setup.
 const SETUP: Duration = Duration::from_secs(10);
 
-/// A node, and the card that it sends to the other side before the two connect.
 pub struct Opened {
     node: Node,
     pub card: Card,
@@ -124,7 +119,6 @@ impl Setup {
         }
     }
 
-    /// Allocates a side's memory, and connects its node to the other side's node.
     pub fn join<const STARTS: bool>(
         &self,
         opened: Opened,
@@ -162,7 +156,7 @@ impl Setup {
                 Error::NotConnected(_) => {
                     Failure::run(format!("{who} did not answer in time{}", limits::descriptors()))
                 }
-                // The other process failed first. It reports the reason itself if it has time.
+                // It reports the reason itself if it has time.
                 Error::Attach(AttachError::Unattached(_)) => {
                     who.gone("it closed before this side opened its memory")
                 }
@@ -208,12 +202,10 @@ impl Setup {
         self.timeout.max(SETUP)
     }
 
-    /// Returns the sizes of the landing area and of the buffer, in bytes.
     fn lens(&self) -> [usize; 2] {
         [Job::arena(self.region), Job::buffer(self.region)]
     }
 
-    /// Allocates the memory of a side.
     fn take(&self, node: &mut Node) -> Outcome<Taken> {
         let [len, buffer_len] = self.lens();
         let failed = |error| self.failed(error);
@@ -247,7 +239,6 @@ impl Setup {
         }
     }
 
-    /// Returns the lines above the rows. They describe how the two sides are connected.
     fn notes(&self, node: &Node, peer: PeerId, theirs: &Card, ours: &Card) -> Vec<String> {
         let mut notes = vec![];
         for pair in node.rail_pairs(peer).unwrap_or_default() {
@@ -279,7 +270,6 @@ impl Setup {
 
 struct Taken {
     words: Memory,
-    /// Address of the first word.
     start: NonNull<u8>,
     device: Option<Memory>,
     buffer: Memory,
@@ -291,7 +281,6 @@ fn node_address(node: &Node) -> Vec<u8> {
     node.address().to_vec()
 }
 
-/// Exchanges bytes with the other side, while the node makes progress.
 fn exchange(
     node: &mut Node,
     wire: &mut Wire,
@@ -310,7 +299,7 @@ fn exchange(
     })
 }
 
-/// Splits a message into handles. Each handle is preceded by its length.
+/// Each handle is preceded by its length.
 fn handles(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut all = vec![];
     while let Some((len, rest)) = bytes.split_first_chunk() {
@@ -341,7 +330,6 @@ fn gpu(device: DeviceName) -> Outcome<Gpu> {
     }
 }
 
-/// Returns the first GPU, or host memory if there is no GPU.
 pub fn usual_device() -> DeviceName {
     #[cfg(any(feature = "cuda", feature = "hip"))]
     for api in fishplate_gpu::cuda::Api::ALL {
@@ -354,7 +342,6 @@ pub fn usual_device() -> DeviceName {
     DeviceName::Host
 }
 
-/// Describes why the driver of `device` is not usable.
 fn no_driver(device: DeviceName, error: DeviceError) -> String {
     #[cfg(any(feature = "cuda", feature = "hip"))]
     for api in fishplate_gpu::cuda::Api::ALL {

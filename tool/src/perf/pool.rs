@@ -13,7 +13,6 @@ use super::super::report::{SCHEMA_VERSION, print};
 use contenders::{Boxes, Fishplate, GlobalRing, RingPerQueue};
 use scenario::Scenario;
 
-/// Default number of operations per stream.
 const OPS: u64 = 200_000;
 
 pub fn run(plan: &Plan) -> Outcome {

@@ -1,6 +1,5 @@
 //! Measures a stream of puts. Without checks, only the transport limits the stream, and a quiet
-//! ends it. With checks, every window ends with a signal. The other side verifies that window
-//! before the next one begins.
+//! ends it. With checks, every window ends with a signal.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -10,8 +9,7 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// The offsets of two signal words. One signal reports that a window has arrived, the other that it
-/// was verified. The words are on separate cache lines, away from payloads.
+/// The offsets of two signal words. The words are on separate cache lines, away from payloads.
 pub const SIGNALS: [usize; 2] = [0, 128];
 
 /// Signals `number` to the answering side, which calls `look` and signals back.
@@ -41,7 +39,6 @@ pub fn finish<V: Verbs>(verbs: &mut V, look: impl FnOnce(&mut V) -> Outcome) -> 
     verbs.quiet_all()
 }
 
-/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     windows(verbs, job, 0, job.warmup, &mut Histogram::new(), &mut tally)?;
@@ -54,8 +51,8 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Sends `count` puts in windows. The first window has number `last_window + 1`. Returns the ticks
-/// from the first post to the end of quiet.
+/// The first window has number `last_window + 1`. Returns the ticks from the first post to the end
+/// of quiet.
 #[inline(never)]
 fn windows<V: Verbs>(
     verbs: &mut V,

@@ -18,7 +18,6 @@ use crate::payload::Pattern;
 /// late payload from a wrong one.
 const SECOND_LOOKS: u32 = 1000;
 
-/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     match job.check {
         true => play::<V, true>(verbs, job, histogram),
@@ -41,8 +40,7 @@ fn play<V: Verbs, const CHECK: bool>(
     Ok(tally)
 }
 
-/// Runs `count` iterations, starting with iteration `first`. Returns the ticks from the first post
-/// to the last arrival.
+/// Returns the ticks from the first post to the last arrival.
 #[inline(never)]
 fn rounds<V: Verbs, const CHECK: bool>(
     verbs: &mut V,
@@ -101,7 +99,7 @@ fn rounds<V: Verbs, const CHECK: bool>(
     Ok(last.wrapping_sub(begun))
 }
 
-/// Waits at `side` for message `seq` of the other side. Returns whether its payload is right.
+/// Returns whether its payload is right.
 #[inline(always)]
 fn arrival<V: Verbs, const CHECK: bool>(
     verbs: &mut V,
@@ -126,7 +124,6 @@ fn arrival<V: Verbs, const CHECK: bool>(
     wrong(verbs, side, place.payload, expected, len, tally)
 }
 
-/// Tells a late payload from a wrong one.
 #[cold]
 #[inline(never)]
 fn wrong<V: Verbs>(

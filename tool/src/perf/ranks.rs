@@ -1,5 +1,4 @@
-//! Runs `perf job`, which measures traffic between the ranks of a job. Every payload can be
-//! checked.
+//! Runs `perf job`, which measures traffic between the ranks of a job.
 //!
 //! | part | what |
 //! |---|---|
@@ -120,7 +119,6 @@ of a process after the row. Both are the maximum over all ranks.
 Exit status: 0 done; 1 the run failed, a rank was lost, or data was wrong; 2 the
 command line is invalid; 130 interrupted; 141 the reader of the output exited.";
 
-/// One rank of the job.
 struct Member {
     job: Job,
     node: Node,
@@ -131,7 +129,6 @@ struct Member {
     clock: Clock,
 }
 
-/// Runs `perf job` with these words of the command line.
 pub fn run(words: &[OsString]) -> Outcome {
     let begun = Instant::now();
     let args = JobArgs::parse_from(words[2..].iter());
@@ -229,7 +226,7 @@ impl Member {
         }
     }
 
-    /// Runs all sizes of a pattern. Returns the number of messages with wrong data in all ranks.
+    /// Returns the number of messages with wrong data in all ranks.
     fn run_pattern(
         &mut self,
         args: &JobArgs,
@@ -242,7 +239,6 @@ impl Member {
         let begun = Instant::now();
         let mut traffic = Traffic::open(self, pattern, most, args.window.into())?;
         self.barrier()?;
-        // Adds the errors of these messages to the first row.
         let (_, mut first_errors) = traffic.run(self, 1, 1, args.check.then_some(args.seed))?;
         let first_s = begun.elapsed().as_secs_f64();
         let mut wrong = 0;
@@ -291,7 +287,7 @@ impl Member {
         self.gather(&[]).map(drop)
     }
 
-    /// Returns the peer id of a rank. Connects to the rank on first use.
+    /// Connects to the rank on first use.
     fn peer(&mut self, rank: usize) -> Outcome<PeerId> {
         if let Some(peer) = self.peers[rank] {
             return Ok(peer);
@@ -303,7 +299,6 @@ impl Member {
         Ok(peer)
     }
 
-    /// Fails if the user has pressed Ctrl-C, or a peer has failed.
     #[cold]
     fn look(&mut self) -> Outcome {
         interrupt::check()?;

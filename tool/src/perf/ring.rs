@@ -1,5 +1,5 @@
-//! Measures the ring alone: two rings between the sides, without engine or rail. A ping-pong
-//! measures the latency. Then a stream through one ring measures the rate. Every value is verified.
+//! Measures the ring alone: two rings between the sides, without engine or rail. Every value is
+//! verified.
 
 use std::ptr::NonNull;
 
@@ -13,19 +13,18 @@ use crate::histogram::Histogram;
 
 const CAPACITY: usize = 1024;
 
-/// Number of checks of a ring that count as one idle turn. A check takes only a few nanoseconds, so
-/// a few checks are no reason to yield. If both sides share one processor, every check counts.
+/// A check takes only a few nanoseconds, so a few checks are no reason to yield. If both sides
+/// share one processor, every check counts.
 const LOOKS: u32 = 64;
 
-/// Offsets of the headers and the slots of both rings in the arena, in bytes. Index 0 is the ring
-/// towards the answering side.
+/// Index 0 is the ring towards the answering side.
 const HEADERS: [usize; 2] = [0, 512];
 const SLOTS: [usize; 2] = [4096, RING_ARENA / 2];
 const _: () =
     assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);
 
-/// Runs this process's side. Without a histogram it only prepares: the answering side empties both
-/// rings, and the starting side does nothing.
+/// Without a histogram it only prepares: the answering side empties both rings, and the starting
+/// side does nothing.
 pub fn run<const STARTS: bool>(
     side: &mut Endpoint<STARTS>,
     job: &Job,
@@ -42,7 +41,6 @@ pub fn run<const STARTS: bool>(
     }
 }
 
-/// Returns the first byte of the rings' memory.
 fn memory<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome<NonNull<u8>> {
     let common = side.common.ok_or_else(|| Failure::run("the two processes share no memory"))?;
     // SAFETY: the areas begin at this offset of the shared memory, and have at least RING_ARENA
@@ -60,12 +58,10 @@ fn empty<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome {
     Ok(())
 }
 
-/// This side's ends of both rings. Slots have `N` words.
 struct Ends<'s, E, const N: usize> {
     tx: Producer<'s, [u64; N], Shared>,
     rx: Consumer<'s, [u64; N], Shared>,
     side: &'s mut E,
-    /// Number of checks of a ring that count as one idle turn.
     looks: u32,
 }
 
@@ -170,7 +166,6 @@ impl<'s, const STARTS: bool, const N: usize> Ends<'s, Endpoint<STARTS>, N> {
         Ok(())
     }
 
-    /// Sends `count` values and waits until the last one is taken.
     #[inline(never)]
     fn stream(&mut self, count: u64) -> Outcome {
         for value in 1..=count {

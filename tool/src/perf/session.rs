@@ -3,8 +3,7 @@
 //!
 //! Both exchange messages over the connection of [`meet`](super::meet). The leader sends its order,
 //! both report that they are ready, and finally both send their results. Neither sends anything
-//! while a job is timed. With shared memory, the floor is measured before the first half of a row,
-//! between the halves, and after the second half.
+//! while a job is timed.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -38,7 +37,6 @@ const _: () = assert!(PAD_LEN <= super::endpoint::AREAS_AT);
 #[cfg(test)]
 mod orders;
 
-/// Maximum number of times that a row is measured again because the floor changed.
 const REPEATS: u32 = 3;
 
 /// Bytes that memcpy copies between two clock reads.
@@ -47,8 +45,7 @@ const COPY_BYTES: usize = 64 << 20;
 /// Time that the first process waits for a failed second process to exit.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Time that the second process waits beyond the timeout of its leader. The leader then reports the
-/// error first.
+/// So that the leader reports the error first.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Interval between checks that the other side is alive, while a side waits for its message, in
@@ -59,15 +56,11 @@ const LOOK_NS: u64 = 10_000_000;
 /// process to exit.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Time limit for closing a node.
 const PART: Duration = Duration::from_secs(10);
 
-/// Minimum number of iterations for a progress bar.
 const LONG: u64 = 20_000_000;
-/// Minimum time per size for a progress bar.
 const LONG_TIME: Duration = Duration::from_secs(2);
 
-/// The orders of the leader to the follower.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     /// The greeting: the leader's version and test, and the processors of both sides.
@@ -81,27 +74,23 @@ pub enum Order {
     Done,
 }
 
-/// The follower's answer to a greeting.
 #[derive(Debug, Serialize, Deserialize)]
 struct Greeting {
     refusal: Option<String>,
 }
 
-/// One side of a run, connected to the other.
 pub struct Session<const STARTS: bool> {
     side: Endpoint<STARTS>,
     met: Met,
     transport: Transport,
     /// Shared memory for the floor, if there is any.
     pad: Option<Pad>,
-    /// Time limit of a job.
     timeout: Duration,
     /// The counts of device-memory copies when the last row began.
     moved: Option<Moved>,
 }
 
 impl<const STARTS: bool> Session<STARTS> {
-    /// Connects the node of this side to the other side's node.
     pub fn join(setup: &Setup, opened: Opened, mut met: Met) -> Outcome<Self> {
         let side = match setup.join::<STARTS>(opened, &mut met) {
             Ok(side) => side,
@@ -114,7 +103,6 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(Session { side, met, transport, pad, timeout, moved: None })
     }
 
-    /// Sends a message to the other side and receives one, while the node makes progress.
     fn talk(&mut self, word: &[u8], deadline: Instant) -> Outcome<Vec<u8>> {
         let (side, mut looked, mut lost) = (&mut self.side, monotonic_ns(), None);
         let heard = self.met.wire.exchange(word, deadline, || {
@@ -145,7 +133,6 @@ impl<const STARTS: bool> Session<STARTS> {
         })
     }
 
-    /// Sends a value to the other side and receives one, both as JSON.
     fn exchange<W: Serialize, A: DeserializeOwned>(&mut self, word: &W) -> Outcome<A> {
         let text = serde_json::to_vec(word)
             .map_err(|error| Failure::run(format!("cannot write a message: {error}")))?;
@@ -169,7 +156,7 @@ impl<const STARTS: bool> Session<STARTS> {
         self.exchange::<(), ()>(&())
     }
 
-    /// Measures the floor. Returns `None` if both sides share one processor, or share no memory.
+    /// Returns `None` if both sides share one processor, or share no memory.
     fn floor(&mut self) -> Outcome<Option<Floor>> {
         let Some(pad) = self.pad.filter(|_| !self.side.crowded) else {
             return Ok(None);
@@ -181,7 +168,6 @@ impl<const STARTS: bool> Session<STARTS> {
         pad.measure(limit, &clock, &mut || self.side.check())
     }
 
-    /// Measures the floor again, if it was measured before.
     fn floor_after(&mut self, before: Option<Floor>) -> Outcome<Option<Floor>> {
         before.map_or(Ok(None), |_| self.floor())
     }
@@ -196,7 +182,6 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(tally.both(answer, job.is_two_way()))
     }
 
-    /// Returns the speed of memcpy with the same buffers, in bytes per second.
     fn copy(&self, job: &Job) -> f64 {
         let count = (COPY_BYTES / job.size).clamp(1, 1 << 20);
         let (slots, clock) = (job.slots() as usize, self.side.clock);
@@ -211,7 +196,7 @@ impl<const STARTS: bool> Session<STARTS> {
         (count * job.size) as f64 / (clock.ns(clock.now().wrapping_sub(begun)) * 1e-9)
     }
 
-    /// Orders all jobs, and writes their rows. The inner error means that a row has wrong data.
+    /// The inner error means that a row has wrong data.
     fn lead_all(&mut self, plan: &Plan, files: &mut Files) -> Outcome<Outcome> {
         let hello = Order::Hello {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -243,7 +228,7 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(fault)
     }
 
-    /// Ends the run. Each side closes its node only after both have finished.
+    /// Each side closes its node only after both have finished.
     fn part(mut self) -> Outcome<Met> {
         self.ready()?;
         let Session { side: Endpoint { node, who, .. }, met, timeout, .. } = self;
@@ -251,8 +236,7 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(met)
     }
 
-    /// Runs half of a row: the requested number of iterations, or iterations for the requested
-    /// time. Returns the results and the number of iterations.
+    /// Returns the results and the number of iterations.
     fn half(&mut self, plan: &Plan, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
         let span = match plan.duration {
             Some(all) => Span::new(all / 2, self.timeout),
@@ -266,8 +250,7 @@ impl<const STARTS: bool> Session<STARTS> {
         tally.map_err(|failure| failure.after(histogram.samples() * each, plan.iters))
     }
 
-    /// Measures one row: two halves, with the floor before, between and after them. Repeats the row
-    /// if the floor changed.
+    /// Repeats the row if the floor changed.
     fn measure(
         &mut self,
         plan: &Plan,
@@ -356,8 +339,8 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Follows the leader's orders, then closes the node. If the user started this side, fails if
-    /// data was wrong. Otherwise the leader reports wrong data.
+    /// If the user started this side, fails if data was wrong. Otherwise the leader reports wrong
+    /// data.
     pub fn follow(mut self, region: usize, expected: Option<Test>) -> Outcome {
         let wrong = match self.follow_all(region, expected) {
             Ok(wrong) => wrong,
@@ -370,7 +353,7 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Follows the leader's orders. Returns the number of iterations with wrong data.
+    /// Returns the number of iterations with wrong data.
     fn follow_all(&mut self, region: usize, expected: Option<Test>) -> Outcome<u64> {
         let _pinned = self.greet(expected)?;
         let mut wrong = 0;
@@ -410,7 +393,6 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Receives the greeting, accepts or refuses it, and pins this thread to the ordered processor.
     fn greet(&mut self, expected: Option<Test>) -> Outcome<Option<Pinned>> {
         let Order::Hello { version, test, places } = self.exchange(&())? else {
             return Err(Failure::run("the other process did not begin with its greeting"));
@@ -437,8 +419,7 @@ impl<const STARTS: bool> Session<STARTS> {
 }
 
 impl<const STARTS: bool> Session<STARTS> {
-    /// Runs the plan as the leader. If this process started the second process, waits for it to
-    /// exit.
+    /// If this process started the second process, waits for it to exit.
     pub fn lead(mut self, plan: &Plan, files: &mut Files) -> Outcome {
         let fault = match self.lead_all(plan, files) {
             Ok(fault) => fault,
@@ -461,7 +442,6 @@ impl<const STARTS: bool> Session<STARTS> {
 }
 
 impl Met {
-    /// If the other side was lost, adds the state of its process to the error.
     fn explain(&mut self, failure: Failure) -> Failure {
         let Failure::Lost(message) = failure else { return failure };
         if let Some(second) = &mut self.second {

@@ -13,10 +13,8 @@ pub struct Setup {
     pub settings: Settings,
     /// The memory of the payloads, with `--transport gpu`.
     pub device: Option<DeviceName>,
-    /// Payloads on a device travel through bounce slots.
     pub relay: bool,
     pub mode: Mode,
-    /// Both sides share one processor.
     pub crowded: bool,
     pub region: usize,
     pub timeout: Duration,

@@ -1,6 +1,5 @@
-//! Measures a stream of signals to one word. The other side waits for one window at a time. Every
-//! iteration is verified: with `add` the final sum must be exact, and with `set` the word must
-//! never decrease.
+//! Measures a stream of signals to one word. Every iteration is verified: with `add` the final sum
+//! must be exact, and with `set` the word must never decrease.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -11,7 +10,6 @@ use crate::args::SignalKind;
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     stream(verbs, job, 0, job.warmup, &mut Histogram::new(), &mut tally)?;
@@ -23,7 +21,6 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Sends `count` signals, and waits until the other side has seen the last signal.
 #[inline(never)]
 fn stream<V: Verbs>(
     verbs: &mut V,
@@ -53,8 +50,8 @@ fn stream<V: Verbs>(
         }
         sent += now;
         if verbs.plays(Side::Answers) {
-            // Waits for one window at a time, as a consumer would. A tight loop would take the
-            // cache line from the sender with every load, and measure its own polling.
+            // A tight loop would take the cache line from the sender with every load, and measure
+            // its own polling.
             let word = verbs.wait(Side::Answers, SLOTS_AT, Cmp::Ge, sent)?;
             tally.misordered += u64::from(word < seen);
             tally.errors += u64::from(word > end);

@@ -1,7 +1,6 @@
 //! Runs a job in steps, if the user gives a time instead of a number of iterations.
 //!
-//! Each step is planned to take a small part of the time, as estimated from the previous step. If
-//! the machine becomes slower, the run has fewer iterations, but does not fail.
+//! Each step is planned to take a small part of the time, as estimated from the previous step.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +8,9 @@ use super::job::{Job, Tally};
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Numbers of iterations of the first steps. Their times show how many iterations fit into the
-/// remaining time.
+/// Their times show how many iterations fit into the remaining time.
 const TRIALS: [u64; 4] = [1, 16, 128, 1024];
 
-/// Number of warm-up iterations of each step after the first.
 const WARMUP: u64 = 100;
 
 /// Time limits of all steps, and of one step.
@@ -21,26 +18,22 @@ const WARMUP: u64 = 100;
 pub struct Span {
     /// No step begins after this time.
     pub all: Duration,
-    /// Maximum intended time of a step.
     pub each: Duration,
 }
 
 impl Span {
-    /// Plans the steps of a run that takes `all`. A step fails after `timeout`. So a step is
-    /// planned to take only a small part of either time.
+    /// A step fails after `timeout`. So a step is planned to take only a small part of either time.
     pub fn new(all: Duration, timeout: Duration) -> Span {
         Span { all, each: (all / 16).min(timeout / 256) }
     }
 }
 
-/// Runs steps of `job` until the time is used up. Returns the results and the number of iterations.
 pub fn run(
     job: Job,
     span: Span,
     histogram: &mut Histogram,
     mut run: impl FnMut(&Job, &mut Histogram) -> Outcome<Tally>,
 ) -> Outcome<(Tally, u64)> {
-    // Measures the time per iteration of a step, including warm-up.
     let mut step = |job: Job, histogram: &mut Histogram| {
         let begun = Instant::now();
         let tally = run(&job, histogram)?;
@@ -66,7 +59,6 @@ pub fn run(
         let most = span.each.min(until.saturating_duration_since(Instant::now()));
         let fit = most.as_nanos().checked_div(each.as_nanos()).map_or(job.iters, |fit| fit as u64);
         let fit = fit.min(job.iters);
-        // A sample covers a whole window.
         let iters = fit.max(1).next_multiple_of(unit).min(job.iters - done);
         let (found, took) = step(Job { iters, warmup: warmup.min(iters), ..job }, histogram)?;
         (tally, done, each) = (tally.and(found), done + iters, took);

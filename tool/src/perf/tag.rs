@@ -2,8 +2,7 @@
 //! latency is half of that time.
 //!
 //! Both sides send from one part of their private buffer and receive into another. Each receive is
-//! posted right after the send, while the message is in flight. Programs that call send and receive
-//! in turn do the same.
+//! posted right after the send, while the message is in flight.
 
 use std::hint::black_box;
 
@@ -13,18 +12,15 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Returns the distance between sent payloads, in bytes. Large payloads share one place, because
-/// each is answered before the next is sent.
+/// Large payloads share one place, because each is answered before the next is sent.
 fn stride(len: usize) -> usize {
     if len <= 4096 { len.next_multiple_of(64) } else { 0 }
 }
 
-/// Returns the offset of received payloads.
 fn inward(len: usize) -> usize {
     (2 * stride(len)).max(len.next_multiple_of(64))
 }
 
-/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     // An iteration has one message each way.
     let mut tally = Tally { ops: 2 * job.iters, ..Tally::default() };
@@ -34,8 +30,7 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Runs `count` iterations, starting with iteration `first`. Returns the ticks from the first send
-/// to the last arrival.
+/// Returns the ticks from the first send to the last arrival.
 #[inline(never)]
 fn rounds<V: Verbs>(
     verbs: &mut V,
@@ -83,7 +78,6 @@ fn rounds<V: Verbs>(
             }
         }
         if let Some(request) = answer {
-            // Computed before the wait, not between the message and its answer.
             let expected = black_box(Pattern::new(job.seed, Answers as u64, seq));
             verbs.received(Starts, request)?;
             whole &= verify(verbs, job, Starts, expected, tally)?;

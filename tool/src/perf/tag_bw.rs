@@ -9,29 +9,24 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// The tag of the stream, and the tag of its answers.
 const STREAM: u64 = 1;
 const ANSWER: u64 = 2;
 
-/// Maximum number of receives posted at once.
 pub const POSTED: u64 = 512;
 
 /// Maximum number of messages sent before some are received, if one process runs both sides.
 const PIECE: u64 = 32;
 
-/// Returns the distance between payloads, in bytes.
 fn stride(job: &Job) -> usize {
     if job.check { job.stride() } else { 0 }
 }
 
-/// Runs the test for each side of this process.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     let mut receiver = Receiver::new(job, Side::Answers, 0);
     if verbs.plays(Side::Answers) {
         receiver.post_first(verbs)?;
     }
-    // Reports to the other side that the receives are posted.
     answer(verbs)?;
     stream(verbs, job, 0, job.warmup, &mut receiver, &mut Histogram::new(), &mut tally)?;
     tally.checked = 0;
@@ -39,7 +34,6 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// The answering side sends an empty message, and the other side waits for it.
 fn answer<V: Verbs>(verbs: &mut V) -> Outcome {
     answer_from(verbs, Side::Answers)
 }
@@ -56,8 +50,6 @@ pub fn answer_from<V: Verbs>(verbs: &mut V, side: Side) -> Outcome {
     Ok(())
 }
 
-/// Sends messages `done` to `done + count`, and waits until the other side has received the last
-/// one.
 #[inline(never)]
 fn stream<V: Verbs>(
     verbs: &mut V,
@@ -83,7 +75,6 @@ fn stream<V: Verbs>(
             if verbs.plays(Side::Starts) {
                 for slot in slot..slot + piece {
                     pending += send(verbs, job, Side::Starts, sent + slot, slot)?;
-                    // A whole window is in flight.
                     if pending >= job.window {
                         verbs.sent(Side::Starts, 1)?;
                         pending -= 1;
@@ -116,8 +107,7 @@ fn stream<V: Verbs>(
     Ok(verbs.clock().now().wrapping_sub(begun))
 }
 
-/// Sends message `number` from a slot. Returns the number of completions that the send will
-/// generate.
+/// Returns the number of completions that the send will generate.
 #[inline(always)]
 pub fn send<V: Verbs>(
     verbs: &mut V,
@@ -134,32 +124,24 @@ pub fn send<V: Verbs>(
     verbs.send(side, STREAM, at, job.size)
 }
 
-/// Returns the payload of message `number` of `side`.
 fn pattern(job: &Job, side: Side, number: u64) -> Pattern {
     Pattern::new(job.seed, STREAM + side as u64, number)
 }
 
-/// The receives of a stream, on the receiving side.
 pub struct Receiver {
     side: Side,
-    /// The offset of the receives in the buffer, and their size.
     start: usize,
     len: usize,
-    /// The distance between receives, and the offset after the last one.
     stride: usize,
     end: usize,
-    /// Number of receives to post at first, and in all.
     window: u64,
     total: u64,
-    /// Numbers of posted and of completed receives.
     posted: u64,
     got: u64,
-    /// Offset of the next receive. Stored, so that a receive needs no division.
     next: usize,
 }
 
 impl Receiver {
-    /// Creates a receiver of `side` that uses its buffer from offset `start` on.
     pub fn new(job: &Job, side: Side, start: usize) -> Self {
         let stride = stride(job);
         Receiver {
@@ -176,12 +158,10 @@ impl Receiver {
         }
     }
 
-    /// Posts a window of receives.
     pub fn post_first<V: Verbs>(&mut self, verbs: &mut V) -> Outcome {
         (0..self.window).try_for_each(|_| self.post(verbs))
     }
 
-    /// Posts a receive, unless one was posted for each message of the job.
     #[inline(always)]
     fn post<V: Verbs>(&mut self, verbs: &mut V) -> Outcome {
         if self.posted < self.total {
@@ -193,7 +173,6 @@ impl Receiver {
         Ok(())
     }
 
-    /// Receives until `count` messages have arrived.
     #[inline(always)]
     pub fn until<V: Verbs>(
         &mut self,

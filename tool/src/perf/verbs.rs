@@ -1,9 +1,6 @@
-//! [`Verbs`] defines the operations of the tests. Each test is one loop over these operations. Each
-//! call names a side, and a process executes the call if it runs that side.
+//! Each call names a side, and a process executes the call if it runs that side.
 //!
-//! Two processes run one side each, as an [`Endpoint`](super::endpoint::Endpoint). One process runs
-//! both sides as [`InProcess`](super::in_process::InProcess). Every call ends by the job's
-//! deadline.
+//! Every call ends by the job's deadline.
 
 use std::ptr::NonNull;
 
@@ -16,7 +13,6 @@ use crate::failure::{Failure, Outcome};
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Memory of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Area {
     /// The area that the other side writes.
@@ -25,16 +21,14 @@ pub enum Area {
     Buffer,
 }
 
-/// The operations of the tests. Offsets are in bytes from the start of an area. Words are in the
-/// landing area, or next to it if the landing area is device memory.
+/// Offsets are in bytes from the start of an area. Words are in the landing area, or next to it if
+/// the landing area is device memory.
 pub trait Verbs {
-    /// Returns whether this process runs `side`.
     fn plays(&self, side: Side) -> bool;
 
     /// Returns the clock that times the samples.
     fn clock(&self) -> Clock;
 
-    /// Returns the number of arrivals out of order, as the engine counts them.
     fn out_of_order(&self) -> u64;
 
     /// Sets the deadline, in nanoseconds from now.
@@ -49,7 +43,6 @@ pub trait Verbs {
     /// If an area mirrors device memory, copies a part of it from the device.
     fn read_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome;
 
-    /// Stores a word of a side, before a test begins.
     fn set_word(&mut self, side: Side, offset: usize, value: u64) -> Outcome;
 
     fn word(&self, side: Side, offset: usize) -> Outcome<u64>;
@@ -104,15 +97,12 @@ pub trait Verbs {
     /// Waits for a receive.
     fn received(&mut self, side: Side, request: Request) -> Outcome;
 
-    /// Waits for the next completed receive. Returns the `word` of that receive.
+    /// Returns the `word` of that receive.
     fn next_recv(&mut self, side: Side) -> Outcome<u64>;
 
-    /// Records a sample from `last` to now, and starts the next sample. At intervals, checks the
-    /// deadline and the peer.
+    /// Records a sample from `last` to now, and starts the next sample.
     fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome;
 
-    /// Counts a turn of a loop that records no samples. At intervals, checks the deadline and the
-    /// peer.
     fn turn(&mut self) -> Outcome;
 
     /// Runs the ring test, or prepares it.
@@ -120,7 +110,6 @@ pub trait Verbs {
         Err(Failure::usage("ring needs two processes; use --transport shm"))
     }
 
-    /// Calls [`quiet`](Self::quiet) for every side that this process runs.
     fn quiet_all(&mut self) -> Outcome {
         for side in Side::BOTH {
             if self.plays(side) {
@@ -130,7 +119,6 @@ pub trait Verbs {
         Ok(())
     }
 
-    /// Writes a payload into memory that no operation uses.
     #[inline(always)]
     fn fill(
         &mut self,
@@ -148,7 +136,6 @@ pub trait Verbs {
         self.write_device(area, offset, len)
     }
 
-    /// Returns whether the whole payload has arrived.
     #[inline(always)]
     fn is_whole(
         &mut self,

@@ -1,5 +1,4 @@
-//! [`Watch`] checks the deadline of a side. Every loop of every test uses it, so that the loop ends
-//! by the deadline and detects a lost peer. A loop that never waits would notice neither.
+//! Every loop of every test uses it, so that the loop ends by the deadline and detects a lost peer.
 //!
 //! Nothing here blocks. A loop that records samples reads the clock anyway ([`Watch::lap`]). Other
 //! loops count their turns ([`Watch::turn`]).
@@ -7,16 +6,15 @@
 use crate::clock::{Clock, monotonic_ns};
 use crate::histogram::Histogram;
 
-/// Ticks of the clock between two checks: some 10 to 30 ms.
+/// Some 10 to 30 ms.
 const LOOK_TICKS: u64 = 1 << 25;
 
 /// Number of turns between two clock reads, in a loop that records no samples.
 const TURNS: u32 = 1024;
 
-/// Number of idle turns before another thread may run. They take some tens of microseconds.
+/// Some tens of microseconds.
 const FRUITLESS: u32 = 256;
 
-/// The deadline of a side, and its last check.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     clock: Clock,
@@ -32,7 +30,6 @@ impl Watch {
         Watch { clock, deadline_ns: 0, looked: clock.now(), turns: 0, fruitless: 0 }
     }
 
-    /// Sets the deadline to `ns` nanoseconds from now.
     pub fn set(&mut self, ns: u64) {
         self.deadline_ns = monotonic_ns().saturating_add(ns);
     }
@@ -42,7 +39,7 @@ impl Watch {
     }
 
     /// Records a sample from `last` to now, and starts the next sample. Returns whether a check is
-    /// due. Hot path.
+    /// due.
     #[inline(always)]
     pub fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> bool {
         let now = self.clock.now();
@@ -55,14 +52,14 @@ impl Watch {
         due
     }
 
-    /// Counts a turn of a loop. Returns whether a check is due. Hot path.
+    /// Counts a turn of a loop. Returns whether a check is due.
     #[inline(always)]
     pub fn turn(&mut self) -> bool {
         self.turns = self.turns.wrapping_add(1);
         self.turns.is_multiple_of(TURNS) && self.is_due()
     }
 
-    /// Counts an idle turn. At intervals, lets another thread run. Returns whether a check is due.
+    /// At intervals, lets another thread run. Returns whether a check is due.
     #[inline(always)]
     pub fn fruitless(&mut self) -> bool {
         self.fruitless = self.fruitless.wrapping_add(1);

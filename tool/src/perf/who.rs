@@ -12,7 +12,6 @@ use fishplate_core::op::{Fault, Outcome as Ended};
 
 use crate::failure::Failure;
 
-/// The name of the other side, and of the rails to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     name: String,
@@ -27,7 +26,6 @@ impl fmt::Display for Who {
 }
 
 impl Who {
-    /// Creates the name of a peer that these `rails` reach.
     pub fn new(name: impl Into<String>, rails: Vec<String>) -> Self {
         Who { name: name.into(), rails }
     }
@@ -43,8 +41,7 @@ impl Who {
         }
     }
 
-    /// Returns the error of a run that lost the other side. Names the libfabric rails to it, if
-    /// there are any.
+    /// Names the libfabric rails to the other side, if there are any.
     #[cold]
     pub fn gone(&self, how: impl fmt::Display) -> Failure {
         match self.rails.is_empty() {
@@ -53,7 +50,6 @@ impl Who {
         }
     }
 
-    /// Returns the error for the failure of `what`, an operation with the other side.
     #[cold]
     pub fn failed(&self, what: &str, error: Error) -> Failure {
         match error {
@@ -64,7 +60,6 @@ impl Who {
         }
     }
 
-    /// Returns the error of a wait for the other side.
     #[cold]
     fn wait_failed(&self, error: WaitError) -> Failure {
         match error {
@@ -87,7 +82,6 @@ impl Who {
         ))
     }
 
-    /// Returns the error for an operation with the other side that did not succeed.
     #[cold]
     fn ended(&self, what: &str, outcome: Ended) -> Failure {
         match outcome {
@@ -96,7 +90,6 @@ impl Who {
         }
     }
 
-    /// Returns the error for a receive that did not succeed.
     #[cold]
     pub fn receive_ended(&self, outcome: Received) -> Failure {
         match outcome {

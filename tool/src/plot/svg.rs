@@ -32,7 +32,6 @@ struct Panel {
     label: fn(f64) -> String,
 }
 
-/// The range of an axis, in logarithms of its base.
 #[derive(Clone, Copy)]
 struct Span {
     base: f64,
@@ -52,7 +51,6 @@ impl Span {
         }
     }
 
-    /// Returns the position of a value, from 0 to 1.
     fn place(&self, value: f64) -> f64 {
         (value.log(self.base) - self.from) / (self.to - self.from)
     }
@@ -190,7 +188,6 @@ pub fn draw(curves: &[Curve]) -> String {
     svg + "</svg>\n"
 }
 
-/// Formats a duration in nanoseconds with a unit.
 fn duration(ns: f64) -> String {
     match ns {
         n if n < 1e3 => format!("{} ns", rounded(n)),
@@ -200,7 +197,6 @@ fn duration(ns: f64) -> String {
     }
 }
 
-/// Formats bytes per second with a unit.
 fn rate(bytes: f64) -> String {
     match bytes {
         b if b < 1e6 => format!("{} KB/s", rounded(b / 1e3)),

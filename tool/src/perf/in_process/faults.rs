@@ -13,16 +13,13 @@ use super::One;
 use crate::args::{Faults, Plan, Trace};
 use crate::failure::{Failure, Outcome};
 
-/// Maximum number of events drawn for a run.
 const DRAWN: usize = 4096;
 
-/// The source of the faults of one run.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
     None,
-    /// Drawn from the run's seed.
     Random,
-    /// The given events. If the flag is set, events that could take the last rail are left out.
+    /// If the flag is set, events that could take the last rail are left out.
     Given(&'a [Event], bool),
 }
 
@@ -37,7 +34,6 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Returns a vector with capacity for the events of a run.
     pub fn room(self) -> Vec<Event> {
         let count = match self {
             Source::None => 0,
@@ -47,7 +43,6 @@ impl<'a> Source<'a> {
         vec![Event::EMPTY; count]
     }
 
-    /// Starts the fault schedule of a run between two nodes.
     pub fn schedule<'m>(
         self,
         sim: &'a Sim<'m>,
@@ -113,7 +108,6 @@ impl fmt::Display for Counters {
     }
 }
 
-/// The events, counters and fabric state of one run.
 #[derive(Default)]
 pub struct Record {
     events: Vec<Event>,
@@ -161,8 +155,7 @@ impl Record {
     }
 }
 
-/// Runs a job with the faults of a plan, and writes its trace if `--trace` asks for one. Returns
-/// the result, and lines that describe the run. `attempt` runs the job once.
+/// Returns the result, and lines that describe the run. `attempt` runs the job once.
 ///
 /// If a run with drawn faults fails, removes the faults that the failure does not need, and prints
 /// the others.
@@ -214,7 +207,7 @@ pub fn run(
     Ok((tally, notes))
 }
 
-/// Returns whether a run has failed. An interrupted run has not.
+/// An interrupted run has not failed.
 fn has_failed(outcome: &Outcome<Tally>) -> bool {
     match outcome {
         Ok(tally) => tally.errors + tally.misordered != 0,
@@ -222,8 +215,7 @@ fn has_failed(outcome: &Outcome<Tally>) -> bool {
     }
 }
 
-/// Removes the events that a failed run does not need. Returns the record and the result of the
-/// shortest run that fails.
+/// Returns the record and the result of the shortest run that fails.
 fn reduce(
     record: Record,
     failed: Outcome<Tally>,
@@ -243,7 +235,6 @@ fn reduce(
     shortest
 }
 
-/// Checks that a replay produced the same trace.
 fn compare(given: &Trace, now: &Trace) -> Outcome {
     let (given, now) = (given.to_string(), now.to_string());
     match given.lines().zip(now.lines()).zip(1..).find(|((given, now), _)| given != now) {

@@ -1,5 +1,5 @@
-//! Tests of order over the simulated fabric, which delays and reorders operations. Many operations
-//! are in flight. The tests verify the order that the contract promises.
+//! Tests of order over the simulated fabric, which delays and reorders operations. The tests verify
+//! the order that the contract promises.
 
 use fishplate_core::engine::protocol::Request;
 use fishplate_core::engine::tag::Tag;
@@ -29,7 +29,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         let (stride, len) = (job.stride(), job.size);
         let mut sent = 0;
         let mut sides = Side::BOTH.into_iter().cycle();
-        // The last signal value in each direction. Each direction has its own word.
+        // Each direction has its own word.
         let mut seen = [0u64; 2];
         while sent < job.iters {
             let Some(side) = sides.next() else { break };

@@ -1,9 +1,9 @@
 //! The interface of a matching engine, in terms that all engines share.
 
-/// The sources and tags that a receive accepts. Tags have 44 bits.
+/// Tags have 44 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The source. `None` accepts any.
+    /// `None` accepts any.
     pub source: Option<u32>,
     pub tag: u64,
     /// Bits of the tag that are not compared.
@@ -22,12 +22,11 @@ impl Wanted {
     }
 }
 
-/// A hash of all matched pairs of a receive and a message. It does not depend on the order of the
-/// pairs. Engines that make the same matches have the same hash.
+/// A hash that does not depend on the order of the pairs: engines that make the same matches have the
+/// same hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
     pub count: u64,
-    /// The sum of the hashes of all pairs.
     pub sum: u64,
 }
 
@@ -39,23 +38,20 @@ impl Pairs {
     }
 }
 
-/// A tag-matching engine. A receive is identified by its context, which is less than the number of
-/// contexts at creation.
+/// A receive is identified by its context, which is less than the number of contexts at creation.
 pub trait Engine {
     fn post(&mut self, wanted: Wanted, context: u32);
 
     /// Delivers a message from `source`. `cookie` identifies the message.
     fn arrive(&mut self, source: u32, tag: u64, cookie: u32);
 
-    /// Cancels a receive. Returns whether it was still posted.
+    /// Returns whether it was still posted.
     fn cancel(&mut self, context: u32) -> bool;
 
-    /// Returns whether a message that matches these criteria has arrived.
     fn probe(&mut self, wanted: Wanted) -> bool;
 
-    /// Receives the oldest waiting message that matches. Returns `false` if no message matches.
+    /// Returns `false` if no message matches.
     fn claim(&mut self, wanted: Wanted, context: u32) -> bool;
 
-    /// Returns the hash of all pairs so far.
     fn pairs(&self) -> Pairs;
 }

@@ -17,7 +17,7 @@ struct Entry {
     listed: bool,
 }
 
-/// One list. Free entries are linked by `next`.
+/// Free entries are linked by `next`.
 struct Queue {
     entries: Vec<Entry>,
     head: u32,
@@ -88,7 +88,6 @@ impl Queue {
     }
 }
 
-/// The lists of receives and of messages.
 pub struct List {
     posted: Queue,
     unexpected: Queue,
@@ -97,11 +96,9 @@ pub struct List {
 }
 
 impl List {
-    /// Size of a waiting receive or message, in bytes.
     pub const BYTES: f64 = size_of::<Entry>() as f64;
 
-    /// Creates an engine with room for `room` receives and `room` messages. Receives have context
-    /// numbers less than `contexts`.
+    /// Receives have context numbers less than `contexts`.
     pub fn new(room: usize, contexts: usize) -> Self {
         List {
             posted: Queue::new(room.max(1)),

@@ -8,7 +8,6 @@ use fishplate_core::engine::tag::{
 
 use super::engine::{Engine, Pairs, Wanted};
 
-/// A matcher, and the id of each receive, indexed by its context.
 pub struct Ours {
     /// Dropped first: it borrows from `_memory`.
     matcher: Matcher<'static>,
@@ -48,8 +47,7 @@ impl Ours {
     pub const BYTES: (f64, f64) =
         (size_of::<PostedSlot>() as f64 + 4.0, size_of::<UnexpectedSlot>() as f64 + 4.0);
 
-    /// Creates an engine with room for `room` receives and `room` messages. Receives have context
-    /// numbers less than `contexts`.
+    /// Receives have context numbers less than `contexts`.
     pub fn new(room: usize, contexts: usize) -> Self {
         let room = room.next_power_of_two();
         let posted = Lent::new(PostedSlot::EMPTY, room);

@@ -24,7 +24,7 @@ pub enum Trace {
 
 use Trace::*;
 
-/// One step of a trace. A step has 32 bytes.
+/// A step has 32 bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     /// Posts a receive with this context.
@@ -55,8 +55,7 @@ impl Random {
 impl Trace {
     pub const ALL: [Trace; 6] = [T1, T2, T3, T4, T5, T6];
 
-    /// Returns the depths of the trace. A depth counts its neighbours, peers, workers, senders,
-    /// threads or posted receives.
+    /// A depth counts its neighbours, peers, workers, senders, threads or posted receives.
     pub fn depths(self) -> &'static [u32] {
         match self {
             T1 => &[6, 18, 26],
@@ -68,7 +67,6 @@ impl Trace {
         }
     }
 
-    /// Returns the steps of the trace at one depth.
     pub fn steps(self, depth: u32) -> Vec<Step> {
         let mut random = Random(0x5eed ^ depth as u64);
         let mut steps = vec![];
@@ -152,7 +150,7 @@ impl Trace {
     }
 }
 
-/// Runs the steps in an engine. Calls `tick` after each step.
+/// Calls `tick` after each step.
 #[inline(always)]
 pub fn replay(steps: &[Step], engine: &mut impl Engine, mut tick: impl FnMut()) {
     for step in steps {

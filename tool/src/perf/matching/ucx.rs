@@ -13,7 +13,6 @@ use super::engine::{Engine, Pairs, Wanted};
 type Status = i8;
 type ReceiveDone = unsafe extern "C" fn(*mut c_void, Status, *const c_void, *mut c_void);
 
-/// `ucp_request_param_t`, 72 bytes.
 #[repr(C)]
 struct RequestParam {
     op_attr_mask: u32,
@@ -30,7 +29,6 @@ struct RequestParam {
 
 const FIELD_CALLBACK: u32 = 1 << 1;
 const FIELD_USER_DATA: u32 = 1 << 2;
-/// The requested API version.
 const VERSION: (c_uint, c_uint) = (1, 10);
 const SOURCE_SHIFT: u32 = 44;
 const ALL_TAG: u64 = (1 << SOURCE_SHIFT) - 1;
@@ -50,11 +48,9 @@ const PLAIN: RequestParam = RequestParam {
 
 macro_rules! functions {
     ($($name:ident($($arg:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions of UCX that we use.
         struct Library { $($name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)* }
 
         impl Library {
-            /// Loads the library and its functions.
             fn open() -> Result<Self, String> {
                 // SAFETY: the name is a C string. The library belongs to the system, so its
                 // constructors are trusted.
@@ -113,7 +109,6 @@ struct Receive {
     free: unsafe extern "C" fn(*mut c_void),
 }
 
-/// UCX's tag matching: a worker, and its endpoint to itself.
 pub struct Ucx {
     library: Library,
     ucp: *mut c_void,
@@ -147,8 +142,7 @@ fn done(what: &str, status: Status) -> Result<(), String> {
 }
 
 impl Ucx {
-    /// Creates a worker, and an endpoint to itself. Receives have context numbers less than
-    /// `contexts`.
+    /// Receives have context numbers less than `contexts`.
     pub fn new(contexts: usize) -> Result<Self, String> {
         let library = Library::open()?;
         let set = |config, name: &CStr, value: &CStr| {
@@ -198,7 +192,7 @@ impl Ucx {
         (tag, source_mask | ALL_TAG & !wanted.ignore)
     }
 
-    /// Starts a receive. Records its pair if the receive completes at once.
+    /// Records its pair if the receive completes at once.
     #[inline(always)]
     fn start(
         &mut self,

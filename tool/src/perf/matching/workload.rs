@@ -7,7 +7,7 @@
 
 use super::engine::{Engine, Wanted};
 
-/// The workloads. *D* is the depth.
+/// *D* is the depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// An exact receive behind *D* exact receives.
@@ -65,7 +65,6 @@ impl Workload {
         matches!(self, P6 | P7 | P8 | P9 | U1 | U2 | U3 | U4 | U6 | C1)
     }
 
-    /// Returns the number of units in one round.
     pub fn units(self, depth: u32) -> u64 {
         match self {
             C1 => 3 * depth as u64,
@@ -76,11 +75,9 @@ impl Workload {
     }
 }
 
-/// Number of units per round, if the workload has a background: *D* entries that no unit matches.
+/// With a background: *D* entries that no unit matches.
 const ROUND: u64 = 64;
-/// Number of receives that use each new mask.
 const FRESH_MASK: u64 = 16;
-/// Number of masks of P11.
 const MASKS: u64 = 32;
 /// A source and a tag that no entry of the background matches.
 const LIVE: u32 = 7;
@@ -88,10 +85,8 @@ const LIVE_TAG: u64 = 1 << 30;
 /// The communicator is in the bits above the tag.
 const COMMUNICATOR: u64 = 1 << 32;
 const ANY_TAG: u64 = COMMUNICATOR - 1;
-/// The bit that P10 ignores.
 const PROTOCOL_BIT: u64 = 1 << 40;
 
-/// Returns the number of entries and contexts that a workload of this depth needs.
 pub const fn room(depth: u32) -> usize {
     depth as usize + 64
 }
@@ -105,7 +100,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Creates a workload at a depth. Does not prepare its background.
+    /// Does not prepare its background.
     pub fn new(workload: Workload, depth: u32) -> Self {
         let mut order: Vec<u32> = (0..depth).collect();
         let mut random = 0x5eed_u64;
@@ -116,7 +111,6 @@ impl Bench {
         Bench { workload, depth, order, next_mask: 1 }
     }
 
-    /// Adds the background to the engine: *D* entries that no unit matches.
     pub fn prepare(&self, engine: &mut impl Engine) {
         for n in 0..self.depth {
             let tag = n as u64;
@@ -137,8 +131,7 @@ impl Bench {
         }
     }
 
-    /// Runs one round. Calls `tick` after each call of the engine, or after each unit if there is a
-    /// background.
+    /// Calls `tick` after each call of the engine, or after each unit if there is a background.
     #[inline(always)]
     pub fn round(&mut self, engine: &mut impl Engine, mut tick: impl FnMut()) {
         let (depth, live) = (self.depth, self.depth);

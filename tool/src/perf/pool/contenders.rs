@@ -11,7 +11,7 @@ use fishplate_core::sync::pool::{Lease, Pool};
 
 use super::scenario::{Body, Pools, first_lets_go};
 
-/// Our pool. Each stream has its own pool on the heap.
+/// Each stream has its own pool on the heap.
 pub struct Fishplate;
 
 impl Pools for Fishplate {
@@ -47,10 +47,9 @@ impl Pools for Fishplate {
     }
 }
 
-/// A ring of 64 free blocks under a mutex. Other blocks come from the allocator and return to it.
+/// Other blocks come from the allocator and return to it.
 pub struct Ring(Mutex<VecDeque<Box<MaybeUninit<Body>>>>);
 
-/// Maximum number of free blocks in a ring.
 const KEPT: usize = 64;
 
 impl Ring {
@@ -59,7 +58,7 @@ impl Ring {
     }
 }
 
-/// A block from the ring `R`. Dropping it returns it to the ring.
+/// Dropping it returns it to the ring.
 pub struct OfRing<R: Deref<Target = Ring>> {
     block: Option<Box<MaybeUninit<Body>>>,
     ring: R,
@@ -160,7 +159,6 @@ impl Pools for RingPerQueue {
     }
 }
 
-/// The allocator of the process. Each block is a box.
 pub struct Boxes;
 
 impl Pools for Boxes {

@@ -1,15 +1,11 @@
-//! Runs each scenario repeatedly with all contenders in turn. Makes a row for each scenario and
-//! contender.
+//! Runs each scenario repeatedly with all contenders in turn.
 
 use super::scenario::{Figures, Pools, Scenario};
 
-/// One line of results.
 #[derive(Clone, Debug)]
 pub struct PoolRow {
     pub pool: &'static str,
-    /// The scenario's name, from [`Scenario::name`].
     pub scenario: String,
-    /// Number of threads that take blocks.
     pub streams: usize,
     /// Medians of the repetitions.
     pub figures: Figures,
@@ -21,7 +17,7 @@ pub struct PoolRow {
 }
 
 impl PoolRow {
-    /// Formats the row as a JSON object. No name in it needs escaping.
+    /// No name needs escaping.
     pub fn json(&self, schema_version: u32) -> String {
         let PoolRow { pool, scenario, streams, figures, min_ns, to_one_stream } = self;
         let Figures { ns_per_op, ops_per_s, p99_ns } = figures;
@@ -35,18 +31,16 @@ impl PoolRow {
     }
 }
 
-/// A pool to compare: its name, and the function that runs a scenario with it.
 pub type Contender = (&'static str, fn(Scenario, usize, u64) -> Option<Figures>);
 
-/// Returns the contender with the pools of type `P`.
 pub fn contender<P: Pools>() -> Contender {
     (P::NAME, |scenario, streams, ops| scenario.run::<P>(streams, ops))
 }
 
-/// Number of repetitions of each scenario. The contenders take turns.
+/// The contenders take turns.
 pub const REPEATS: usize = 5;
 
-/// Runs all scenarios. Calls `row` with each row as soon as it is complete.
+/// Calls `row` with each row as soon as it is complete.
 pub fn run<E>(
     contenders: &[Contender],
     scenarios: &[(Scenario, usize)],

@@ -1,7 +1,7 @@
 //! Runs the scenarios with any pool of 128-byte blocks. An operation takes a block and returns it.
 //!
 //! The tool runs them over pools that need no other package, and benches/ runs them over the other
-//! pools. So this file depends on neither of the two.
+//! pools.
 //!
 //! `ns_per_op` is processor time of the thread that takes blocks, so it excludes waits for a
 //! processor. `p99_ns` is wall-clock time, and includes such waits.
@@ -11,19 +11,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread;
 use std::time::Instant;
 
-/// A pool of blocks.
 pub trait Pools {
-    /// The name of the pool in rows.
     const NAME: &'static str;
-    /// A stream's access to the pool.
     type Own: Send;
-    /// A block. Dropping it returns it to the pool, on any thread.
+    /// Dropping it returns it to the pool, on any thread.
     type Held: Send;
-    /// Creates pool access for `streams` streams. Each stream has at most `capacity` blocks in use
-    /// at once.
+    /// Each stream has at most `capacity` blocks in use at once.
     fn streams(streams: usize, capacity: usize) -> Vec<Self::Own>;
-    /// Takes a block, and writes a [`Body`] to it. `None` if all blocks of a bounded pool are in
-    /// use.
+    /// `None` if all blocks of a bounded pool are in use.
     fn take(own: &mut Self::Own) -> Option<Self::Held>;
     /// Returns a block to the stream that took it.
     fn give(own: &mut Self::Own, held: Self::Held);
@@ -32,16 +27,14 @@ pub trait Pools {
     fn twice(own: &mut Self::Own) -> bool;
 }
 
-/// A block's memory, as large as the largest command of the compared runtimes.
+/// As large as the largest command of the compared runtimes.
 #[repr(C, align(64))]
 pub struct Body {
-    /// Written when the block is taken.
     pub first: AtomicU64,
     rest: [u64; 15],
 }
 
 impl Body {
-    /// Creates a body with this first word.
     #[inline(always)]
     pub fn new(first: u64) -> Self {
         Body { first: AtomicU64::new(first), rest: [0; 15] }
@@ -61,17 +54,13 @@ pub fn first_lets_go(first: &AtomicU64) {
     }
 }
 
-/// Number of operations between two clock reads.
 pub const BATCH: u64 = 64;
 
-/// The result of one run of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
-    /// Processor time per operation, in nanoseconds.
     pub ns_per_op: f64,
     /// Operations of all streams per second of wall time.
     pub ops_per_s: f64,
-    /// 99th percentile of the time per operation of a batch, in nanoseconds.
     pub p99_ns: f64,
 }
 
@@ -93,7 +82,6 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// Returns the name of the scenario in rows.
     pub fn name(self) -> String {
         match self {
             Scenario::Single(window) => format!("single-{window}"),
@@ -118,8 +106,7 @@ impl Scenario {
         all
     }
 
-    /// Runs the scenario once, with about `ops` operations per stream. Returns `None` if it does
-    /// not apply: a pool without a bound is never exhausted.
+    /// Returns `None` if it does not apply: a pool without a bound is never exhausted.
     pub fn run<P: Pools>(self, streams: usize, ops: u64) -> Option<Figures> {
         match self {
             Scenario::Single(window) => Some(windows::<P>(1, window, ops)),
@@ -135,13 +122,11 @@ impl Scenario {
     }
 }
 
-/// Returns the processor time of the calling thread, in nanoseconds. Makes a system call, which
-/// takes some hundred nanoseconds.
+/// Makes a system call, which takes some hundred nanoseconds.
 fn cpu_ns() -> u64 {
     fishplate_sys::clock::thread_cpu_ns().unwrap_or(0)
 }
 
-/// Times of the batches, in nanoseconds.
 #[derive(Default)]
 struct Times(Vec<u64>);
 
@@ -164,7 +149,6 @@ impl Times {
     }
 }
 
-/// Repeats `step` on one thread, about `ops` times in all. Returns the figures.
 fn alone<P: Pools>(capacity: usize, ops: u64, mut step: impl FnMut(&mut P::Own)) -> Figures {
     let mut own = P::streams(1, capacity).pop().expect("one stream");
     let mut times = Times::default();
@@ -199,7 +183,6 @@ fn windows<P: Pools>(streams: usize, window: usize, ops: u64) -> Figures {
                             P::give(own, held);
                         }
                     };
-                    // Touches every slot before the measurement.
                     pass(&mut own);
                     let passes = (BATCH as usize / window).max(1);
                     let rounds = (ops as usize).div_ceil(passes * window);
@@ -241,9 +224,7 @@ struct Way<T> {
     taken: AtomicUsize,
 }
 
-/// Maximum number of batches in transfer.
 const PLACES: usize = 4;
-/// Number of blocks in a batch, unless the scenario needs more.
 const HANDFUL: usize = 64;
 
 impl<T> Way<T> {
@@ -255,8 +236,6 @@ impl<T> Way<T> {
         }
     }
 
-    /// Sends a full batch, and takes back an empty one. Waits while `PLACES` batches are in
-    /// transfer.
     fn send(&self, handful: &mut Vec<T>) {
         let sent = self.sent.load(Ordering::Relaxed);
         while sent - self.taken.load(Ordering::Acquire) == PLACES {
@@ -284,8 +263,8 @@ impl<T> Way<T> {
     }
 }
 
-/// One thread takes blocks, and hands them in batches to `releasers` threads. Those threads return
-/// the blocks to the pool. They return blocks of a burst in random order.
+/// One thread takes blocks, and hands them in batches to `releasers` threads. They return blocks of
+/// a burst in random order.
 fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
     let handful = burst.max(HANDFUL);
     let capacity = (releasers * (PLACES + 2) * handful).next_power_of_two();
@@ -321,7 +300,6 @@ fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
                 }
             }
             times.record(&mut begun);
-            // Time spent waiting for the other threads does not count for the pool.
             cpu += cpu_ns() - before;
             ways[round % releasers].send(&mut taken);
         }

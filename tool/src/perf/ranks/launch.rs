@@ -15,13 +15,11 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
 
-/// Time limit for a finished rank to exit.
 const LEAVE: Duration = Duration::from_secs(10);
 
-/// Time limit for a lost rank to exit.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// The processes of ranks 1 and up. Dropping them kills the processes.
+/// Dropping this kills the processes.
 pub struct Started {
     children: Vec<Child>,
 }
@@ -54,7 +52,6 @@ pub fn start(options: &[OsString], ranks: usize, timeout: Duration) -> Outcome<(
     }
 }
 
-/// Reads the id of a job from standard input, and joins the job.
 pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
     interrupt::leave_to_parent();
     let mut id = [0; ID_LEN];
@@ -68,8 +65,7 @@ pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
 }
 
 impl Started {
-    /// Describes how a rank has exited, or returns `None` if no rank has. Prefers a killed rank,
-    /// because other ranks exit with an error when one is killed.
+    /// Prefers a killed rank, because other ranks exit with an error when one is killed.
     fn ended(&mut self) -> Option<String> {
         let ended = self.children.iter_mut().enumerate().filter_map(|(at, child)| {
             let status = child.try_wait().ok().flatten()?;
@@ -79,7 +75,7 @@ impl Started {
         ended.min().map(|(_, told)| told)
     }
 
-    /// Checks while ranks join. Fails if a rank has ended or the user has pressed Ctrl-C.
+    /// Fails if a rank has ended or the user has pressed Ctrl-C.
     fn check(&mut self) -> io::Result<()> {
         match (interrupt::check(), self.ended()) {
             (Ok(()), None) => Ok(()),
@@ -88,7 +84,6 @@ impl Started {
         }
     }
 
-    /// Appends to the message how a rank has exited, if a rank has.
     pub fn explain(&mut self, message: String) -> String {
         let until = Instant::now() + LAST_WORDS;
         loop {
@@ -100,7 +95,6 @@ impl Started {
         }
     }
 
-    /// Waits until all ranks exit by themselves.
     pub fn leave(mut self) -> Outcome {
         let until = Instant::now() + LEAVE;
         for (at, child) in self.children.iter_mut().enumerate() {

@@ -3,7 +3,6 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// A pattern of flows among the ranks of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
@@ -20,22 +19,19 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// Returns the ranks that `rank` sends to, in a job of `size` ranks.
     pub fn targets(self, rank: usize, size: usize) -> Vec<usize> {
         match self {
             Pattern::Pairs if rank < size / 2 => vec![rank + size / 2],
             Pattern::OneToMany if rank == 0 => (1..size).collect(),
             Pattern::ManyToOne if rank != 0 => vec![0],
-            // Each rank begins with the next rank, so that not all ranks send to the same rank
-            // first.
+            // Not all ranks send to the same rank first.
             Pattern::AllToAll => (1..size).map(|step| (rank + step) % size).collect(),
             Pattern::Ring => vec![(rank + 1) % size],
             _ => vec![],
         }
     }
 
-    /// Returns the ranks that send to `rank` in a job of `size` ranks, in ascending order: the
-    /// inverse of [`targets`](Self::targets).
+    /// The inverse of [`targets`](Self::targets), in ascending order.
     pub fn sources(self, rank: usize, size: usize) -> Vec<usize> {
         let others = || (0..size).filter(|&other| other != rank).collect();
         match self {
@@ -48,7 +44,6 @@ impl Pattern {
         }
     }
 
-    /// Returns the number of flows among `size` ranks.
     pub fn flows(self, size: usize) -> u64 {
         let size = size as u64;
         match self {

@@ -9,7 +9,6 @@ use crate::failure::{Failure, Outcome};
 use crate::report::{Columns, Report, SCHEMA_VERSION, time};
 use crate::sizes;
 
-/// The results of one rank.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Tally {
     pub ns: f64,
@@ -21,7 +20,7 @@ pub struct Tally {
     pub pss_bytes: u64,
 }
 
-/// A row of results. The JSON has the same fields, which `schema/job.json` describes.
+/// The JSON has the same fields, which `schema/job.json` describes.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     schema_version: u32,
@@ -43,7 +42,7 @@ struct Row {
     pss_bytes: u64,
 }
 
-/// Combines the results of all ranks. Rank 0 writes them.
+/// Rank 0 writes the rows.
 pub struct Rows {
     report: Option<Report>,
 }
@@ -53,7 +52,6 @@ impl Rows {
         Rows { report: writes.then(|| Report::new(format)) }
     }
 
-    /// Writes the options of the run.
     pub fn headline(&self, args: &JobArgs, ranks: usize) -> Outcome {
         let Some(report) = &self.report else { return Ok(()) };
         report.comment(&format!(
@@ -66,8 +64,7 @@ impl Rows {
         ))
     }
 
-    /// Combines the results of all ranks, and writes the row. Returns the number of messages with
-    /// wrong data.
+    /// Returns the number of messages with wrong data.
     pub fn row(
         &mut self,
         args: &JobArgs,
@@ -147,7 +144,7 @@ impl Columns for Row {
         ]
     }
 
-    /// Returns the header and the line of the CSV. They have the same fields as the JSON.
+    /// The fields are those of the JSON.
     fn csv(&self) -> [String; 2] {
         // The texts of a row have no comma, colon, brace or quote.
         let json = serde_json::to_string(self).unwrap_or_default().replace(['{', '}', '"'], "");

@@ -22,7 +22,6 @@ const LINE: usize = 64;
 /// Maximum memory of a rank for slots, and for the payloads that it sends, in bytes.
 const MEMORY_MAX: usize = 1 << 30;
 
-/// The flows of one rank.
 pub struct Traffic {
     memory: Memory,
     buffer: Memory,
@@ -32,12 +31,10 @@ pub struct Traffic {
     /// Distance between two slots in bytes, and the number of slots of a flow.
     stride: usize,
     window: u64,
-    /// Number of messages of each flow in all rows so far.
     done: u64,
     payload: Vec<u8>,
 }
 
-/// A flow from this rank.
 struct Target {
     rank: usize,
     there: Remote,
@@ -49,7 +46,6 @@ struct Target {
     taken: u64,
 }
 
-/// A flow to this rank.
 struct Source {
     rank: usize,
     there: Remote,
@@ -59,13 +55,12 @@ struct Source {
     told: u64,
 }
 
-/// Returns the offset of the slots in the memory of a rank with this many flows.
 fn slots_at(flows: usize) -> usize {
     (flows * LINE).next_multiple_of(4096)
 }
 
 impl Traffic {
-    /// Connects to the ranks that have flows with this rank. A collective call.
+    /// A collective call.
     pub fn open(
         member: &mut Member,
         pattern: Pattern,
@@ -148,9 +143,8 @@ impl Traffic {
         })
     }
 
-    /// Sends `count` messages of each flow from this rank, and receives `count` messages of each
-    /// flow to this rank. With a seed, writes and verifies payloads. Returns the numbers of right
-    /// and of wrong payloads.
+    /// With a seed, writes and verifies payloads. Returns the numbers of right and of wrong
+    /// payloads.
     pub fn run(
         &mut self,
         member: &mut Member,
@@ -188,7 +182,7 @@ impl Traffic {
         Ok(if seed.is_some() { (right, wrong) } else { (0, wrong) })
     }
 
-    /// Sends messages while the receiver has free slots. Returns whether it sent any.
+    /// Returns whether it sent any.
     #[inline]
     fn send(
         &mut self,
@@ -204,7 +198,7 @@ impl Traffic {
         if target.taken == end {
             return Ok(false);
         }
-        // The peer writes this word, so the value is not trusted.
+        // The peer writes this word.
         target.taken = load(node, word)?.clamp(target.taken, target.sent);
         let before = target.sent;
         while target.sent < end && target.sent - target.taken < *window {
@@ -230,8 +224,7 @@ impl Traffic {
         Ok(target.sent != before)
     }
 
-    /// Takes the messages that have arrived, and frees their slots. Returns the numbers of right
-    /// and of wrong payloads.
+    /// Returns the numbers of right and of wrong payloads.
     #[inline]
     fn receive(
         &mut self,
@@ -277,7 +270,7 @@ impl Traffic {
         Ok((right, wrong))
     }
 
-    /// Frees the memory. A collective call.
+    /// A collective call.
     pub fn close(self, member: &mut Member) -> Outcome {
         let kept =
             |error: Error| Failure::run(format!("cannot free the memory of a pattern: {error}"));
@@ -290,7 +283,7 @@ impl Traffic {
         member.node.free(self.memory).and_then(|()| member.node.free(self.buffer)).map_err(kept)
     }
 
-    /// Returns the error of an expired time limit. It names the ranks that this rank waits for.
+    /// Names the ranks that this rank waits for.
     #[cold]
     fn expired(&self, member: &Member, end: u64) -> Failure {
         let names =
@@ -319,7 +312,6 @@ impl Traffic {
     }
 }
 
-/// Returns the payload of message `number` from one rank to another.
 fn contents(seed: u64, from: usize, to: usize, number: u64) -> payload::Pattern {
     payload::Pattern::new(seed, ((from as u64) << 32) | to as u64, number)
 }

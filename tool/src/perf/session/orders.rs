@@ -33,7 +33,6 @@ const TESTS: [Test; 9] = [
     Test::Pool,
 ];
 
-/// Returns the header of a message of `len` bytes.
 fn head(len: usize) -> Vec<u8> {
     let mut head = b"FPBS".to_vec();
     head.extend(WIRE_VERSION.to_le_bytes());
@@ -42,7 +41,7 @@ fn head(len: usize) -> Vec<u8> {
     head
 }
 
-/// Creates a follower. Its node is its own peer.
+/// Its node is its own peer.
 fn follower() -> Session<false> {
     let setup = Setup {
         transport: Transport::Shm,
@@ -117,7 +116,6 @@ fn order(test: Test) -> Job {
     }
 }
 
-/// Returns an order, and the messages that follow it.
 fn ordered(job: Job) -> [Vec<u8>; 3] {
     [json(&Order::Measure(job)), b"null".to_vec(), json(&Tally::default())]
 }
