@@ -1,5 +1,4 @@
-//! A device of a kind that is chosen at run time, so that the generic code above it is compiled
-//! only once.
+//! A device of a kind chosen at run time, so that the generic code above it is compiled once.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -20,7 +19,6 @@ pub enum AnyDevice {
     Cuda(Box<CudaDevice>),
 }
 
-/// Forwards a call to the inner device.
 macro_rules! each {
     ($any:expr, $device:ident => $call:expr) => {
         match $any {

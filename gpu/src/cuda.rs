@@ -1,5 +1,5 @@
-//! Drives NVIDIA GPUs through CUDA, and AMD GPUs through HIP. The driver library is loaded at run
-//! time. If it is missing, [`Api::devices`] returns [`Absent`], and [`CudaDevice::open`] fails.
+//! Drives NVIDIA GPUs through CUDA, and AMD GPUs through HIP. If the driver library is missing at
+//! run time, [`Api::devices`] returns [`Absent`], and [`CudaDevice::open`] fails.
 //!
 //! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events. It may
 //! move between threads: each call makes the context current in the calling thread and then
@@ -8,7 +8,7 @@
 //! framework's, is classified by its attributes.
 //!
 //! HIP's functions mirror CUDA's, with the same arguments, layouts and codes. So one table of
-//! functions serves both, under CUDA's names. The module `hip` contains the functions that differ.
+//! functions, under CUDA's names, serves both. The module `hip` has the functions that differ.
 //! cudarc declares CUDA's functions and structures. All functions are looked up before the first
 //! call. They return a `u32`, because cudarc's error enumeration lacks the codes of newer drivers.
 //!
@@ -54,18 +54,17 @@ use driver::Driver;
 use memory::{Held, Pinned};
 use stream::Marks;
 
-/// Number of exported handles that a device remembers. The device recognizes these handles as its
-/// own.
+/// Number of exported handles that a device remembers, to recognize them as its own.
 pub const REMEMBERED: usize = 64;
 
-/// Numbers of streams and events of a [`CudaDevice`], and the kind of memory that it allocates.
+/// Settings of a [`CudaDevice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaConfig {
-    /// Number of CUDA streams that the device creates.
+    /// Number of CUDA streams.
     pub streams: u8,
     /// Maximum number of outstanding marks, up to 65,536. Each mark is an event.
     pub marks: u32,
-    /// The kind of memory that [`Device::alloc`] allocates.
+    /// What [`Device::alloc`] allocates.
     pub memory: CudaMemory,
 }
 
@@ -90,7 +89,6 @@ pub struct CudaDevice {
     forsaken: bool,
     opened: Vec<Held>,
     pinned: Vec<Pinned>,
-    /// The UUID of each device of this process, and whether this device can access its memory.
     peers: Vec<(Uuid, bool)>,
     exported: VecDeque<[u8; LEGACY_HANDLE]>,
 }
@@ -105,10 +103,8 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// Keeps the device's context current in this thread until it is dropped.
 struct Entered {
     driver: &'static Driver,
-    /// The context to restore on drop. `None` if the device's context was already current.
     previous: Option<sys::CUcontext>,
 }
 
@@ -126,8 +122,8 @@ impl CudaDevice {
     /// Opens a device of this process.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`] if there is no usable driver. [`Api::devices`] returns the reason.
-    /// [`DeviceError::NoDevice`] with the number of devices, if `ordinal` is too large.
+    /// [`DeviceError::NoDriver`] if there is no usable driver. [`DeviceError::NoDevice`] with the
+    /// number of devices, if `ordinal` is too large.
     pub fn open(api: Api, ordinal: u32, config: CudaConfig) -> Result<CudaDevice, DeviceError> {
         let driver = api.driver()?;
         let device = driver.device(ordinal)?;
@@ -157,12 +153,10 @@ impl CudaDevice {
             peers: driver.peers(device)?,
             exported: VecDeque::new(),
         };
-        // From now on, dropping `opened` releases the context and the streams.
         opened.make_streams()?;
         Ok(opened)
     }
 
-    /// Makes the device's context current in this thread until the result is dropped.
     #[inline]
     fn enter(&self) -> Result<Entered, DeviceError> {
         let mut now = std::ptr::null_mut();

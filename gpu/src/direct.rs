@@ -19,8 +19,7 @@ pub struct GpuDirect<D: Device> {
 }
 
 impl<D: Device> GpuDirect<D> {
-    /// Takes ownership of a device, and pins 64 KiB of host memory for copies. `timeout` limits the
-    /// copy of one 64 KiB piece.
+    /// Pins 64 KiB of host memory for copies. `timeout` limits the copy of one 64 KiB piece.
     pub fn new(mut device: D, timeout: Duration) -> Self {
         let stage = Stage::new(&mut device);
         GpuDirect { device, stage, timeout }
@@ -93,7 +92,7 @@ impl<D: Device> GpuDirect<D> {
         Ok(())
     }
 
-    /// Returns whether a failed call may have left a copy in progress. Asks the driver.
+    /// Asks the driver whether a failed call may have left a copy in progress.
     pub fn is_copying(&mut self) -> bool {
         self.stage.look(&mut self.device);
         self.stage.is_unsure()

@@ -1,10 +1,10 @@
 //! The done channel: when a whole write has landed, its origin stores a word that the target polls.
-//! No message is sent. If the write is a single copy, a device that can store words stores the word
-//! itself. Neither end blocks, allocates, locks or makes a system call.
+//! If the write is a single copy, a device that can store words stores the word itself. Neither end
+//! blocks, allocates, locks or makes a system call.
 //!
 //! Every reported write takes the next *ticket* of its direction. The ticket's word is in the
 //! origin's segment. Its index is the ticket modulo the number of words. Each word has its own
-//! cache line. So writes may complete out of order, and a failed write does not affect the next.
+//! cache line, so writes may complete out of order, and a failed write does not affect the next.
 //!
 //! | bits of a word | what |
 //! |---|---|
@@ -38,19 +38,17 @@ const_assert_eq!(size_of::<Line>(), 128);
 const_assert_eq!(align_of::<Line>(), 128);
 const_assert_eq!(offset_of!(Line, word), 0);
 
-/// The outcome of a write, as reported to its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// The whole write has landed.
     Landed = 1,
-    /// The write failed. The contents of the target memory are undefined.
+    /// The contents of the target memory are undefined.
     Failed = 2,
 }
 
 const SEQUENCE: u32 = 34;
 const STATUS: u32 = 32;
 
-/// Number of words after `base` that one poll checks. Finds writes that completed out of order.
+/// Number of words after `base` that one poll checks, to find writes that completed out of order.
 const PROBES: u64 = 4;
 
 #[inline(always)]
@@ -58,34 +56,28 @@ pub(crate) fn word(ticket: u64, status: Status, data: u32) -> u64 {
     ticket << SEQUENCE | (status as u64) << STATUS | u64::from(data)
 }
 
-/// The peer stored a value that no correct peer stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt;
 
-/// The origin's end, which stores words.
 #[derive(Debug)]
 pub(crate) struct Sender {
     words: *const Line,
     count: u64,
     next: u64,
-    /// The value that we last loaded from the target's cursor.
     freed: u64,
     cursor: *const AtomicU64,
 }
 
-/// The target's end, which polls words.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     words: *const Line,
     count: u64,
     /// All tickets before this one have been reported.
     base: u64,
-    /// The value that we last stored to our cursor.
     told: u64,
     cursor: *const AtomicU64,
     /// Bit i: whether the word at index i was seen out of order.
     early: Box<[u64]>,
-    /// The offset of the next check from `base`.
     probe: u64,
 }
 
@@ -100,8 +92,7 @@ assert_not_impl_any!(Sender: Sync, Clone);
 assert_not_impl_any!(Receiver: Sync, Clone);
 
 impl Sender {
-    /// Creates a sender over `count` words, a power of two. The words are zero or hold tickets
-    /// before `start`.
+    /// `count` is a power of two. The words are zero or hold tickets before `start`.
     ///
     /// # Safety
     /// Words and cursor are aligned, and stay mapped while the sender is used. There is no other
@@ -138,14 +129,12 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes the ticket that `reserve` returned. The caller must store the ticket's word
-    /// eventually.
+    /// The caller must store the ticket's word eventually.
     #[inline(always)]
     pub(crate) fn take(&mut self) {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Returns the offset of a ticket's word, in bytes from the first word.
     #[inline(always)]
     pub(crate) fn offset(&self, ticket: u64) -> u64 {
         (ticket & (self.count - 1)) * size_of::<Line>() as u64
@@ -160,7 +149,6 @@ impl Sender {
     }
 }
 
-/// Stores a word. Called by the sender, and by devices that copy with the processor.
 #[inline(always)]
 pub(crate) fn tell(word: &AtomicU64, value: u64) {
     // Release, edge `done.word`: a thread that sees the word also sees the bytes. This thread
@@ -169,8 +157,7 @@ pub(crate) fn tell(word: &AtomicU64, value: u64) {
 }
 
 impl Receiver {
-    /// Creates a receiver of `count` words, a power of two. The words are the peer's, and the
-    /// cursor is ours.
+    /// `count` is a power of two. The words are the peer's, the cursor is ours.
     ///
     /// # Safety
     /// Words and cursor are aligned, and stay mapped while the receiver is used. There is no other
@@ -185,8 +172,7 @@ impl Receiver {
         Receiver { words, count: count.into(), base: start, told: start, cursor, early, probe: 1 }
     }
 
-    /// Reports up to `budget` writes. Returns the number of reported writes, and whether this call
-    /// stored the cursor.
+    /// Returns the number of reported writes, and whether this call stored the cursor.
     #[inline]
     pub(crate) fn poll(
         &mut self,
@@ -235,7 +221,7 @@ impl Receiver {
         Ok((count, tell))
     }
 
-    /// Loads the word of a ticket, once. Returns its contents, or `None` if it has not been stored.
+    /// Loads the word once. `None`: it has not been stored.
     #[inline(always)]
     fn look(&self, ticket: u64) -> Result<Option<(Status, u32)>, Corrupt> {
         // SAFETY: the masked index is less than `count`, and `new` requires that the words are

@@ -47,7 +47,7 @@ pub enum ExportError {
     },
     /// An error of the device. [`DeviceError::NotExportable`] names the remedy.
     Device(DeviceError),
-    /// The limit of exported allocations is reached. The value is the limit.
+    /// This limit of exported allocations is reached.
     Full(usize),
     /// The allocation with this id is being revoked.
     Revoking(AllocId),

@@ -41,9 +41,7 @@ pub struct Registration {
 /// The exports of all rails of this process. Importers in the same process look them up in this
 /// table.
 struct Home {
-    /// Start and size of each allocation.
     places: BTreeMap<AllocId, (DevicePtr, u64)>,
-    /// Number of importers in this process, by start address of the memory.
     users: BTreeMap<DevicePtr, u32>,
 }
 
@@ -54,8 +52,7 @@ fn home() -> MutexGuard<'static, Home> {
     HOME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the start of an allocation of `size` bytes that this process exports, and counts an
-/// importer. The address stays valid until the importer calls [`leave_home`].
+/// Counts an importer. The address stays valid until the importer calls [`leave_home`].
 pub(crate) fn enter_home(alloc: AllocId, size: u64) -> Option<DevicePtr> {
     let mut home = home();
     let (base, _) = home.places.get(&alloc).copied().filter(|(_, actual)| *actual == size)?;
@@ -63,7 +60,6 @@ pub(crate) fn enter_home(alloc: AllocId, size: u64) -> Option<DevicePtr> {
     Some(base)
 }
 
-/// Ends an importer's use of the memory that starts at `base`.
 pub(crate) fn leave_home(base: DevicePtr) {
     let mut home = home();
     if let Some(users) = home.users.get_mut(&base) {
@@ -74,7 +70,6 @@ pub(crate) fn leave_home(base: DevicePtr) {
     }
 }
 
-/// Returns whether importers in this process use the memory that starts at `base`.
 pub(crate) fn is_used_at_home(base: DevicePtr) -> bool {
     home().users.contains_key(&base)
 }
@@ -83,7 +78,6 @@ pub(crate) fn is_used_at_home(base: DevicePtr) -> bool {
 enum State {
     Live,
     Revoking,
-    /// Superseded or outgrown: lookups do not find the entry.
     Superseded,
 }
 
@@ -97,7 +91,6 @@ struct Slice {
 struct Entry {
     run: Run,
     handle: Arc<Handle>,
-    /// The registrations, by offset and length.
     slices: BTreeMap<(u64, u64), Slice>,
     state: State,
 }
@@ -163,8 +156,8 @@ impl Exports {
         Ok(Registration { alloc, offset, len, version: slice.version })
     }
 
-    /// Returns the live entry for a range: the entry that holds the same registration, else the
-    /// longest entry around the range, else a new entry.
+    /// The entry that holds the same registration, else the longest around the range, else a new
+    /// one.
     fn entry_of<D: Device>(
         &mut self,
         device: &mut D,
@@ -230,7 +223,7 @@ impl Exports {
             .collect()
     }
 
-    /// Returns the entries that may overlap a range, in descending order of address.
+    /// In descending order of address.
     fn near(&self, base: u64, len: u64) -> impl Iterator<Item = AllocId> {
         let first = DevicePtr(base.saturating_sub(self.longest));
         let behind = DevicePtr(base.saturating_add(len));
@@ -241,7 +234,6 @@ impl Exports {
         self.stats.superseded += u64::from(self.drop_live(alloc));
     }
 
-    /// Marks an entry as outgrown if it has no registrations.
     fn outgrow(&mut self, alloc: AllocId) {
         let idle = |entry: &&Entry| entry.state == State::Live && entry.slices.is_empty();
         if self.entries.get(&alloc).filter(idle).is_some() {
@@ -249,7 +241,6 @@ impl Exports {
         }
     }
 
-    /// Hides an entry from lookups. Returns whether the entry exists.
     fn drop_live(&mut self, alloc: AllocId) -> bool {
         let Some(entry) = self.entries.get_mut(&alloc) else { return false };
         let whole = entry.run.whole();
@@ -260,7 +251,7 @@ impl Exports {
         true
     }
 
-    /// Returns the entries superseded or outgrown since the last call. The caller must revoke them.
+    /// Superseded or outgrown since the last call; the caller must revoke them.
     pub(crate) fn take_superseded(&mut self) -> Vec<AllocId> {
         std::mem::take(&mut self.superseded)
     }
@@ -286,7 +277,6 @@ impl Exports {
         true
     }
 
-    /// Returns whether a longer live entry contains this entry.
     fn is_inside_another(&self, alloc: AllocId) -> bool {
         let Some(entry) = self.entries.get(&alloc) else { return false };
         let around = |other: &Entry| other.state == State::Live && other.run.contains(&entry.run);
@@ -303,7 +293,6 @@ impl Exports {
             .is_some_and(|slice| slice.version == registration.version)
     }
 
-    /// Returns up to `most` live allocations without registrations, oldest first.
     pub(crate) fn idle(&self, most: usize) -> Vec<AllocId> {
         let idle = self
             .entries
@@ -328,8 +317,8 @@ impl Exports {
         self.entries.get(&alloc).map(|entry| *entry.run.whole())
     }
 
-    /// Checks with the driver that an allocation is unchanged. If not, marks it as superseded.
-    /// Makes one or two driver calls per segment.
+    /// Checks with the driver that an allocation is unchanged, and supersedes it if not. Makes one
+    /// or two driver calls per segment.
     pub fn verify<D: Device>(&mut self, device: &mut D, alloc: AllocId) -> Result<(), ExportError> {
         if !self.is_there(device, alloc)? {
             self.supersede(alloc);
@@ -338,19 +327,17 @@ impl Exports {
         Ok(())
     }
 
-    /// Returns whether the driver still has all segments of a live entry.
     fn is_there<D: Device>(&self, device: &D, alloc: AllocId) -> Result<bool, ExportError> {
         let entry = self.entries.get(&alloc).filter(|entry| entry.state == State::Live);
         Ok(entry.ok_or(ExportError::Unknown(alloc))?.run.is_there(device)?)
     }
 
-    /// Returns the size and the handle of an allocation, if peers may open it.
     pub(crate) fn handle(&self, alloc: AllocId) -> Option<(u64, Arc<Handle>)> {
         let entry = self.entries.get(&alloc).filter(|entry| entry.state == State::Live)?;
         Some((entry.run.whole().size, Arc::clone(&entry.handle)))
     }
 
-    /// Stops offering an allocation to peers. Returns whether it was live until now.
+    /// Returns whether the entry was live.
     pub(crate) fn retire(&mut self, alloc: AllocId) -> Result<bool, ExportError> {
         let entry = self.entries.get_mut(&alloc).ok_or(ExportError::Unknown(alloc))?;
         let live = entry.state == State::Live;
@@ -361,7 +348,6 @@ impl Exports {
         Ok(live)
     }
 
-    /// Cancels a pending revocation.
     pub(crate) fn resume(&mut self, alloc: AllocId) -> Result<(), ExportError> {
         let entry = self.entries.get_mut(&alloc).filter(|entry| entry.state == State::Revoking);
         let entry = entry.ok_or(ExportError::Unknown(alloc))?;
@@ -371,7 +357,6 @@ impl Exports {
         Ok(())
     }
 
-    /// Removes an allocation that no peer has open.
     pub(crate) fn remove(&mut self, alloc: AllocId) {
         if let Some(entry) = self.entries.remove(&alloc) {
             let whole = entry.run.whole();
@@ -382,12 +367,11 @@ impl Exports {
         }
     }
 
-    /// Returns all allocations, including allocations that importers have not closed yet.
+    /// Also those that importers have not closed yet.
     pub(crate) fn all(&self) -> Vec<AllocId> {
         self.entries.keys().copied().collect()
     }
 
-    /// Hides all entries from importers in this process.
     pub(crate) fn withdraw(&self) {
         let mut home = home();
         for alloc in self.entries.keys() {

@@ -1,5 +1,4 @@
-//! A simulated GPU driver for tests of code that uses [`Device`](super::Device). It needs no GPU
-//! and no real driver.
+//! A simulated GPU driver for tests of code that uses [`Device`](super::Device).
 //!
 //! A [`FakeDriver`] is one machine with its devices. Its simulated processes ([`FakeProcess`]) all
 //! run in one real process. Like real processes, they access each other's memory only through
@@ -12,17 +11,11 @@
 //! seed. Time advances in steps: each call takes a number of steps, and no call sleeps. Queued work
 //! advances with each call, or by [`FakeDriver::advance`].
 //!
-//! The fake detects misuse that a real driver does not report. Examples are memory freed while it
-//! is open or in use, copies through closed mappings, and overlapping ranges. It overwrites freed
-//! memory. [`FakeDriver::violations`] lists the misuse, and is empty for a correct program. Device
+//! The fake detects misuse that a real driver does not report, and overwrites freed memory.
+//! [`FakeDriver::violations`] lists the misuse, and is empty for a correct program. Device
 //! addresses ([`DevicePtr`]) are not processor addresses, so dereferencing one faults.
 //!
 //! A lock makes all calls thread-safe. The fake allocates freely, so do not measure with it.
-//!
-//! The module `behaviour` has the settings and counters, and `world` has the whole state. `memory`
-//! has the shared bytes, `space` their addresses, and `handle` their handles. `calls`, `physical`
-//! and `queue` implement the calls of a process. `stream` and `step` execute queued work, and
-//! `device` implements the trait.
 
 mod behaviour;
 mod calls;
@@ -49,7 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{DeviceError, DevicePtr, Uuid};
 use world::{Fault, State};
 
-/// A simulated machine with its devices. Clones share the machine.
+/// A simulated machine. Clones share it.
 #[derive(Clone)]
 pub struct FakeDriver {
     state: Arc<Mutex<State>>,
@@ -147,9 +140,8 @@ impl FakeDriver {
     }
 }
 
-/// A process of the machine. Clones share the process. The methods resemble the calls of a driver,
-/// with several kinds of memory and any number of streams. [`FakeDevice`] implements the trait
-/// `Device` with them.
+/// A process of a machine. Clones share it. The methods resemble the calls of a driver, with
+/// several kinds of memory and any number of streams.
 #[derive(Clone, Debug)]
 pub struct FakeProcess {
     driver: FakeDriver,

@@ -1,5 +1,4 @@
-//! Processor memory as a device. Processes of one machine share it as they share GPU memory. It
-//! stands in for a GPU in tests, and on machines without one.
+//! Processor memory as a device: a stand-in for a GPU in tests, and on machines without one.
 //!
 //! An allocation is an anonymous file of fixed size, which this process maps. Its handle is the
 //! descriptor, and device addresses are host addresses. The thread that queues a copy makes the
@@ -27,7 +26,6 @@ use super::{
 /// machine.
 pub(crate) const UUID: Uuid = *b"processor memory";
 
-/// Device and inode of a file.
 type Identity = (u64, u64);
 
 /// The files that this process allocated, through any device. The process does not open handles to
@@ -91,15 +89,11 @@ fn buffer() -> u64 {
 /// Processor memory, shared by descriptors.
 #[derive(Debug, Default)]
 pub struct HostDevice {
-    /// Allocations, by start.
     allocations: BTreeMap<DevicePtr, Made>,
-    /// Opened allocations of peers, by start.
     opened: BTreeMap<DevicePtr, Opened>,
-    /// Sizes of pinned ranges, by start.
     pinned: BTreeMap<DevicePtr, usize>,
 }
 
-/// Returns the number of bytes from an address to the end of the range that contains it.
 fn rest(ranges: Option<(&DevicePtr, usize)>, ptr: DevicePtr) -> Option<u64> {
     let (base, size) = ranges?;
     (size as u64).checked_sub(ptr.0 - base.0).filter(|rest| *rest > 0)
@@ -118,8 +112,7 @@ impl HostDevice {
 }
 
 impl Drop for HostDevice {
-    /// Frees all allocations. Memory that importers in this process still use stays mapped until
-    /// the process exits.
+    /// Memory that importers in this process still use stays mapped until the process exits.
     fn drop(&mut self) {
         for (base, made) in std::mem::take(&mut self.allocations) {
             if is_used_at_home(base) {

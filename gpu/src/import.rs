@@ -1,6 +1,6 @@
-//! The cache of opened peer allocations, keyed by the peer's incarnation and the allocation. Each
-//! allocation is opened once. [`Imports::begin`] and [`Imports::end`] are hot: each only uses an
-//! index and a counter. The other methods are slow paths: they allocate and call the driver.
+//! The cache of opened peer allocations, keyed by the peer's incarnation and the allocation.
+//! [`Imports::begin`] and [`Imports::end`] are hot: each only uses an index and a counter. The
+//! other methods are slow paths: they allocate and call the driver.
 //!
 //! | state    | found by an import | may begin a transfer | closed when                          |
 //! |----------|--------------------|----------------------|--------------------------------------|
@@ -28,8 +28,8 @@ use super::{Device, DeviceError, DevicePtr, Handle};
 
 pub use fault::{Fault, ImportError};
 
-/// The id of an imported allocation. Each return of an id needs one [release](Imports::release).
-/// The id is valid until the last release.
+/// The id of an imported allocation, valid until it was [released](Imports::release) as often as it
+/// was returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImportId {
     index: u32,
@@ -84,7 +84,6 @@ enum State {
     Closed,
 }
 
-/// A closed mapping, with the revocation to acknowledge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Closed {
     pub(crate) peer: Peer,
@@ -99,14 +98,12 @@ struct Mapping {
     peer: Peer,
     base: DevicePtr,
     size: u64,
-    /// Whether the driver opened the memory. False for exports of this process.
+    /// False for exports of this process.
     opened: bool,
     uses: u32,
     flights: u32,
-    /// The position in the eviction order, while the mapping has no imports.
     idle_since: u64,
     state: State,
-    /// The revocation to acknowledge after the mapping is closed.
     revoke: Option<u64>,
 }
 
@@ -122,18 +119,14 @@ pub struct Imports {
     limits: ImportLimits,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Slot index of each open mapping, by the owner's incarnation and the allocation.
     by_key: BTreeMap<(Nonce, AllocId), u32>,
-    /// Slot index of each draining mapping, by the owner's incarnation and the allocation.
     draining: BTreeMap<(Nonce, AllocId), u32>,
-    /// Open mappings without imports, least recently used first.
+    /// Least recently used first.
     idle: BTreeMap<u64, u32>,
     clock: u64,
     open: usize,
     bytes: u64,
-    /// Whether a draining mapping is ready to be closed.
     drained: bool,
-    /// Closed mappings with revocations to acknowledge.
     closed: Vec<Closed>,
     stats: ImportStats,
 }
@@ -208,7 +201,6 @@ impl Imports {
             .as_mut()
     }
 
-    /// Imports an allocation that is already open.
     pub(crate) fn find(
         &mut self,
         incarnation: Nonce,
@@ -234,8 +226,7 @@ impl Imports {
         Some(Ok(Imported { id, ptr: mapping.base.at(offset), len }))
     }
 
-    /// Opens and imports an allocation. On an error no memory was opened, but mappings may have
-    /// been evicted.
+    /// On an error no memory was opened, but mappings may have been evicted.
     pub(crate) fn open<D: Device>(
         &mut self,
         device: &mut D,
@@ -326,7 +317,6 @@ impl Imports {
         }
     }
 
-    /// Evicts unused mappings, least recently used first, until `size` more bytes fit the limits.
     fn make_room<D: Device>(&mut self, device: &mut D, size: u64) -> Result<(), Fault> {
         let fits = |imports: &Self| {
             imports.open < imports.limits.mappings
@@ -358,8 +348,6 @@ impl Imports {
         Ok(())
     }
 
-    /// Starts to drain a mapping. No new transfer can begin, and the mapping is closed after the
-    /// last transfer ends.
     fn retire(&mut self, index: u32, revoke: Option<u64>) {
         let Some(mapping) = &mut self.slots[index as usize].mapping else { return };
         if mapping.state == State::Open {
@@ -374,9 +362,8 @@ impl Imports {
         }
     }
 
-    /// Handles the owner's revocation of an allocation. Returns whether this process has the
-    /// allocation open. If it is open, a later [`sweep`](Imports::sweep) schedules the
-    /// acknowledgement.
+    /// Returns whether this process has the allocation open. If it is open, a later
+    /// [`sweep`](Imports::sweep) schedules the acknowledgement.
     pub(crate) fn revoke(&mut self, incarnation: Nonce, alloc: AllocId, sequence: u64) -> bool {
         if let Some(&index) = self.by_key.get(&(incarnation, alloc)) {
             self.retire(index, Some(sequence));
@@ -388,7 +375,6 @@ impl Imports {
         mapping.map(|mapping| mapping.revoke = Some(sequence)).is_some()
     }
 
-    /// Drains all mappings of peers that are not alive.
     pub(crate) fn keep_only(&mut self, alive: impl Fn(&Nonce) -> bool) {
         let gone: Vec<u32> = self
             .by_key
@@ -401,12 +387,10 @@ impl Imports {
         }
     }
 
-    /// Returns the mappings closed since the last call, with the revocations to acknowledge.
     pub(crate) fn take_closed(&mut self) -> Vec<Closed> {
         std::mem::take(&mut self.closed)
     }
 
-    /// Closes the draining mappings that have no transfer in flight.
     pub(crate) fn sweep<D: Device>(&mut self, device: &mut D) {
         if !std::mem::take(&mut self.drained) {
             return;

@@ -1,10 +1,10 @@
-//! Device memory across processes: the driver interface of a GPU, and how processes export and
-//! import its memory.
+//! Device memory across processes: the driver interface of a GPU, and export and import of its
+//! memory.
 //!
 //! All modules build on the small trait [`Device`]. CUDA and HIP, processor memory and the fake
 //! driver implement it. A device belongs to one thread, and its methods call the driver. Methods
 //! marked *queue* return immediately. They do not allocate or wait, unless the driver does. All
-//! other methods are slow paths. They may take a millisecond, and a close may wait for the device.
+//! other methods are slow paths: they may take a millisecond, and a close may wait for the device.
 //!
 //! | module             | contents                                                               |
 //! |--------------------|------------------------------------------------------------------------|
@@ -119,7 +119,6 @@ pub use share::{Links, Published, Sharing, TellError, prepare};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevicePtr(pub u64);
 
-/// Returns whether `len` bytes at `offset` lie inside `size` bytes.
 #[inline(always)]
 fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
@@ -186,7 +185,7 @@ pub enum Unshared {
 /// carry.
 pub const MAX_SEGMENTS: usize = fishplate_shm::extension::MAX_FDS;
 
-/// An allocation as the driver reports it. For virtual memory, one physical segment.
+/// An allocation as the driver reports it, or one physical segment of virtual memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// Address of the first byte.
@@ -233,7 +232,7 @@ pub struct Mark(pub u32);
 pub enum DeviceError {
     /// This machine has no driver.
     NoDriver,
-    /// This process has no device with that ordinal. The value is the number of its devices.
+    /// This process has only that many devices.
     NoDevice(u32),
     /// The address is not device memory.
     NotDeviceMemory,
@@ -246,7 +245,7 @@ pub enum DeviceError {
         /// Ordinal of the device that was called.
         asked: u32,
     },
-    /// The handle cannot be opened. It is stale, damaged, or from another machine.
+    /// The handle is stale, damaged, or from another machine.
     BadHandle,
     /// This process exported the handle itself. Use the memory's address.
     SameProcess,
@@ -338,12 +337,11 @@ pub unsafe trait Device: Send {
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError>;
 
     /// Leaks memory from [`alloc`](Device::alloc), even after the device is dropped, because a peer
-    /// may have the memory open. Does nothing if the memory lives as long as its importers. Slow
-    /// path.
+    /// may have it open. Does nothing if the memory lives as long as its importers. Slow path.
     fn forsake(&mut self, _base: DevicePtr) {}
 
-    /// Leaks memory from [`alloc`](Device::alloc) permanently, because a NIC or the device itself
-    /// may still access it. It stays allocated even after the device is dropped. Slow path.
+    /// Leaks memory from [`alloc`](Device::alloc), even after the device is dropped, because a NIC
+    /// or the device itself may still access it. Slow path.
     fn keep(&mut self, base: DevicePtr);
 
     /// Returns the allocation that contains an address. For virtual memory, returns the physical
@@ -383,8 +381,7 @@ pub unsafe trait Device: Send {
     /// No queued work uses the memory.
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError>;
 
-    /// Returns a host address of a range, if the processor may access it. Examples are pinned
-    /// memory and memory of the host stand-in.
+    /// Returns a host address of a range, if the processor may access it.
     fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>>;
 
     /// Queues a copy on a stream. Copies complete in order only within a stream. *Queue.*

@@ -1,7 +1,6 @@
-//! In addition to the lanes, the two ends of a link share segments for device memory. This module
-//! contains these segments, and the agreement to use them. Each end owns one segment with done
-//! words and bounce slots. Slow path: two messages in each direction over the handshake socket, in
-//! steps that do not wait.
+//! Segments for device memory that the two ends of a link share beside the lanes, and the agreement
+//! to use them. Each end owns one segment with done words and bounce slots. Slow path: two messages
+//! in each direction over the handshake socket, in steps that do not wait.
 //!
 //! Each end sends an offer with an *epoch* that is random for this link. Then each end echoes the
 //! peer's epoch, together with the features that it has mapped and will use. A feature is active if
@@ -18,8 +17,7 @@
 //! | acknowledgements to the peer   | next, 128 bytes each | [`relay`](super::relay) | yes |
 //! | bounce slots                   | next page | the device, or the processor | yes |
 //!
-//! Both ends agree on the sizes in the exchange and store them privately. They never read sizes
-//! from the segment.
+//! Both ends store the agreed sizes privately, and never read sizes from the segment.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -33,10 +31,8 @@ use super::done::Line;
 use super::relay::Descriptor;
 use super::share::prepare;
 
-/// Version of the messages and of the segment layout.
 const VERSION: u32 = 2;
 
-/// Offset of the cursor in the segment, in bytes.
 const CURSOR: usize = 128;
 
 /// Sizes that must be equal at both ends.
@@ -68,7 +64,7 @@ impl Layout {
     }
 }
 
-/// A mapped segment with this layout. Its pointers are valid while the mapping exists.
+/// The pointers are valid while the mapping exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PairSegment {
     ptr: NonNull<u8>,
@@ -110,27 +106,22 @@ impl PairSegment {
         self.at(self.layout.acks())
     }
 
-    /// Returns the offset of a bounce slot in the segment, in bytes.
     pub(crate) fn bounce_at(&self, slot: u32) -> u64 {
         self.layout.bounce() as u64 + u64::from(slot) * u64::from(self.layout.chunk)
     }
 
-    /// Returns the address of a bounce slot.
     pub(crate) fn bounce(&self, slot: u32) -> *mut u8 {
         self.at::<u8>(self.bounce_at(slot) as usize).cast_mut()
     }
 }
 
-/// The features that both ends have agreed to use.
 #[derive(Debug)]
 pub(crate) struct Agreed {
     pub(crate) layout: Layout,
-    /// Our segment, its mapping, the mapping of the peer's segment, and the number of the peer's
-    /// segment. `None` if no feature is active.
+    /// Our segment, its mapping, the mapping and the number of the peer's segment. `None` if no
+    /// feature is active.
     pub(crate) segments: Option<(Segment, PairSegment, PairSegment, u32)>,
-    /// Whether done words report writes.
     pub(crate) done: bool,
-    /// Whether bounce slots are used.
     pub(crate) relay: bool,
 }
 
@@ -139,7 +130,6 @@ pub(crate) struct Agreed {
 unsafe impl Send for Agreed {}
 
 impl Agreed {
-    /// The agreement of ends that share only the lanes.
     pub(crate) const NOTHING: Agreed = Agreed {
         layout: Layout { words: 0, slots: 0, chunk: 0 },
         segments: None,
@@ -192,7 +182,6 @@ impl Offer {
     }
 }
 
-/// Encodes a sample offer for [`fuzzing`](crate::fuzzing).
 pub(crate) fn sample_offer(seed: u64, into: &mut [u8]) -> usize {
     let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
     let layout = Layout { words: a as u32, slots: b as u32, chunk: c as u32 };
@@ -202,28 +191,25 @@ pub(crate) fn sample_offer(seed: u64, into: &mut [u8]) -> usize {
     )
 }
 
-/// Decodes an offer and encodes it again, for [`fuzzing`](crate::fuzzing).
 pub(crate) fn read_offer(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let len = put(again, &Offer::decode(input).ok()?.encode());
     assert_eq!(len, input.len(), "something behind it");
     Some(len)
 }
 
-/// An agreement in progress. If it is dropped, its mappings end with the link.
+/// If it is dropped, its mappings end with the link.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     layout: Layout,
     ours: Option<Segment>,
-    /// Our offer. The peer must echo its epoch.
     offer: Offer,
     said: Option<Verdict>,
 }
 
-/// Our echo of the peer's offer.
 #[derive(Debug)]
 struct Verdict {
     usable: u32,
-    /// The number of the peer's segment. `mapped` is its address in this process.
+    /// `mapped`: its address in this process.
     number: u32,
     mapped: Option<NonNull<u8>>,
 }
@@ -233,8 +219,7 @@ struct Verdict {
 unsafe impl Send for Verdict {}
 
 impl Agreement {
-    /// Sends our offer, with a segment from `create`. `want` selects done words and bounce slots,
-    /// in this order.
+    /// `want` selects done words and bounce slots, in this order.
     pub(crate) fn begin(
         link: &mut Link,
         layout: Layout,
@@ -259,7 +244,7 @@ impl Agreement {
         Ok(Agreement { layout, ours, offer, said: None })
     }
 
-    /// Handles the messages that have arrived. Returns `None` if more are needed. Does not wait.
+    /// Returns `None` if more messages are needed. Does not wait.
     pub(crate) fn step(&mut self, link: &mut Link) -> Result<Option<Agreed>, HandshakeError> {
         let layout = self.layout;
         let Some(blob) = link.line().take_blob()? else { return Ok(None) };
@@ -301,7 +286,6 @@ impl Agreement {
         Ok(Some(Agreed { layout, segments, done: active & DONE != 0, relay: active & RELAY != 0 }))
     }
 
-    /// Completes the agreement. Waits for the peer until the deadline.
     pub(crate) fn finish(
         mut self,
         link: &mut Link,

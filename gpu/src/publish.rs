@@ -109,10 +109,9 @@ impl fmt::Display for PublishError {
 
 impl std::error::Error for PublishError {}
 
-/// The kept versions of one buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Versions {
-    /// The kept versions, in ascending order.
+    /// In ascending order.
     kept: VecDeque<Binding>,
     /// The greatest version ever published. If that version was withdrawn, the buffer has no latest
     /// location, even if older versions are kept.
@@ -120,7 +119,7 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
-    /// Adds a version. Returns false if the version is already known with another location.
+    /// Returns false if the version is known with another location.
     pub(crate) fn insert(&mut self, binding: Binding) -> bool {
         match self.kept.binary_search_by_key(&binding.version, |known| known.version) {
             Ok(i) => return self.kept[i] == binding,
@@ -141,19 +140,16 @@ impl Versions {
         .copied()
     }
 
-    /// Removes the versions that are located in an allocation.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
         self.kept.retain(|known| known.alloc != alloc);
     }
 }
 
-/// The result of a peer's lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Here(Binding),
-    /// The version is not published yet.
     NotYet,
-    /// A later version was published, and this version is no longer kept.
+    /// No longer kept, because later versions were published.
     Gone,
 }
 
@@ -214,8 +210,7 @@ impl Publications {
         }
     }
 
-    /// Removes the versions that are located in an allocation. Keeps the buffers, so that their
-    /// versions still increase.
+    /// Keeps the buffers, so that their versions still increase.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
         for versions in self.buffers.values_mut() {
             versions.forget(alloc);

@@ -1,12 +1,5 @@
-//! The rail between processes of one machine that have devices. An inner [`ShmRail`] carries host
-//! memory and messages. This rail adds device memory. [`GpuRail`] lists the fast and slow paths.
-//!
-//! The modules: `contract` dispatches calls to [`ShmRail`] or the device, `config` has the
-//! settings, and `link` the agreement of both ends. `memory` registers and imports, `post` accepts
-//! transfers, and `queue` tracks the device's work. `bounce` transfers data that no device can copy
-//! directly, and `progress` polls and reports completions. `owned` allocates and frees memory,
-//! `stage` copies a few bytes synchronously, `copies` without waiting, and `wait_object` wakes the
-//! owner.
+//! The rail between processes of one machine that have devices: [`ShmRail`] for host memory and
+//! messages, and device memory beside it.
 
 mod bounce;
 mod config;
@@ -68,23 +61,18 @@ pub struct GpuStats {
     pub failures_heard: u64,
 }
 
-/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Copies from this process into the peer's memory.
     Put,
-    /// Copies from the peer's memory into this process.
     Get,
 }
 
-/// This end's view of both segments of a link.
 #[derive(Debug)]
 struct Shared {
     segment: Segment,
     mine: PairSegment,
     theirs: PairSegment,
     number: u32,
-    /// Device addresses of both segments, if the device can access them.
     mine_at: Option<DevicePtr>,
     theirs_at: Option<DevicePtr>,
     done: Option<(Sender, Receiver)>,
@@ -100,11 +88,11 @@ struct GpuPeer {
     /// Distinguishes this attachment from earlier attachments under the same peer number.
     life: u32,
     own: bool,
-    /// Whether the peer has a device. If so, we send it our memory handles.
+    /// If so, we send it our memory handles.
     device: bool,
     down: bool,
     imports: Vec<Imported>,
-    /// Index in `imports` of the import that was used last.
+    /// Index in `imports`, used last.
     hint: usize,
     shared: Option<Shared>,
     /// Number of copies in flight into or out of the segments.
@@ -164,22 +152,19 @@ pub struct GpuRail<D: Device, H: Host> {
     /// Peers that this pass reported as failed.
     fallen: Vec<Peer>,
     lost: Option<i32>,
-    /// Whether some work of the device has an unknown outcome, so that the device may still access
-    /// its memory.
+    /// Some work has an unknown outcome, so the device may still access its memory.
     unsure: bool,
     stage: Stage,
     copies: Copies,
     pace: Arc<Pace>,
-    /// Number of attached peers that report writes by done words. A word that a device stores does
-    /// not wake this process.
+    /// Attached peers that report by done words, which do not wake this process.
     silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
-    /// Number of calls of `poll`. The device and the inner rail take turns at being polled first.
+    /// The device and the inner rail take turns at being polled first.
     passes: u32,
-    /// Whether peers may send messages about device memory. If so, some polls take a slow turn.
+    /// Peers may send messages about device memory, so some polls take a slow turn.
     hears: bool,
-    /// Earliest time of the next slow turn, in nanoseconds.
     next_turn_ns: u64,
 }
 
@@ -366,12 +351,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.peer(peer)?.shared.as_mut()
     }
 
-    /// Returns whether the device may still use memory of operations that have completed.
     fn is_unsure(&self) -> bool {
         self.unsure || self.stage.is_unsure() || self.copies.is_lost()
     }
 
-    /// Updates `hears`, `silent` and the pace of naps after a peer was attached or detached.
     fn expect(&mut self) {
         self.hears = self.peers.iter().flatten().any(|peer| peer.device && !peer.own);
         let told = self.peers.iter().flatten().filter(|peer| {

@@ -18,56 +18,47 @@ use super::export::MAX_EXPORTS;
 use super::publish::{Binding, MAX_BUFFERS, Versions, Wanted};
 use super::wire::{self, Ask, KINDS, Offer, Said};
 
-/// Maximum number of unopened handles.
 pub(crate) const MAX_OFFERS: usize = 64;
 
-/// Maximum number of descriptors in unopened handles: enough for two exports with the maximum
-/// number of segments.
+/// Enough for two exports with the maximum number of segments.
 pub(crate) const MAX_DESCRIPTORS: usize = 2 * MAX_SEGMENTS;
 
-/// Maximum number of outstanding requests of this end.
 const MAX_ASKED: usize = 32;
 
-/// Maximum number of the peer's requests that this end keeps. It exceeds the number that the peer
-/// may have outstanding, because a request may cross with its answer.
+/// More than the peer may have outstanding, because a request may cross with its answer.
 const MAX_QUERIES: usize = 1024;
 
-/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// The request is outstanding.
+    /// Outstanding.
     None,
-    /// The request is outstanding, but the answer is no longer needed.
+    /// Outstanding, but the answer is no longer needed.
     Unwanted,
-    /// The peer rejected the request.
     Refused,
 }
 
-/// The state of one end of a link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkRecord {
     /// Whether the peer is this process itself.
     pub(crate) home: bool,
 
-    // Handles that the peer has offered and this end has not opened.
+    // Not opened by this end.
     offers: BTreeMap<AllocId, Offer>,
     buffers: BTreeMap<u64, Versions>,
-    /// Allocations that the peer revokes, each with a sequence number to acknowledge.
+    /// To close, each with the sequence number to acknowledge.
     pub(crate) revokes: VecDeque<(u64, AllocId)>,
-    /// Our allocations that the peer has closed, each with the sequence number that it
-    /// acknowledged.
+    /// Closed by the peer, each with the sequence number that it acknowledged.
     pub(crate) acks: VecDeque<(u64, AllocId)>,
     /// Our allocations with handles that the peer requests.
     pub(crate) requested: BTreeSet<AllocId>,
-    /// Our buffers that the peer waits for, each with the version that it wants.
+    /// Our buffers that the peer waits for.
     pub(crate) queries: Vec<(u64, Wanted)>,
 
     /// Our requests, oldest first.
     asked: VecDeque<(Ask, Answer)>,
     /// Allocations that the peer may have open.
     pub(crate) given: BTreeSet<AllocId>,
-    /// The buffers announced to the peer, with the last announced version. `None` if that version
-    /// was withdrawn.
+    /// Last announced version of each buffer. `None` if that version was withdrawn.
     pub(crate) told: BTreeMap<u64, Option<Binding>>,
 }
 
@@ -147,12 +138,10 @@ impl Extension for LinkRecord {
 }
 
 impl LinkRecord {
-    /// Returns the number of descriptors in unopened handles.
     fn descriptors(&self) -> usize {
         self.offers.values().map(Offer::descriptors).sum()
     }
 
-    /// Removes the handle of an allocation, and the versions that are located in it.
     fn forget(&mut self, alloc: AllocId) {
         self.offers.remove(&alloc);
         for versions in self.buffers.values_mut() {
@@ -164,18 +153,15 @@ impl LinkRecord {
         self.asked.retain(|(asked, _)| *asked != ask);
     }
 
-    /// Removes and returns the handle of an allocation, to be opened.
     pub(crate) fn accept(&mut self, alloc: AllocId) -> Option<Offer> {
         self.offers.remove(&alloc)
     }
 
-    /// Returns the location of a buffer of the peer, if it is known.
     pub(crate) fn find(&self, buffer: u64, wanted: Wanted) -> Option<Binding> {
         self.buffers.get(&buffer)?.find(wanted)
     }
 
-    /// Adds a request, and returns the packets to send. Returns no packets if the request is
-    /// already outstanding.
+    /// Returns the packets to send: none if the request is already outstanding.
     pub(crate) fn ask(&mut self, ask: Ask) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         if let Some((_, answer)) = self.asked.iter_mut().find(|(asked, _)| *asked == ask) {
@@ -201,7 +187,7 @@ impl LinkRecord {
         packets
     }
 
-    /// Cancels a request. Returns the packet to send, if any.
+    /// Returns the packet to send, if any.
     pub(crate) fn give_up(&mut self, ask: Ask) -> Option<Vec<u8>> {
         let i = self.asked.iter().position(|(asked, _)| *asked == ask)?;
         match ask {
@@ -212,14 +198,13 @@ impl LinkRecord {
         unask(ask)
     }
 
-    /// Returns whether a request was rejected. If so, removes it, so that it may be repeated.
+    /// Also removes a rejected request, so that it may be repeated.
     pub(crate) fn refused(&mut self, ask: Ask) -> bool {
         let found = self.asked.iter().position(|asked| *asked == (ask, Answer::Refused));
         found.and_then(|i| self.asked.remove(i)).is_some()
     }
 }
 
-/// Returns the packet that cancels a request.
 fn unask(ask: Ask) -> Option<Vec<u8>> {
     match ask {
         Ask::Alloc(_) => None,

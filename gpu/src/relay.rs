@@ -1,6 +1,6 @@
-//! Bounce slots carry the pieces of a transfer that no device can copy directly. One end copies a
-//! piece into a slot, and the other end copies it out. Several pieces may be in flight at once.
-//! Neither end blocks, allocates, locks or makes a system call.
+//! Bounce slots carry the pieces of a transfer that no device can copy directly: one end copies a
+//! piece in, the other end copies it out. Neither end blocks, allocates, locks or makes a system
+//! call.
 //!
 //! The number of slots per direction is a power of two. Slots are used in rotation: piece n uses
 //! slot n modulo the number of slots. The sender writes the bytes into the slot, and their meaning
@@ -25,54 +25,38 @@ use static_assertions::const_assert_eq;
 use super::done::Line;
 use super::primitive::{AtomicU64, Ordering, edge};
 
-/// The description of a piece, on its own cache line.
+/// On its own cache line.
 #[repr(C, align(128))]
 pub(crate) struct Descriptor {
-    /// Sequence number of the piece, plus one. 0 in fresh memory.
+    /// Sequence number plus one. 0 in fresh memory.
     pub(super) stamp: AtomicU64,
     pub(super) words: [AtomicU64; 6],
 }
 
 const_assert_eq!(size_of::<Descriptor>(), 128);
 
-/// The meaning of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// Writes bytes to a region of the receiver. The last piece carries the completion word, if
-    /// any.
-    Write {
-        key: RailKey,
-        /// Whether this is the last piece of its write.
-        last: bool,
-        /// The completion word of the write.
-        data: Option<u32>,
-    },
-    /// Requests bytes of a region of the receiver.
+    /// The last piece carries the completion word, if any.
+    Write { key: RailKey, last: bool, data: Option<u32> },
     Read {
         key: RailKey,
-        /// Number of requested bytes.
         want: u64,
-        /// The id of the read. Each reply repeats it.
+        /// Repeated by each reply.
         id: u64,
     },
-    /// Delivers bytes of a read that the receiver requested. If the reply fails, its last piece is
-    /// marked as failed and has no bytes.
-    Reply {
-        id: u64,
-        /// Whether this is the last piece of the reply.
-        last: bool,
-    },
+    /// If the reply fails, its last piece is marked as failed and has no bytes.
+    Reply { id: u64, last: bool },
 }
 
-/// The part of a relayed transfer that fits into one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) what: What,
-    /// Offset of the bytes in the region. For a reply, the offset in the read.
+    /// In the region, or for a reply, in the read.
     pub(crate) offset: u64,
-    /// Number of bytes in the slot.
+    /// In the slot.
     pub(crate) len: u32,
-    /// Whether the copy into the slot failed. If so, the bytes in the slot are invalid.
+    /// The bytes in the slot are invalid.
     pub(crate) failed: bool,
 }
 
@@ -115,7 +99,6 @@ impl Piece {
     }
 }
 
-/// Encodes a sample piece for [`fuzzing`](crate::fuzzing).
 pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
     let key = RailKey { key: b, base: c };
@@ -129,9 +112,8 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     put(into, words.map(u64::to_le_bytes).as_flattened())
 }
 
-/// Decodes a piece and encodes it again, for [`fuzzing`](crate::fuzzing). Decoding ignores words
-/// that a kind of piece does not use. So a round trip preserves only the first word and the decoded
-/// piece.
+/// Decoding ignores words that a kind of piece does not use. So a round trip preserves only the
+/// first word and the decoded piece.
 pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let bytes: &[u8; 48] = input.try_into().ok()?;
     let (words, []) = bytes.as_chunks::<8>() else { return None };
@@ -143,7 +125,6 @@ pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
 /// Number of bits of an acknowledgement that hold the outcome.
 const CODE: u32 = 16;
 
-/// The end that fills the slots.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     descriptors: *const Descriptor,
@@ -152,7 +133,6 @@ pub(crate) struct Outgoing {
     next: u64,
 }
 
-/// The end that empties the slots.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     descriptors: *const Descriptor,
@@ -169,8 +149,8 @@ unsafe impl Send for Outgoing {}
 unsafe impl Send for Incoming {}
 
 impl Outgoing {
-    /// Creates the end that fills `slots` slots, a power of two. The descriptors are ours, and the
-    /// acknowledgements are the peer's.
+    /// `slots` is a power of two. The descriptors are ours, and the acknowledgements are the
+    /// peer's.
     ///
     /// # Safety
     /// Descriptors and acknowledgements are aligned, and stay mapped while this end is used. No
@@ -183,12 +163,11 @@ impl Outgoing {
         Outgoing { descriptors, acks, slots, next: 0 }
     }
 
-    /// Returns the sequence number of the next piece, and the slot that it uses.
     pub(crate) fn turn(&self) -> (u64, u32) {
         (self.next, (self.next & u64::from(self.slots - 1)) as u32)
     }
 
-    /// Takes the next slot. The caller has checked that it is free.
+    /// The caller has checked that it is free.
     pub(crate) fn take(&mut self) {
         self.next = self.next.wrapping_add(1);
     }
@@ -207,8 +186,7 @@ impl Outgoing {
         descriptor.stamp.store(number.wrapping_add(1), edge!("relay.filled.store", Release));
     }
 
-    /// Returns the outcome of a piece: 0 or an errno. Returns `None` until the receiver has
-    /// answered.
+    /// 0 or an errno; `None` until the receiver has answered.
     pub(crate) fn answer(&self, number: u64) -> Option<u16> {
         // SAFETY: the masked index is less than `slots`, and `new` requires that the
         // acknowledgements are mapped. The peer may write them at any time, so they are loaded as
@@ -221,8 +199,8 @@ impl Outgoing {
 }
 
 impl Incoming {
-    /// Creates the end that empties `slots` slots, a power of two. The descriptors are the peer's,
-    /// and the acknowledgements are ours.
+    /// `slots` is a power of two. The descriptors are the peer's, and the acknowledgements are
+    /// ours.
     ///
     /// # Safety
     /// Descriptors and acknowledgements are aligned, and stay mapped while this end is used. No
@@ -235,8 +213,7 @@ impl Incoming {
         Incoming { descriptors, acks, slots, expected: 0 }
     }
 
-    /// Returns the sequence number, slot and contents of the next piece, or `None` if no piece has
-    /// arrived. The contents are `None` if they are corrupt.
+    /// Sequence number, slot and contents. The contents are `None` if they are corrupt.
     pub(crate) fn next(&mut self) -> Option<(u64, u32, Option<Piece>)> {
         let number = self.expected;
         let slot = (number & u64::from(self.slots - 1)) as u32;
@@ -253,7 +230,7 @@ impl Incoming {
         Some((number, slot, Piece::decode(words)))
     }
 
-    /// Answers a piece with its outcome. The caller does not read the slot after this.
+    /// The caller does not read the slot after this.
     pub(crate) fn answer(&self, number: u64, code: u16) {
         // SAFETY: the masked index is less than `slots`, and `new` requires that the
         // acknowledgements are mapped.

@@ -75,7 +75,7 @@ pub(crate) struct Revocations {
 }
 
 impl Revocations {
-    /// Starts to revoke an allocation from these peers. Returns the sequence number.
+    /// Returns the sequence number.
     pub(crate) fn begin(&mut self, alloc: AllocId, awaited: Vec<(Peer, Nonce)>) -> u64 {
         self.sequence += 1;
         self.pending.insert(alloc, Pending { sequence: self.sequence, awaited });
@@ -86,7 +86,7 @@ impl Revocations {
         self.pending.remove(&alloc);
     }
 
-    /// Records a peer's acknowledgement. Returns whether a pending revocation expected it.
+    /// Returns whether a pending revocation expected it.
     pub(crate) fn acked(&mut self, from: Nonce, sequence: u64, alloc: AllocId) -> bool {
         let Some(pending) =
             self.pending.get_mut(&alloc).filter(|pending| pending.sequence == sequence)
@@ -98,14 +98,12 @@ impl Revocations {
         pending.awaited.len() < before
     }
 
-    /// Stops waiting for peers that are no longer alive.
     pub(crate) fn keep_only(&mut self, alive: impl Fn(&Nonce) -> bool) {
         for pending in self.pending.values_mut() {
             pending.awaited.retain(|(_, nonce)| alive(nonce));
         }
     }
 
-    /// Returns the peers that have not acknowledged yet.
     pub(crate) fn awaited(&self, alloc: AllocId) -> impl Iterator<Item = Peer> {
         self.pending
             .get(&alloc)
@@ -113,7 +111,6 @@ impl Revocations {
             .flat_map(|pending| pending.awaited.iter().map(|(peer, _)| *peer))
     }
 
-    /// Removes and returns the revocations that all live peers have acknowledged.
     pub(crate) fn take_done(&mut self) -> Vec<AllocId> {
         let done: Vec<_> = self
             .pending

@@ -14,7 +14,6 @@ use std::os::fd::OwnedFd;
 use super::error::ExportError;
 use super::{Allocation, Device, DeviceError, DevicePtr, Handle, MAX_SEGMENTS, Unshared};
 
-/// The memory under a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     /// The first segment, with the size of the whole run.
@@ -32,7 +31,7 @@ fn overlap(a: &Allocation, b: &Allocation) -> bool {
 }
 
 impl Run {
-    /// Finds the memory under a range. Makes one or two driver calls per segment.
+    /// Makes one or two driver calls per segment.
     pub(crate) fn of<D: Device>(device: &D, ptr: DevicePtr, len: u64) -> Result<Self, ExportError> {
         let first = device.allocation(ptr)?;
         let mut segments = vec![first];
@@ -62,7 +61,7 @@ impl Run {
         Ok(Run { whole, segments: segments.into() })
     }
 
-    /// Returns the run as one allocation, with the buffer id of the first segment.
+    /// With the buffer id of the first segment.
     pub(crate) fn whole(&self) -> &Allocation {
         &self.whole
     }
@@ -75,7 +74,6 @@ impl Run {
         overlap(&self.whole, &other.whole)
     }
 
-    /// Returns whether both runs have the same segments where they overlap.
     pub(crate) fn agrees(&self, other: &Run) -> bool {
         let all_in = |a: &Run, b: &Run| {
             let mut there = a.segments.iter().filter(|segment| overlap(segment, &b.whole));
@@ -84,8 +82,7 @@ impl Run {
         all_in(self, other) && all_in(other, self)
     }
 
-    /// Returns whether the driver still reports the same segments. Makes one or two driver calls
-    /// per segment, up to the first mismatch.
+    /// Makes one or two driver calls per segment, up to the first mismatch.
     pub(crate) fn is_there<D: Device>(&self, device: &D) -> Result<bool, DeviceError> {
         for segment in &self.segments {
             match device.allocation(segment.base) {
@@ -97,8 +94,7 @@ impl Run {
         Ok(true)
     }
 
-    /// Exports the run as a handle. Makes one driver export per segment. On an error, drops the
-    /// earlier exports.
+    /// Makes one driver export per segment. On an error, drops the earlier exports.
     pub(crate) fn export<D: Device>(&self, device: &mut D) -> Result<Handle, DeviceError> {
         if let [only] = &*self.segments {
             return device.export(only);

@@ -4,11 +4,8 @@
 //! waits for a peer, it serves all peers, so processes that wait for each other in a circle still
 //! make progress.
 //!
-//! In steady state no packet is sent. Publishing again, importing open memory, and beginning a
-//! transfer send no packet and make no driver call.
-//!
-//! `exporting` implements the owner's side, and `importing` the side of its peers. This file
-//! implements the links, and the pass that serves both sides.
+//! In steady state, publishing again, importing open memory and beginning a transfer send no packet
+//! and make no driver call.
 
 mod exporting;
 mod importing;
@@ -32,7 +29,6 @@ use super::{Device, HostDevice};
 
 pub use exporting::{Published, TellError};
 
-/// Returns the state of the device-memory messages on a link.
 pub(crate) fn record<'a>(line: &'a mut Line<'_>) -> &'a mut LinkRecord {
     line.extension()
 }
@@ -53,7 +49,7 @@ pub trait Links {
     fn line(&mut self, peer: Peer) -> Option<Line<'_>>;
 }
 
-/// Links that are not attached to a rail yet. The index in the slice is the peer number.
+/// Not attached to a rail yet. The index is the peer number.
 impl Links for [Option<Link>] {
     fn bound(&self) -> u16 {
         u16::try_from(self.len()).unwrap_or(u16::MAX)
@@ -64,7 +60,6 @@ impl Links for [Option<Link>] {
     }
 }
 
-/// The links of a rail's attached peers.
 impl<H: Host> Links for ShmRail<H> {
     fn bound(&self) -> u16 {
         self.max_peers()
@@ -85,10 +80,9 @@ pub struct Sharing<D: Device> {
     imports: Imports,
     publications: Publications,
     revocations: Revocations,
-    /// The incarnations of the peers that were linked in the last pass.
+    /// Linked in the last pass.
     alive: Vec<Nonce>,
     polls: Vec<libc::pollfd>,
-    /// Whether passes leave drained mappings open.
     defers: bool,
 }
 
@@ -134,7 +128,7 @@ impl<D: Device> Sharing<D> {
         &mut self.device
     }
 
-    /// Returns the device for use in this crate, which upholds the contract of `device_mut`.
+    /// This crate upholds the contract of `device_mut`.
     #[inline(always)]
     pub(crate) fn driver(&mut self) -> &mut D {
         &mut self.device
@@ -156,8 +150,7 @@ impl<D: Device> Sharing<D> {
         &mut self.imports
     }
 
-    /// Closes a peer's memory before the link to the peer ends, so that the peer may free it.
-    /// Memory with queued work stays open.
+    /// So that the peer may free the memory. Memory with queued work stays open.
     pub(crate) fn part<L: Links + ?Sized>(&mut self, links: &mut L, peer: Peer) {
         if let Some(gone) = links.line(peer).map(|line| line.incarnation()) {
             self.imports.keep_only(|nonce| *nonce != gone);
@@ -242,8 +235,7 @@ impl<D: Device> Sharing<D> {
         true
     }
 
-    /// Polls all sockets for at most `ms` milliseconds, receives messages, and detects processes
-    /// that have exited.
+    /// At most `ms` milliseconds.
     fn poll<L: Links + ?Sized>(&mut self, links: &mut L, ms: i32) {
         self.polls.clear();
         for number in 0..links.bound() {
@@ -282,8 +274,8 @@ impl<D: Device> Sharing<D> {
 }
 
 impl<D: Device> Drop for Sharing<D> {
-    /// Closes mappings without queued work. Other mappings stay open until the process exits.
-    /// Importers in this process no longer find memory that the device frees.
+    /// Mappings with queued work stay open until the process exits. Importers in this process no
+    /// longer find memory that the device frees.
     fn drop(&mut self) {
         self.exports.withdraw();
         self.imports.keep_only(|_| false);

@@ -1,4 +1,4 @@
-//! Packets about device memory. Decoding checks length, numbers and descriptors. A packet that
+//! Packets about device memory. Decoding checks length, numbers and descriptors, and a packet that
 //! fails a check is a protocol violation. The packets belong to an
 //! [extension](fishplate_shm::extension), and use the packet kinds reserved for extensions.
 //!
@@ -34,25 +34,19 @@ use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum MessageKind {
-    /// Announces an allocation of device memory, and carries its handle.
+    /// Carries the handle, too.
     Export = *EXTENSIONS.start(),
-    /// Requests the handle of an allocation.
+    /// Of the handle.
     Request,
-    /// Rejects a request.
     Refuse,
-    /// Announces a version of a buffer, and its location.
     Publish,
-    /// Requests a version of a buffer, or cancels the request.
+    /// Or cancels the query.
     Query,
-    /// Withdraws a buffer.
     Unpublish,
-    /// Asks the receiver to close an allocation.
     Revoke,
-    /// Reports that the sender has closed an allocation.
     RevokeAck,
 }
 
-/// The packet kinds of device memory.
 pub(crate) const KINDS: RangeInclusive<u16> =
     MessageKind::Export as u16..=MessageKind::RevokeAck as u16;
 
@@ -69,18 +63,16 @@ const DESCRIPTOR: u64 = 2;
 const HOME: u64 = 3;
 const SEGMENTS: u64 = 4;
 
-/// An allocation that the peer permits us to open.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub(crate) alloc: AllocId,
     pub(crate) size: u64,
     pub(crate) uuid: Uuid,
-    /// The handle. `None` if the peer is this process itself, where addresses are the same.
+    /// `None` if the peer is this process itself, where addresses are the same.
     pub(crate) handle: Option<Handle>,
 }
 
 impl Offer {
-    /// Returns the number of descriptors in the handle.
     pub(crate) fn descriptors(&self) -> usize {
         match &self.handle {
             Some(Handle::Descriptor(_)) => 1,
@@ -105,14 +97,12 @@ impl Drop for Offer {
     }
 }
 
-/// A request to a peer, which it may refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     Alloc(AllocId),
     Buffer(u64, Wanted),
 }
 
-/// A decoded packet.
 #[derive(Debug)]
 pub(crate) enum Said {
     Export(Offer),
@@ -140,7 +130,7 @@ fn extent(offset: u64, len: u64) -> Result<(u64, u64), HandshakeError> {
     }
 }
 
-/// Decodes the segments of a handle. Their sizes must add up to `size`.
+/// The sizes must add up to `size`.
 fn segments(
     body: &mut Reader<'_>,
     fds: &mut dyn Iterator<Item = Foreign>,
@@ -158,7 +148,7 @@ fn segments(
     if end == size { Ok(segments) } else { Err(HandshakeError::BadPacket) }
 }
 
-/// Decodes a packet. `home` is true if the peer is this process itself.
+/// `home`: the peer is this process itself.
 pub(crate) fn read(
     kind: u16,
     mut body: Reader<'_>,
@@ -235,7 +225,7 @@ fn packet(kind: MessageKind, words: &[u64]) -> Vec<u8> {
     packet.finish()
 }
 
-/// Encodes an `Export`. The caller sends the descriptors of the handle with the packet.
+/// The caller sends the descriptors of the handle with the packet.
 pub(crate) fn export(alloc: AllocId, size: u64, uuid: &Uuid, handle: Option<&Handle>) -> Vec<u8> {
     let mut packet = Writer::extension(MessageKind::Export as u16);
     packet.put(alloc.key().to_ne_bytes()).put(size.to_ne_bytes()).put(*uuid);

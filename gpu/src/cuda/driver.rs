@@ -11,8 +11,7 @@ use super::library::{Absent, Api, Library};
 use crate::{DeviceError, Uuid};
 
 impl Api {
-    /// Returns the initialized driver, or the reason why there is none. Only the first call
-    /// searches for the driver.
+    /// Only the first call searches for the driver.
     pub(super) fn driver(self) -> Result<&'static Driver, Absent> {
         static DRIVERS: [OnceLock<Result<Driver, Absent>>; Api::ALL.len()] =
             [const { OnceLock::new() }; Api::ALL.len()];
@@ -86,8 +85,8 @@ impl Api {
 }
 
 /// Declares the driver functions that we use, under CUDA's names. Checks their arguments against
-/// cudarc's declarations, and looks up their addresses. The second column is HIP's function with
-/// the same arguments, or a function of `hip` that replaces it.
+/// cudarc's declarations. The second column is HIP's function with the same arguments, or a
+/// function of `hip` that replaces it.
 macro_rules! functions {
     ($($name:ident $($hip:ident)::+ ($($argument:ty),*);)*) => {
         /// The driver functions that we use. They return an error code.
@@ -230,7 +229,6 @@ fn error(code: u32) -> DeviceError {
     }
 }
 
-/// Converts an error code from opening a handle.
 #[cold]
 pub(super) fn open_error(code: u32) -> DeviceError {
     match code {
@@ -277,7 +275,6 @@ impl Driver {
         let mut count = 0;
         // SAFETY: the result is written to a local variable.
         match unsafe { (self.cuDeviceGetCount)(&raw mut count) } {
-            // Code 3 means that the driver was not started, because there is no device.
             NO_DEVICE | 3 => Ok(0),
             code => check(code).map(|()| count.max(0) as u32),
         }
@@ -300,7 +297,6 @@ impl Driver {
         Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
-    /// Returns an attribute, or 0 if the driver does not know it.
     fn attribute(&self, attribute: CUdevice_attribute, device: CUdevice) -> c_int {
         let mut value = 0;
         // SAFETY: the driver returned `device`, and the result is written to a local variable.
@@ -329,8 +325,7 @@ impl Driver {
             != 0
     }
 
-    /// Returns whether NIC writes to the device need a flush that the processor can issue. Returns
-    /// `false` if NICs cannot write to the device.
+    /// Returns `false` if NICs cannot write to the device.
     pub fn must_flush(&self, device: CUdevice) -> bool {
         let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
         let owner =

@@ -35,7 +35,6 @@ const INVALID_VALUE: u32 = 1;
 pub(super) const NOT_INITIALIZED: u32 = 3;
 const NOT_SUPPORTED: u32 = 801;
 
-/// HIP's own functions, which the functions of this module call.
 struct Hip {
     version: c_int,
     peek_error: unsafe extern "C" fn() -> u32,
@@ -56,7 +55,6 @@ struct Hip {
     ) -> u32,
     copy: unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_uint, CUstream) -> u32,
     create_event: unsafe extern "C" fn(*mut CUevent, c_uint) -> u32,
-    /// `None` before HIP 7.0.
     range_handle: Option<RangeHandle>,
 }
 
@@ -65,7 +63,6 @@ type RangeHandle =
 
 static HIP: OnceLock<Hip> = OnceLock::new();
 
-/// Looks up HIP's own functions, which the other functions of this module call.
 pub(super) fn prepare(library: &Library) -> Result<(), Absent> {
     let mut version = 0;
     // SAFETY: HIP's header declares these functions with arguments of the same size and kind. The
@@ -100,7 +97,6 @@ pub(super) fn prepare(library: &Library) -> Result<(), Absent> {
 }
 
 impl Hip {
-    /// Returns an integer attribute of a device, or 0 if this version does not know it.
     fn attribute(&self, number: c_uint, device: CUdevice) -> c_int {
         let mut value: c_int = 0;
         // SAFETY: all attributes except registers are integers, and the result is written to a
@@ -111,7 +107,6 @@ impl Hip {
         }
     }
 
-    /// Returns the register that flushes writes over the bus, or null if the device has none.
     fn flush_register(&self, device: CUdevice) -> *mut u32 {
         let mut register: *mut u32 = std::ptr::null_mut();
         // SAFETY: HIP writes a pointer for this attribute, although it declares the result an
@@ -130,8 +125,7 @@ impl Hip {
         ok(unsafe { (self.get_device)(&raw mut device) }).map(|()| device)
     }
 
-    /// Returns the handle types of virtual memory, or `None` for other memory. `base` is the start
-    /// of an allocation.
+    /// `None` for memory that is not virtual. `base` is the start of an allocation.
     fn virtual_handles(&self, base: CUdeviceptr) -> Result<Option<u64>, u32> {
         let device = CUmemLocation {
             type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
@@ -168,7 +162,6 @@ fn ok(code: u32) -> Result<(), u32> {
     }
 }
 
-/// Returns the error code of a call to HIP, and clears the error that the call left in this thread.
 /// Otherwise the program would get this error from `hipGetLastError`, as if its own call had
 /// failed.
 #[inline]
@@ -179,8 +172,8 @@ pub(super) fn forget(code: u32) -> u32 {
     code
 }
 
-/// Clears the last error if it has this code. Since HIP 7, a call that succeeds or returns "not
-/// ready" leaves the last error unchanged. Such an error may come from the program's own call.
+/// Since HIP 7, a call that succeeds or returns "not ready" leaves the last error unchanged. Such
+/// an error may come from the program's own call.
 #[cold]
 fn clear(code: u32) {
     let Some(hip) = HIP.get() else { return };
@@ -339,7 +332,6 @@ pub(super) unsafe extern "C" fn import(
     })
 }
 
-/// HIP's copy takes the direction as an argument.
 pub(super) unsafe extern "C" fn copy(
     to: CUdeviceptr,
     from: CUdeviceptr,

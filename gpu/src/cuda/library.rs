@@ -1,4 +1,4 @@
-//! Loads the libraries of the driver interfaces, or reports why there is no usable driver.
+//! Loads the libraries of the driver interfaces.
 
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
@@ -27,7 +27,6 @@ impl Api {
         Api::Hip,
     ];
 
-    /// Returns the interface's name, its library, and the oldest version that has all functions.
     pub(super) fn names(self) -> [&'static str; 3] {
         match self {
             #[cfg(feature = "cuda")]
@@ -37,7 +36,6 @@ impl Api {
         }
     }
 
-    /// Returns the library's file names, in the order in which the loader tries them.
     fn files(self) -> &'static [&'static CStr] {
         match self {
             #[cfg(feature = "cuda")]
@@ -56,7 +54,6 @@ impl Api {
     }
 }
 
-/// Writes the prefix of device names: `cuda` or `hip`.
 impl fmt::Display for Api {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.names()[0].to_ascii_lowercase())

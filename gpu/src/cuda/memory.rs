@@ -1,5 +1,5 @@
-//! Allocates device memory, classifies it by its attributes, and exports and imports it by 64-byte
-//! handles. Also pins processor memory. Virtual memory is in `vmm`.
+//! Allocates, classifies and pins memory, and exports and imports it by 64-byte handles. Virtual
+//! memory is in `vmm`.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -33,7 +33,6 @@ pub enum CudaMemory {
     Managed,
 }
 
-/// Memory that this device allocated or opened.
 #[derive(Debug)]
 pub(super) struct Held {
     pub base: DevicePtr,
@@ -42,13 +41,12 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Returns the size of virtual memory, or 0 for other memory.
     pub fn virtual_size(&self) -> u64 {
         self.segments.iter().sum()
     }
 }
 
-/// Host memory that is registered with the driver. `seen` is its device address.
+/// Host memory that is registered with the driver, at the device address `seen`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pinned {
     ptr: NonNull<u8>,
@@ -57,7 +55,6 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Returns the host address of the `len` bytes at the device address `ptr`.
     pub fn view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
         let offset = ptr.0.checked_sub(self.seen.0)?;
         let inside = offset <= self.len && len <= self.len - offset;
@@ -113,8 +110,6 @@ impl CudaDevice {
         Ok(base)
     }
 
-    /// Frees memory that `alloc_as` allocated.
-    ///
     /// # Safety
     /// No queued work uses the memory, and no peer has it open.
     pub(super) unsafe fn free_owned(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
@@ -128,8 +123,6 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Frees memory with the driver call for its kind.
-    ///
     /// # Safety
     /// No queued work uses the memory, no peer has it open, and it is not used again.
     unsafe fn give_back(&self, owned: &Held) -> Result<(), DeviceError> {
@@ -142,8 +135,8 @@ impl CudaDevice {
         }
     }
 
-    /// Returns a dmabuf descriptor of whole host pages around the bytes, because the driver accepts
-    /// only whole pages. Also returns the offset of the bytes in it.
+    /// Covers whole host pages, because the driver accepts nothing else. Also returns the offset of
+    /// the bytes.
     pub(super) fn dmabuf_of(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
         let page = PAGE as u64;
         let base = ptr.0 - ptr.0 % page;
@@ -242,13 +235,11 @@ impl CudaDevice {
         Ok(Allocation { base: DevicePtr(base), size, buffer, share, reservation })
     }
 
-    /// Returns the start and the size of the physical segment at an address.
     fn segment_at(&self, ptr: DevicePtr) -> Result<(u64, u64), DeviceError> {
         let (mut base, mut size) = (0, 0);
         // SAFETY: both results are written to local variables.
         match unsafe { (self.driver.cuMemGetAddressRange_v2)(&raw mut base, &raw mut size, ptr.0) }
         {
-            // The address is reserved, but no memory is mapped at it.
             driver::INVALID_VALUE | driver::NOT_FOUND => Err(DeviceError::NotDeviceMemory),
             code => check(code).map(|()| (base, size as u64)),
         }
@@ -281,8 +272,6 @@ impl CudaDevice {
         }
     }
 
-    /// Opens memory of another process.
-    ///
     /// # Safety
     /// The contract of [`Device::open`](crate::Device::open) applies.
     pub(super) unsafe fn open_handle(
@@ -324,8 +313,6 @@ impl CudaDevice {
         Ok(base)
     }
 
-    /// Closes memory that `open_handle` opened.
-    ///
     /// # Safety
     /// No queued work uses the memory.
     pub(super) unsafe fn close_opened(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
@@ -339,8 +326,6 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Closes opened memory with the driver call for its kind.
-    ///
     /// # Safety
     /// No queued work uses the memory, and it is not used again.
     unsafe fn close_one(&self, opened: &Held) -> Result<(), DeviceError> {
@@ -352,8 +337,6 @@ impl CudaDevice {
         }
     }
 
-    /// Pins processor memory, and returns its device address.
-    ///
     /// # Safety
     /// The bytes stay mapped until they are unregistered.
     pub(super) unsafe fn register(
@@ -380,8 +363,6 @@ impl CudaDevice {
         Ok(pinned.seen)
     }
 
-    /// Unpins memory that `register` pinned.
-    ///
     /// # Safety
     /// No queued work uses the memory.
     pub(super) unsafe fn unregister(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {

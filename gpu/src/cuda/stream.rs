@@ -1,16 +1,12 @@
-//! Implements streams. Implements marks as CUDA events.
-
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
 
 use super::CudaDevice;
 use super::driver::{self, check};
 use crate::{DeviceError, Mark};
 
-/// `CUDA_ERROR_INVALID_HANDLE`, returned for an unknown stream or mark.
 const NO_SUCH: DeviceError = DeviceError::Driver(400);
 
-/// The events for marks. Each entry holds an event, a wrapping count of its completed uses, and
-/// whether it is in use.
+/// Each entry: an event, a wrapping count of its completed uses, and whether it is in use.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     events: Vec<(CUevent, u16, bool)>,

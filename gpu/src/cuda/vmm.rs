@@ -1,5 +1,5 @@
-//! Creates, maps, exports and imports virtual memory, which consists of one or more adjacent
-//! physical segments. A mapping keeps its memory alive, so handles are released immediately.
+//! Virtual memory, which consists of one or more adjacent physical segments. A mapping keeps its
+//! memory alive, so handles are released immediately.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -23,8 +23,7 @@ impl CudaDevice {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
     }
 
-    /// Allocates virtual memory in physical segments of `each` bytes. The last segment holds the
-    /// rest.
+    /// Segments have `each` bytes; the last has the rest.
     pub(super) fn create_virtual(
         &self,
         size: u64,
@@ -66,8 +65,7 @@ impl CudaDevice {
         self.map(&parts)
     }
 
-    /// Maps physical segments at adjacent addresses that the driver chooses. On an error nothing
-    /// stays mapped.
+    /// On an error nothing stays mapped.
     fn map(&self, memory: &Parts) -> Result<Held, DeviceError> {
         let segments: Vec<u64> = memory.parts.iter().map(|(_, size)| *size).collect();
         let size = segments.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
@@ -99,8 +97,6 @@ impl CudaDevice {
         Ok(mapped)
     }
 
-    /// Unmaps virtual memory.
-    ///
     /// # Safety
     /// This module mapped the memory, and it is not used any more.
     pub(super) unsafe fn unmap_virtual(&self, mapped: &Held) -> Result<(), DeviceError> {
@@ -110,8 +106,7 @@ impl CudaDevice {
         unsafe { self.unmap_reserved(mapped, size) }
     }
 
-    /// Unmaps each segment and frees the address range. Attempts every step, and returns the first
-    /// error.
+    /// Attempts every step, and returns the first error.
     ///
     /// # Safety
     /// This module reserved `size` bytes for the mapping, which is not used any more.
@@ -162,7 +157,6 @@ impl CudaDevice {
         }
     }
 
-    /// Maps memory of another process, `size` bytes in total.
     pub(super) fn import_virtual(
         &self,
         segments: &[(BorrowedFd<'_>, u64)],
@@ -197,8 +191,6 @@ impl CudaDevice {
     }
 }
 
-/// Handles and sizes of physical segments. Drop releases the handles. A mapping keeps its memory
-/// alive.
 struct Parts {
     driver: &'static Driver,
     parts: Vec<(CUmemGenericAllocationHandle, u64)>,

@@ -2,19 +2,19 @@
 
 use std::ops::Index;
 
-/// Settings of a fake driver: its devices, their memory, and its quirks.
+/// Settings of a fake driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Behaviour {
     /// Number of devices. Fixed when the driver is created.
     pub devices: u32,
     /// Memory size of each device, in bytes.
     pub memory: u64,
-    /// The kind of memory that [`Device::alloc`](crate::Device::alloc) allocates.
+    /// What [`Device::alloc`](crate::Device::alloc) allocates.
     pub kind: MemoryKind,
     /// Whether freed addresses are reused, the last freed first.
     pub recycle: bool,
-    /// Whether handles made from different addresses in an allocation differ, as with HIP. With
-    /// CUDA they are equal.
+    /// Whether handles made from different addresses in an allocation differ, as with HIP but not
+    /// CUDA.
     pub handles_differ: bool,
     /// Whether a process may open an allocation repeatedly. Every open then returns the same
     /// address and needs its own close. If false, a second open fails with the driver's code for

@@ -1,5 +1,3 @@
-//! The memory and device calls of a process.
-
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -13,10 +11,8 @@ use super::world::{State, start_time};
 use super::{FakeDevice, FakeProcess};
 use crate::{Allocation, DeviceError, DevicePtr, LEGACY_HANDLE, Share, Unshared, Uuid};
 
-/// `CUDA_ERROR_INVALID_VALUE`.
 pub(super) const INVALID_VALUE: DeviceError = DeviceError::Driver(1);
 
-/// `CUDA_ERROR_ALREADY_MAPPED`.
 const ALREADY_MAPPED: DeviceError = DeviceError::Driver(208);
 
 impl FakeProcess {
@@ -332,7 +328,7 @@ impl FakeProcess {
 }
 
 impl State {
-    /// Creates memory without an address. Also returns the alignment that its address needs.
+    /// Returns the alignment that its address needs.
     pub(super) fn create(
         &mut self,
         place: usize,
@@ -359,7 +355,6 @@ impl State {
         Ok((Arc::new(FakeMemory::create(size, id, owner, &gpu.uuid)?), align))
     }
 
-    /// Records a violation if queued work uses memory that is about to be freed.
     fn check_queue(&mut self, place: usize, base: DevicePtr) {
         let there = self.processes[place].space.at(base).map(|range| range.serial);
         if there.is_some_and(|serial| self.is_in_queue(place, base.0, serial)) {
@@ -367,7 +362,6 @@ impl State {
         }
     }
 
-    /// Removes a range, after the device has finished its work.
     fn take(
         &mut self,
         place: usize,
@@ -396,7 +390,6 @@ impl State {
         }
     }
 
-    /// Maps memory of another process, at the reserved address `at` if given.
     pub(super) fn open(
         &mut self,
         place: usize,
@@ -448,7 +441,6 @@ impl State {
     }
 }
 
-/// Opens memory of another real process through that process's descriptor.
 fn from_process(named: &Named) -> Result<FakeMemory, DeviceError> {
     if start_time(named.owner.pid) != Some(named.owner.start) {
         return Err(DeviceError::BadHandle);
@@ -474,7 +466,6 @@ fn share(kind: MemoryKind) -> Share {
     }
 }
 
-/// Returns why memory cannot be exported in the requested form.
 fn unshared(what: &What) -> DeviceError {
     match what {
         What::Own { kind, .. } => match share(*kind) {

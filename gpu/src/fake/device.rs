@@ -1,5 +1,3 @@
-//! Implements [`Device`] by calls of a fake process.
-
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 

@@ -9,7 +9,6 @@ pub(super) struct Named {
     pub owner: Owner,
     pub id: u64,
     pub base: u64,
-    /// The owner's descriptor number, used by other real processes.
     pub fd: u64,
     /// Offset of the exported address in the allocation. 0 if all handles of an allocation are
     /// equal.
@@ -53,7 +52,6 @@ impl Named {
     }
 }
 
-/// Returns a checksum that changes with every bit of the first seven words.
 fn sum(words: &[u64; 8]) -> u64 {
     words[..7].iter().fold(0xCBF2_9CE4_8422_2325, |sum, word| {
         (sum ^ word).rotate_left(23).wrapping_mul(0x9E37_79B9_7F4A_7C15)

@@ -14,13 +14,10 @@ use crate::{DeviceError, Uuid};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"fakevram");
 
-/// The first bytes of a handle.
 pub(super) const MAGIC_HANDLE: u64 = u64::from_le_bytes(*b"fakeipc1");
 
-/// The byte that overwrites freed memory.
 pub(super) const POISON: u8 = 0xDB;
 
-/// The process that owns memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub pid: u64,
@@ -44,7 +41,6 @@ const LIVES: u32 = 0;
 const FREED: u32 = 1;
 const ORPHAN: u32 = 2;
 
-/// The memory of one allocation.
 pub(super) struct FakeMemory {
     mapping: Mapping,
     fd: OwnedFd,
@@ -85,7 +81,7 @@ impl FakeMemory {
         Ok(memory)
     }
 
-    /// Maps memory of another process. Rejects files that no fake driver has made.
+    /// Rejects files that no fake driver has made.
     pub fn attach(fd: OwnedFd) -> Result<FakeMemory, DeviceError> {
         let actual = extension::memory_size(fd.as_fd()).map_err(|_| DeviceError::BadHandle)?;
         if actual <= PAGE as u64 {
@@ -109,7 +105,6 @@ impl FakeMemory {
         unsafe { self.mapping.ptr().cast::<Header>().as_ref() }
     }
 
-    /// Returns the address of the first byte after the header page.
     pub fn data(&self) -> *mut u8 {
         // SAFETY: the mapping is longer than one page.
         unsafe { self.mapping.ptr().as_ptr().add(PAGE) }
@@ -152,7 +147,7 @@ impl FakeMemory {
         self.header().state.store(ORPHAN, Ordering::SeqCst);
     }
 
-    /// Marks the memory as freed. Returns how many processes still had it open.
+    /// Returns how many processes still had the memory open.
     pub fn free(&self, poison: bool) -> u32 {
         self.header().state.store(FREED, Ordering::SeqCst);
         if poison {

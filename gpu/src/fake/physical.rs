@@ -1,5 +1,5 @@
-//! Virtual memory in two parts, as in `cuMemCreate` and related calls: physical memory without
-//! addresses, and addresses without memory.
+//! Virtual memory in two parts, as in `cuMemCreate`: memory without addresses, and addresses
+//! without memory.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,7 +15,6 @@ use crate::{DeviceError, DevicePtr, Unshared};
 #[derive(Clone, Debug)]
 pub struct FakePhysical {
     memory: Arc<FakeMemory>,
-    /// The kind, or `None` for memory of another process.
     kind: Option<MemoryKind>,
 }
 
@@ -157,7 +156,7 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Allocates adjacent segments. The last segment has the remaining size.
+    /// The last segment has the remaining size.
     pub(super) fn alloc_segments(&self, ordinal: u32, size: u64) -> Result<DevicePtr, DeviceError> {
         let (granule, segment) = {
             let behaviour = self.driver.state().behaviour;
@@ -171,7 +170,6 @@ impl FakeProcess {
             let len = segment.min(size - at);
             let made = self.create(ordinal, MemoryKind::Virtual, len);
             if let Err(error) = made.and_then(|made| self.map(ordinal, base.at(at), len, &made)) {
-                // Frees the segments allocated so far, which nothing uses yet.
                 let _ = self.free(ordinal, base);
                 return Err(error);
             }
@@ -198,7 +196,6 @@ impl FakeProcess {
         let mut at = base;
         for (physical, (_, size)) in physical.iter().zip(segments) {
             if let Err(error) = self.map(ordinal, at, *size, physical) {
-                // Closes the segments opened so far, which nothing uses yet.
                 let _ = self.close(ordinal, base);
                 return Err(if error == INVALID_VALUE { DeviceError::BadHandle } else { error });
             }
@@ -207,15 +204,12 @@ impl FakeProcess {
         Ok(base)
     }
 
-    /// Returns the size of the reservation at `base`, if `keeper` is the call that releases it
-    /// together with its memory.
     pub(super) fn kept(&self, base: DevicePtr, keeper: Keeper) -> Option<u64> {
         let state = self.driver.state();
         let (size, kept) = state.processes[self.place].space.reserved(base)?;
         (kept == keeper).then_some(size)
     }
 
-    /// Unmaps all memory in a reservation, and releases the reservation.
     pub(super) fn take_apart(
         &self,
         base: DevicePtr,

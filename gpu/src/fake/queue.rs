@@ -1,5 +1,3 @@
-//! The stream calls of a process.
-
 use super::FakeProcess;
 use super::behaviour::{Call, Violation};
 use super::calls::INVALID_VALUE;
@@ -169,7 +167,6 @@ impl State {
     }
 }
 
-/// Splits a copy into pieces. Each piece reads from one range and writes to one range.
 fn side_by_side(to: &[(Place, u64)], from: &[(Place, u64)]) -> Vec<(Place, Place, u64)> {
     let (mut pieces, mut at, mut done) = (vec![], [0, 0], [0, 0]);
     while let (Some((target, to_len)), Some((source, from_len))) = (to.get(at[0]), from.get(at[1]))

@@ -15,7 +15,6 @@ const FOREIGN: u64 = 0x0A5A_0000_0000_0000;
 /// Minimum number of unmapped addresses between two reservations.
 const GAP: u64 = 512;
 
-/// The memory mapped at a range of addresses.
 #[derive(Clone, Debug)]
 pub(super) enum What {
     Own {
@@ -23,7 +22,7 @@ pub(super) enum What {
         memory: Arc<FakeMemory>,
         buffer: u64,
     },
-    /// Memory of another process. `times` counts its opens.
+    /// `times` counts its opens.
     Opened {
         memory: Arc<FakeMemory>,
         times: u32,
@@ -38,17 +37,15 @@ pub(super) enum What {
 #[derive(Clone, Debug)]
 pub(super) struct Range {
     pub size: u64,
-    /// Identifies the range. Never reused, unlike its addresses.
+    /// Never reused, unlike the addresses.
     pub serial: u64,
-    /// The device's ordinal in this process.
     pub ordinal: u32,
-    /// Start of the reservation that contains the range. The reservation outlives the range.
+    /// Outlives the range.
     pub reservation: Option<u64>,
     pub what: What,
 }
 
 impl Range {
-    /// Returns the host address of the range's bytes.
     pub fn data(&self) -> *mut u8 {
         match &self.what {
             What::Own { memory, .. } | What::Opened { memory, .. } => memory.data(),
@@ -64,19 +61,14 @@ impl Range {
     }
 }
 
-/// The call that releases a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keeper {
-    /// `FakeProcess::release`.
     Caller,
-    /// `FakeProcess::free`, together with the memory.
     Free,
-    /// `FakeProcess::close`, which also closes the memory.
     Close,
 }
 
-/// A location inside a range. The serial number distinguishes the range from a later range at the
-/// same address.
+/// The serial number distinguishes the range from a later one at the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub base: u64,
@@ -87,19 +79,16 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Space {
     ranges: BTreeMap<u64, Range>,
-    /// The size of each reservation and the call that releases it, by start address.
+    /// By start: size, and the call that releases the reservation.
     reservations: BTreeMap<u64, (u64, Keeper)>,
     next: u64,
     next_serial: u64,
-    /// Whether released addresses are reused, the last released first.
     pub recycle: bool,
-    /// Start and size of each released range.
     free: Vec<(u64, u64)>,
 }
 
 impl Space {
-    /// Creates the address space of the process with index `place`. The spaces of a machine are
-    /// disjoint.
+    /// The spaces of a machine are disjoint.
     pub fn new(place: usize) -> Space {
         // Not a multiple of a large power of two, so that tests do not rely on a large alignment.
         let next = FOREIGN + ((place as u64) << 40) + 0x1200;
@@ -120,14 +109,12 @@ impl Space {
         })
     }
 
-    /// Reserves addresses aligned to `align`.
     pub fn reserve(&mut self, size: u64, align: u64, keeper: Keeper) -> DevicePtr {
         let base = self.take(size, (align, 0));
         self.reservations.insert(base.0, (size, keeper));
         base
     }
 
-    /// Reserves given addresses that were released before. Returns whether they were free.
     pub fn reserve_at(&mut self, base: DevicePtr, size: u64) -> bool {
         let end = base.0 + size;
         let free = self.free.iter().position(|&(at, len)| at <= base.0 && end <= at + len);
@@ -150,12 +137,10 @@ impl Space {
         fits
     }
 
-    /// Returns the size of the reservation that begins at `base`, and the call that releases it.
     pub fn reserved(&self, base: DevicePtr) -> Option<(u64, Keeper)> {
         self.reservations.get(&base.0).copied()
     }
 
-    /// Returns the start and size of the reservation that contains an address.
     pub fn reservation(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
         let (&first, &(size, _)) = self.reservations.range(..=ptr.0).next_back()?;
         (ptr.0 - first < size).then_some((DevicePtr(first), size))
@@ -171,7 +156,6 @@ impl Space {
         (inside && vacant).then_some(first.0)
     }
 
-    /// Returns the start of the first range mapped in a reservation.
     pub fn first_in(&self, reservation: DevicePtr) -> Option<DevicePtr> {
         let (size, _) = self.reserved(reservation)?;
         self.ranges
@@ -219,7 +203,6 @@ impl Space {
         self.ranges.iter().map(|(&base, range)| (DevicePtr(base), range))
     }
 
-    /// Returns the range that contains `len` bytes at `ptr`.
     pub fn find(&self, ptr: DevicePtr, len: u64) -> Result<(DevicePtr, &Range), DeviceError> {
         let found = self.ranges.range(..=ptr.0).next_back();
         let inside = found.filter(|(base, range)| {
@@ -234,8 +217,7 @@ impl Space {
         Ok(Place { base: base.0, serial: range.serial, offset: ptr.0 - base.0 })
     }
 
-    /// Returns the locations of `len` bytes at `ptr`, with the number of bytes in each. There are
-    /// several locations if the bytes cross adjacent ranges of one reservation.
+    /// Several if the bytes cross adjacent ranges of one reservation.
     pub fn places(&self, ptr: DevicePtr, len: u64) -> Result<Vec<(Place, u64)>, DeviceError> {
         let (mut at, mut left, mut places) = (ptr, len, vec![]);
         let reservation = self.find(ptr, 0)?.1.reservation;
@@ -255,7 +237,6 @@ impl Space {
         }
     }
 
-    /// Returns the range of a location, unless it was unmapped or replaced.
     pub fn range(&self, place: Place) -> Option<&Range> {
         self.ranges.get(&place.base).filter(|range| range.serial == place.serial)
     }

@@ -1,5 +1,5 @@
-//! Executes queued copies and words. Work executes in order within a stream, and in any order
-//! across streams. The seed decides how late, and in how many pieces, work executes.
+//! Executes queued work: in order within a stream, in any order across streams. The seed decides
+//! how late, and in how many pieces.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,7 +10,6 @@ use super::world::{Process, State};
 use crate::done::tell;
 
 impl State {
-    /// Queues work that has been checked.
     pub fn queue(&mut self, place: usize, stream: StreamId, verb: Verb) {
         let wait = match self.behaviour.late {
             0 => 0,
@@ -45,7 +44,6 @@ impl State {
         }
     }
 
-    /// Advances time until a process has no queued work on a device.
     pub fn wait_for_device(&mut self, place: usize, ordinal: u32) {
         self.processes[place].counts.waits += 1;
         let busy = |state: &State| {
@@ -60,7 +58,6 @@ impl State {
         }
     }
 
-    /// Returns whether queued work uses a range.
     pub fn is_in_queue(&self, place: usize, base: u64, serial: u64) -> bool {
         let streams = &self.processes[place].streams;
         streams.iter().any(|stream| stream.queue.iter().any(|work| work.uses(base, serial)))
@@ -93,7 +90,7 @@ impl State {
     }
 }
 
-/// Continues one item of work. Returns whether the item is finished.
+/// Returns whether the item is finished.
 fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violation>) -> bool {
     let space = &process.space;
     let mut stale = |range: &Range| {

@@ -1,5 +1,3 @@
-//! The streams of a process, and their queued work.
-
 use std::collections::VecDeque;
 
 use super::space::Place;
@@ -10,7 +8,7 @@ pub struct StreamId(pub(super) u32);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb {
-    /// A copy of bytes. If `backwards` is true, it proceeds from the end to the start.
+    /// `backwards`: from the end to the start.
     Copy {
         to: Place,
         from: Place,
@@ -47,9 +45,7 @@ pub(super) struct Stream {
     pub ordinal: u32,
     pub open: bool,
     pub queue: VecDeque<Work>,
-    /// Number of copies and words that were ever queued.
     pub queued: u64,
-    /// Number of copies and words that have finished.
     pub done: u64,
 }
 

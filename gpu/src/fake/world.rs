@@ -1,5 +1,3 @@
-//! The state of a machine: its devices, its processes, and its time.
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,10 +7,8 @@ use super::space::{Place, Space, What};
 use super::stream::Stream;
 use crate::{DeviceError, DevicePtr, Uuid};
 
-/// `CUDA_ERROR_DEVICE_UNAVAILABLE`, returned for a lost device.
 const UNAVAILABLE: i32 = 46;
 
-/// `CUDA_ERROR_DEINITIALIZED`, returned to a killed process.
 const DEINITIALIZED: i32 = 4;
 
 /// The next id of a machine, process or allocation in this real process.
@@ -35,17 +31,16 @@ pub(super) struct Gpu {
 #[derive(Debug)]
 pub(super) struct Process {
     pub owner: Owner,
-    /// Whether this is the real process, which may open memory of other real processes.
+    /// This real process, which may open memory of other real processes.
     pub real: bool,
     pub dead: bool,
-    /// The machine's devices that the process sees, by ordinal.
+    /// Index in the machine, by ordinal.
     pub visible: Vec<u32>,
     pub space: Space,
     pub next_buffer: u64,
     pub counts: Counts,
     pub faults: Vec<Fault>,
     pub streams: Vec<Stream>,
-    /// Writes of NICs that have not been flushed yet.
     pub unflushed: Vec<(Place, Vec<u8>)>,
     pub next_work: u64,
 }
@@ -62,11 +57,10 @@ pub(super) struct State {
     pub behaviour: Behaviour,
     pub devices: Vec<Gpu>,
     pub processes: Vec<Process>,
-    /// Pairs of devices that cannot reach each other, by index. The lower index comes first.
+    /// Indices of devices that cannot reach each other, the lower first.
     pub parted: Vec<(u32, u32)>,
     pub violations: Vec<Violation>,
     pub steps: u64,
-    /// Number of copies and words queued by all processes.
     pub pending: u64,
     machine: u64,
     random: u64,
@@ -101,7 +95,6 @@ impl State {
         self
     }
 
-    /// Starts a simulated process.
     pub fn enter(&mut self, visible: &[u32]) -> usize {
         assert!(
             visible.iter().all(|&device| (device as usize) < self.devices.len()),
@@ -112,7 +105,6 @@ impl State {
         self.join(Owner { pid, start: 0 }, false, visible.to_vec())
     }
 
-    /// Adds the real process.
     pub fn enter_this_process(&mut self) -> usize {
         self.machine = 0;
         for (at, gpu) in self.devices.iter_mut().enumerate() {
@@ -145,7 +137,7 @@ impl State {
         place
     }
 
-    /// Returns a new allocation id, unique among all processes that can open the allocation.
+    /// Unique among all processes that can open the allocation.
     pub fn id(&self) -> u64 {
         // Relaxed: the id only needs to be unique.
         (u64::from(std::process::id()) << 32) + NEXT.fetch_add(1, Ordering::Relaxed)
@@ -162,7 +154,6 @@ impl State {
         self.processes.iter().fold(Counts::default(), |sum, process| sum.with(&process.counts))
     }
 
-    /// Converts a device ordinal of a process to the device's index in the machine.
     pub fn machine_device(&self, place: usize, ordinal: u32) -> Result<u32, DeviceError> {
         let visible = &self.processes[place].visible;
         visible.get(ordinal as usize).copied().ok_or(DeviceError::NoDevice(visible.len() as u32))
@@ -309,7 +300,6 @@ impl State {
         Ok(())
     }
 
-    /// Returns the allocation of a simulated process with this `id`.
     pub fn memory_of(&self, owner: Owner, id: u64) -> Option<Arc<super::memory::FakeMemory>> {
         let process =
             self.processes.iter().find(|process| process.owner == owner && !process.dead)?;
@@ -320,7 +310,7 @@ impl State {
     }
 }
 
-/// Returns the start time of a real process, in clock ticks since boot.
+/// In clock ticks since boot.
 pub(super) fn start_time(pid: u64) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may contain any character. The start time is field 22, and the field

@@ -1,5 +1,3 @@
-//! The errors of imports.
-
 use std::fmt;
 
 use fishplate_core::mem::Peer;

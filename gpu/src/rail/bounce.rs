@@ -1,14 +1,10 @@
 //! Transfers through bounce slots. One end cuts a transfer into pieces, and the other end assembles
-//! them. Several pieces may be in flight, so that one end fills a slot while the other end empties
-//! another. Nothing here blocks or allocates. Each pass does bounded work per peer, so no peer
-//! delays another for long.
+//! them. Nothing here blocks or allocates, and each pass does bounded work per peer.
 //!
 //! A peer's request is checked against the registrations before anything is copied. If the region
 //! is not registered, the transfer fails with `EFAULT`, because the region may have been
 //! deregistered meanwhile. A range outside a registered region, an unexpected reply, or a reply
 //! that is too long violates the protocol.
-//!
-//! `fill` copies into our slots, and `take` copies out of the peer's slots.
 
 mod fill;
 mod take;
@@ -28,16 +24,24 @@ use crate::relay::{Incoming, Outgoing, Piece};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum JobKind {
-    /// Sends the pieces of one of our writes.
-    Write { op: u32, key: RailKey, data: Option<u32> },
-    /// Sends the request for one of our reads.
-    Ask { op: u32, key: RailKey, id: u64 },
-    /// Sends the pieces of the reply to a peer's read. `id` is the peer's id of the read, and
-    /// `from` the start of the bytes.
-    Reply { id: u64, key: RailKey, from: u64 },
+    Write {
+        op: u32,
+        key: RailKey,
+        data: Option<u32>,
+    },
+    Ask {
+        op: u32,
+        key: RailKey,
+        id: u64,
+    },
+    /// `id` is the peer's id of the read, `from` the start of the bytes.
+    Reply {
+        id: u64,
+        key: RailKey,
+        from: u64,
+    },
 }
 
-/// A transfer that is being cut into pieces.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) kind: JobKind,
@@ -47,51 +51,43 @@ pub(super) struct Job {
     pub(super) len: u64,
 }
 
-/// A piece in one of our slots.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     number: u64,
     piece: Piece,
-    /// The operation of the piece. `None` for a reply.
+    /// `None` for a reply.
     op: Option<u32>,
     filled: bool,
 }
 
-/// A peer's slot that the device is copying out of.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     number: u64,
-    /// For the last piece of a write: the sequence number of the write's first piece, and the
-    /// write's completion word.
+    /// For the last piece of a write: its first piece's sequence number, and its completion word.
     last: Option<(u64, Option<u32>)>,
-    /// For a piece of our read: the index of the operation, and the number of bytes.
+    /// For a piece of our read: the operation, and the number of bytes.
     read: Option<(u32, u64)>,
 }
 
-/// Both directions of the bounce slots of a link.
 #[derive(Debug)]
 pub(super) struct Relay {
     out: Outgoing,
     input: Incoming,
-    /// Our writes and reads.
     jobs: VecDeque<Job>,
     most_jobs: usize,
-    /// Replies to the peer's reads. They take turns with `jobs`, which may have to wait for
-    /// replies.
+    /// Take turns with `jobs`, which may have to wait for replies.
     replies: VecDeque<Job>,
-    /// Whether the piece that we sent last belonged to a reply.
     replied: bool,
-    /// Number of our requested reads with incomplete replies.
+    /// Requested reads with incomplete replies.
     asked: usize,
     sent: Box<[Option<Sent>]>,
-    /// Whether a copy into the slot has an unknown outcome. If so, the slot carries only failed
-    /// pieces.
+    /// A copy into the slot has an unknown outcome, so the slot carries only failed pieces.
     spoiled: Box<[bool]>,
     taken: Box<[Option<Taken>]>,
     chunk: u32,
-    /// Sequence number of the first piece of the write that is arriving.
+    /// First piece of the write that is arriving.
     write_began: Option<u64>,
-    /// Sequence number of the last piece that failed at this end.
+    /// Last piece that failed at this end.
     failed: Option<u64>,
 }
 
@@ -100,8 +96,6 @@ pub(super) struct Relay {
 unsafe impl Send for Relay {}
 
 impl Relay {
-    /// Creates both directions over the two segments of a link.
-    ///
     /// # Safety
     /// The segments stay mapped while the value exists, and no other `Relay` uses them.
     pub(super) unsafe fn new(
@@ -146,8 +140,7 @@ impl Relay {
         self.jobs.push_back(job);
     }
 
-    /// Returns the job that sends the next piece. Holds back a read while there is already one
-    /// unanswered read per slot.
+    /// Holds back a read while there is already one unanswered read per slot.
     fn job(&self) -> Option<Job> {
         let ready =
             |job: &&Job| !matches!(job.kind, JobKind::Ask { .. }) || self.asked < self.sent.len();
@@ -171,8 +164,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.shared(peer)?.relay.as_mut()
     }
 
-    /// Checks which of our pieces the peer has answered, refills free slots, and takes the peer's
-    /// pieces. Returns whether there was work.
+    /// Returns whether there was work.
     pub(super) fn bounce(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let mut moved = false;
@@ -195,7 +187,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         moved
     }
 
-    /// Fails all operations that wait for a peer's answer. Copies of the device continue.
+    /// Copies of the device continue.
     #[cold]
     pub(super) fn drop_pieces(&mut self, peer: Peer) {
         let Some(relay) = self.relay_of(peer) else { return };
@@ -234,7 +226,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 }
 
-/// Converts a code to a nonzero errno that fits an acknowledgement.
 fn errno(code: i32) -> u16 {
     u16::try_from(code).ok().filter(|code| *code != 0).unwrap_or(libc::EIO as u16)
 }

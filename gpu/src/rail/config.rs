@@ -1,5 +1,3 @@
-//! The settings of a rail with a device.
-
 use std::time::Duration;
 
 use fishplate_core::error::AttachError;
@@ -8,9 +6,11 @@ use fishplate_shm::extension::PAGE;
 use crate::ImportLimits;
 use crate::pair::Layout;
 
-/// The settings of a [`GpuRail`](crate::GpuRail), fixed when it is created. Some settings should be
-/// equal at both ends of a link. If the sizes differ, records report writes, and bounce slots are
-/// not used. If only [`done_channel`](Self::done_channel) differs, records report writes.
+/// The settings of a [`GpuRail`](crate::GpuRail), fixed when it is created.
+/// [`done_channel`](Self::done_channel), [`done_words`](Self::done_words),
+/// [`relay_slots`](Self::relay_slots) and [`relay_chunk`](Self::relay_chunk) should be equal at
+/// both ends of a link. If the sizes differ, records report writes, and bounce slots are not used.
+/// If only [`done_channel`](Self::done_channel) differs, records report writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuConfig {
     /// Maximum number of writes and reads of device memory in flight.
@@ -21,14 +21,13 @@ pub struct GpuConfig {
     pub chunk: u64,
     /// Maximum number of streams for one transfer.
     pub spread: u8,
-    /// Whether done words report writes. Should be equal at both ends.
+    /// Whether done words report writes.
     pub done_channel: bool,
-    /// Number of done words per direction of a link: a power of two. Should be equal at both ends.
+    /// Number of done words per direction of a link: a power of two.
     pub done_words: u32,
-    /// Number of bounce slots per direction of a link: a power of two, or 0 for none. Should be
-    /// equal at both ends.
+    /// Number of bounce slots per direction of a link: a power of two, or 0 for none.
     pub relay_slots: u32,
-    /// Size of a bounce slot in bytes: a multiple of 4096. Should be equal at both ends.
+    /// Size of a bounce slot in bytes: a multiple of 4096.
     pub relay_chunk: u32,
     /// Whether all transfers use bounce slots, as if no device could reach another.
     pub force_relay: bool,

@@ -1,5 +1,3 @@
-//! Implements `Rail` for [`GpuRail`]: dispatches calls to the shared-memory rail or the device.
-
 use std::ptr::NonNull;
 use std::time::Instant;
 
@@ -12,7 +10,6 @@ use super::owned::TURN_PASSES;
 use super::{GpuRail, GpuSetup, Way, memory};
 use crate::Device;
 
-/// A sink that forwards all reports, and records failed peers.
 struct Watch<'a, S> {
     sink: &'a mut S,
     fallen: &'a mut Vec<Peer>,

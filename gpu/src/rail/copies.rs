@@ -1,7 +1,6 @@
 //! Asynchronous copies between host and device memory, for
 //! [`place_device`](fishplate_core::rail::Rail::place_device) and
-//! [`fetch_device`](fishplate_core::rail::Rail::fetch_device). A call begins a copy through a slot
-//! of pinned host memory, or asks the driver whether the copy has ended.
+//! [`fetch_device`](fishplate_core::rail::Rail::fetch_device).
 //!
 //! All copies use stream 0, so the device makes them in the order in which they begin. An abandoned
 //! copy keeps its slot until the copy has ended and no other slot is free. A copy from the device
@@ -19,16 +18,14 @@ use super::stage::write_window;
 use super::{GpuRail, post_error};
 use crate::{Device, DeviceError, DevicePtr, Mark};
 
-/// Number of slots, and so the maximum number of copies in progress.
 const SLOTS: usize = 16;
 
-/// Size of a slot, and so the longest copy, in bytes.
+/// The longest copy, in bytes.
 const LEN: usize = 8192;
 
-/// How long the bytes of a copy from the device are kept.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// Number of low bits of a copy's name that hold the slot's index plus 1.
+/// Low bits of a copy's name: the slot's index plus 1.
 const SLOT_BITS: u32 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,46 +34,39 @@ enum State {
     /// Queued, but the device had no mark left.
     Unmarked,
     Marked(Mark),
-    /// Ended, and its result was not taken.
     Ended,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     state: State,
-    /// Changes with each copy, so that the names of earlier copies become invalid.
+    /// Invalidates the names of earlier copies.
     generation: u32,
-    /// Device address of the copy.
     at: DevicePtr,
     len: usize,
-    /// Whether the copy is from the device. If so, the caller takes its bytes later.
+    /// From the device, so the caller takes the bytes later.
     fetches: bool,
     begun: Instant,
 }
 
 impl Slot {
-    /// Returns whether another copy may take the slot.
     fn is_abandoned(&self) -> bool {
         self.state == State::Ended && (!self.fetches || self.begun.elapsed() >= KEPT)
     }
 }
 
-/// The slots, and their pinned memory.
 #[derive(Debug)]
 pub(crate) struct Copies {
     memory: Option<(Segment, DevicePtr)>,
     slots: [Slot; SLOTS],
-    /// Index of the slot where the next search begins.
+    /// Where the next search begins.
     turn: usize,
-    /// Whether the outcome of some copy will stay unknown. If so, the device may still access the
-    /// slots.
+    /// The outcome of some copy stays unknown, so the device may still access the slots.
     lost: bool,
-    /// The longest time that a copy may take.
     timeout: Duration,
 }
 
 impl Copies {
-    /// Creates the slots, if the device can pin their memory.
     pub(crate) fn new<D: Device>(device: &mut D, timeout: Duration) -> Self {
         let segment = Segment::create(SLOTS * LEN).ok();
         let memory = segment.and_then(|segment| {
@@ -89,7 +79,6 @@ impl Copies {
         Copies { memory, slots: [slot; SLOTS], turn: 0, lost: false, timeout }
     }
 
-    /// Frees the slots, unless the device may still access them.
     pub(crate) fn end<D: Device>(&mut self, device: &mut D) {
         let Some((segment, _)) = self.memory.take() else { return };
         // SAFETY: `settle` has waited for all copies, or found them lost.
@@ -98,7 +87,7 @@ impl Copies {
         }
     }
 
-    /// Waits for all copies. If they do not end before the deadline, they count as lost.
+    /// Copies that do not end before the deadline count as lost.
     pub(crate) fn settle<D: Device>(&mut self, device: &mut D, deadline: Instant) {
         while (0..SLOTS).any(|slot| self.is_busy(device, slot)) && !self.lost {
             self.lost = Instant::now() >= deadline;
@@ -109,7 +98,6 @@ impl Copies {
         self.lost
     }
 
-    /// Returns whether the device may still copy from or to any of these bytes.
     pub(crate) fn touches<D: Device>(&mut self, device: &mut D, at: DevicePtr, len: usize) -> bool {
         (0..SLOTS).any(|slot| {
             let known = self.slots[slot];
@@ -118,13 +106,11 @@ impl Copies {
         })
     }
 
-    /// Returns whether a copy is in flight. Asks the driver.
     fn is_busy<D: Device>(&mut self, device: &mut D, slot: usize) -> bool {
         let _ = self.look(device, slot);
         matches!(self.slots[slot].state, State::Unmarked | State::Marked(_))
     }
 
-    /// Asks the driver about a copy in flight.
     fn look<D: Device>(&mut self, device: &mut D, slot: usize) -> Result<(), PostError> {
         if self.slots[slot].state == State::Unmarked {
             match device.mark(0) {
@@ -147,8 +133,8 @@ impl Copies {
         Ok(())
     }
 
-    /// Fails unless a copy has ended. If the copy takes too long, the caller gets an error. The
-    /// copy then keeps its slot and its device memory until it ends.
+    /// The caller of a slow copy gets an error. The copy keeps its slot and its device memory until
+    /// it ends.
     fn ended<D: Device>(
         &mut self,
         device: &mut D,
@@ -166,7 +152,6 @@ impl Copies {
         }
     }
 
-    /// Leaks the slots, because the device may still access them.
     #[cold]
     fn forsake(&mut self, error: DeviceError) -> PostError {
         self.lost = true;
@@ -176,7 +161,7 @@ impl Copies {
         PostError::Provider(super::queue::code(error))
     }
 
-    /// Takes a slot: a free slot, or the slot of an abandoned copy that has ended.
+    /// Prefers a free slot to that of an abandoned copy.
     fn take<D: Device>(&mut self, device: &mut D) -> Result<usize, PostError> {
         let order = |turn: usize| (0..SLOTS).map(move |n| (turn + n) % SLOTS);
         let mut found = order(self.turn).find(|&slot| self.slots[slot].state == State::Free);
@@ -194,14 +179,14 @@ impl Copies {
         Ok(slot)
     }
 
-    /// Returns the slot of a copy, or `None` if the copy has ended and its slot was taken again.
+    /// `None` if the slot was taken again.
     fn slot_of(&self, copy: u32) -> Option<usize> {
         let slot = (copy & ((1 << SLOT_BITS) - 1)) as usize - 1;
         (self.slots[slot].generation << SLOT_BITS == copy & (u32::MAX << SLOT_BITS)).then_some(slot)
     }
 
-    /// Queues a copy of `len` bytes between the device memory `at` and a slot. If `from` is given,
-    /// first copies `from` into the slot. Returns the copy's name.
+    /// Queues a copy between the device memory `at` and a slot, and returns its name. First copies
+    /// `from`, if given, into the slot.
     ///
     /// # Safety
     /// `len` bytes at `at` are device memory that stays valid while it is [touched](Self::touches).
@@ -234,8 +219,7 @@ impl Copies {
         Ok(generation << SLOT_BITS | (slot as u32 + 1))
     }
 
-    /// Begins or continues a copy into device memory: see
-    /// [`Rail::place_device`](fishplate_core::rail::Rail).
+    /// See [`Rail::place_device`](fishplate_core::rail::Rail).
     ///
     /// # Safety
     /// The contract of [`begin`](Self::begin) applies, with the length of `from`. `from` has at
@@ -260,8 +244,7 @@ impl Copies {
         if self.lost { Err(PostError::Provider(libc::EIO)) } else { Ok(()) }
     }
 
-    /// Begins or continues a copy out of device memory: see
-    /// [`Rail::fetch_device`](fishplate_core::rail::Rail).
+    /// See [`Rail::fetch_device`](fishplate_core::rail::Rail).
     ///
     /// # Safety
     /// The contract of [`begin`](Self::begin) applies, with the length of `into`. `into` has at
@@ -283,7 +266,7 @@ impl Copies {
             |slot: &usize| (self.slots[*slot].at, self.slots[*slot].len) == (from, into.len());
         let slot = match slot.filter(begun) {
             Some(slot) => slot,
-            // The first call of this copy, or the slot was taken again and its bytes are gone.
+            // The first call, or the slot was taken again and its bytes are gone.
             None => {
                 *copy = 0;
                 // SAFETY: the caller upholds the contract of `begin`.
@@ -306,7 +289,7 @@ impl Copies {
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Copies bytes into registered device memory. Waits only if they are more than [`LEN`].
+    /// Waits only for more than [`LEN`] bytes.
     ///
     /// # Safety
     /// The contract of `Rail::place_device` applies.
@@ -335,7 +318,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Copies bytes out of registered device memory. Waits only if they are more than [`LEN`].
+    /// Waits only for more than [`LEN`] bytes.
     ///
     /// # Safety
     /// The contract of `Rail::fetch_device` applies.
@@ -365,7 +348,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Returns the device address of registered device memory, and its host address if it has one.
     pub(super) fn own_device(
         &self,
         memory: Local,
@@ -378,7 +360,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok((place, local.view(addr)))
     }
 
-    /// Returns whether a copy in flight uses any of these bytes of device memory.
     pub(super) fn is_copying(&mut self, at: u64, len: usize) -> bool {
         self.copies.touches(self.sharing.driver(), DevicePtr(at), len)
     }

@@ -12,7 +12,6 @@ use crate::pair::{Agreed, Agreement, Layout};
 pub struct GpuLink {
     pub(super) link: Link,
     pub(super) agreed: Agreed,
-    /// Whether the peer has a device.
     pub(super) device: bool,
 }
 

@@ -27,7 +27,7 @@ use crate::{
 
 const DEVICE: u64 = 4;
 
-/// The bit that marks the descriptor of a device region.
+/// Marks the descriptor of a device region.
 const DEVICE_DESC: u64 = 1 << 63;
 
 /// Returns whether a key of [`register`](Rail::register) names device memory.
@@ -36,23 +36,19 @@ pub fn is_device(key: RailKey) -> bool {
     key.key >> 60 == DEVICE
 }
 
-/// Returns whether both ends of a transfer are host memory.
 #[inline(always)]
 pub(super) fn is_host(local: &Local, remote: &Remote) -> bool {
     !is_device(remote.key) && local.desc & DEVICE_DESC == 0
 }
 
-/// The memory of a registration.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
     Nothing,
-    /// Device memory, and its host mapping if it has one.
+    /// Its host mapping, if it has one.
     Device(Registration, Option<NonNull<u8>>),
-    /// Pinned host memory, and its device address.
     Pinned(DevicePtr),
 }
 
-/// A registered region that the device can access.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registered {
     pub(super) key: RailKey,
@@ -61,7 +57,7 @@ pub(super) struct Registered {
     pub(super) what: What,
     /// Number of registrations that share this entry.
     times: u32,
-    /// Number of transfers in flight that use the region.
+    /// Transfers in flight.
     pub(super) uses: u32,
     generation: u32,
 }
@@ -84,7 +80,6 @@ impl Registered {
         matches!(self.what, What::Nothing)
     }
 
-    /// Returns the device address of a range of the region.
     pub(super) fn place(&self, addr: u64, len: u64) -> Option<DevicePtr> {
         let delta = addr.checked_sub(self.ptr).filter(|&delta| within(delta, len, self.len))?;
         match self.what {
@@ -94,8 +89,7 @@ impl Registered {
         }
     }
 
-    /// Returns the host address of a byte of the region, if it is device memory with a host
-    /// mapping.
+    /// `None` unless it is device memory with a host mapping.
     pub(super) fn view(&self, addr: u64) -> Option<*mut u8> {
         match self.what {
             What::Device(_, view) => {
@@ -106,14 +100,17 @@ impl Registered {
     }
 }
 
-/// How the rail accesses imported memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reach {
-    /// The memory is open in this process.
-    Open { id: ImportId, ptr: DevicePtr, view: Option<NonNull<u8>> },
-    /// The memory is our own. `slot` is its registration.
-    Own { slot: u32 },
-    /// The memory is reached only through bounce slots.
+    Open {
+        id: ImportId,
+        ptr: DevicePtr,
+        view: Option<NonNull<u8>>,
+    },
+    /// Our own memory. `slot` is its registration.
+    Own {
+        slot: u32,
+    },
     Relay,
 }
 
@@ -205,7 +202,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         device | u64::from(local.generation & 0x7fff_ffff) << 32 | (slot as u64 + 1)
     }
 
-    /// Returns the index of the registration that a descriptor names.
     #[inline(always)]
     pub(super) fn local_of(&self, desc: u64) -> Option<u32> {
         let slot = (desc as u32).wrapping_sub(1);
@@ -214,7 +210,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             .then_some(slot)
     }
 
-    /// Returns the index of our registered region with this key.
     pub(super) fn local_by_key(&self, key: RailKey) -> Option<u32> {
         self.locals
             .iter()
@@ -228,7 +223,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Sends a peer the handle of a region, so that the peer need not request it.
+    /// So that the peer need not request the handle.
     fn publish(&mut self, peer: Peer, slot: usize) {
         let Registered { key, what: What::Device(registration, _), .. } = self.locals[slot] else {
             return;
@@ -271,7 +266,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Returns whether an operation in flight accesses any of these bytes.
     pub(super) fn touches_memory(&mut self, memory: Local) -> bool {
         self.stage.look(self.sharing.driver());
         let copying = self.is_copying(memory.ptr.as_ptr() as u64, memory.len);
@@ -293,7 +287,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             || self.ops.iter().any(uncounted)
     }
 
-    /// Removes a region. Memory that the device may still access stays pinned.
+    /// Memory that the device may still access stays pinned.
     pub(super) fn unpin_local(&mut self, slot: usize) -> Result<(), DeviceError> {
         let unsure = self.is_unsure();
         let local = &mut self.locals[slot];
@@ -313,8 +307,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         unpinned
     }
 
-    /// Imports a device region. Waits for the peer's handle until the deadline. Without a deadline
-    /// it does not wait.
+    /// Without a deadline it does not wait for the peer's handle.
     pub(super) fn import_device(
         &mut self,
         peer: Peer,
@@ -405,7 +398,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Returns the registered device region that contains a range.
     pub(super) fn registered(&self, at: DevicePtr, len: usize) -> Option<Local> {
         let holds = |known: &Registered| {
             matches!(known.what, What::Device(..)) && known.place(at.0, len as u64).is_some()
@@ -455,7 +447,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 }
 
 impl Shared {
-    /// Returns whether the device can access both segments.
     pub(super) fn is_pinned(&self) -> bool {
         self.mine_at.is_some() && self.theirs_at.is_some()
     }

@@ -15,12 +15,11 @@ use crate::{AllocId, Device, DeviceError, DevicePtr, ExportError, RevokeError};
 pub(super) const TURN_PASSES: u32 = 16;
 const TURN_PAUSE: u64 = 1_000_000;
 
-/// Device memory that the rail owns.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
-    /// Memory from [`GpuRail::alloc`] that is not freed yet.
+    /// Not freed yet.
     allocated: Vec<DevicePtr>,
-    /// Memory to be freed when its allocation is no longer exported.
+    /// To be freed when no longer exported.
     leaving: Vec<(DevicePtr, Option<AllocId>)>,
 }
 
@@ -145,8 +144,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.sharing.driver().keep(at);
     }
 
-    /// Frees memory that no peer has open.
-    ///
     /// # Safety
     /// `alloc` returned `at`. The memory is not registered, no queued work uses it, and no peer has
     /// it open.
@@ -170,7 +167,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         true
     }
 
-    /// Answers all peers, and frees memory that they have closed. Does not wait for them.
+    /// Does not wait for peers.
     pub(super) fn turn(&mut self) {
         self.stage.look(self.sharing.driver());
         self.sharing.turn(&mut self.inner);
@@ -189,7 +186,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Takes a [`turn`](Self::turn), unless the last turn was less than a millisecond ago.
+    /// At most once per millisecond.
     #[cold]
     pub(super) fn turn_now_and_then(&mut self) {
         let now = self.inner.host().now_ns();
@@ -199,8 +196,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Detaches all peers. Leaks memory that a peer or the device may still access. Dropping the
-    /// device frees the rest.
+    /// Leaks memory that a peer or the device may still access. Dropping the device frees the rest.
     pub(super) fn end(&mut self) {
         // First records which memory is open, because a detached peer no longer counts as a user.
         let revoked = self.begin_to_revoke_all().is_ok();

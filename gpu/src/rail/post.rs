@@ -18,13 +18,10 @@ use crate::within;
 use crate::{Device, DevicePtr, ImportId};
 use fishplate_core::error::CompleteError;
 
-/// The resolved remote memory of a transfer.
 #[derive(Clone, Copy)]
 enum Far {
-    /// Reachable memory: its device address, its host address if it has one, and the import that
-    /// keeps it open.
+    /// Device address, host address if it has one, and the import that keeps the memory open.
     Near(DevicePtr, Option<*mut u8>, Option<ImportId>),
-    /// Memory that is reached only through bounce slots.
     Relay,
 }
 
@@ -35,13 +32,10 @@ struct Transfer {
     len: u64,
     data: Option<u32>,
     cx: u64,
-    /// Index of the local registration, if the transfer uses one.
     local: Option<u32>,
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Starts a transfer with at least one end in device memory.
-    ///
     /// # Safety
     /// The contract of `Rail::post_write` or `Rail::post_read` applies, according to `way`.
     pub(super) unsafe fn post(
@@ -94,7 +88,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Resolves the remote range of a transfer.
     #[inline]
     fn far(&mut self, peer: Peer, remote: Remote, len: u64) -> Result<Far, PostError> {
         let locals = &self.locals;
@@ -135,7 +128,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         })
     }
 
-    /// Reserves a done word or a record to report a write. Returns the ticket if it is a done word.
+    /// Returns the ticket if the report is a done word.
     #[inline]
     fn can_tell(&mut self, peer: Peer) -> Result<Option<u64>, PostError> {
         let known = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
@@ -159,7 +152,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Reports a landed write to its target. `can_tell` has reserved the done word or record.
+    /// `can_tell` has reserved the done word or record.
     fn tell_at_once(
         &mut self,
         peer: Peer,
@@ -184,7 +177,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(())
     }
 
-    /// Posts an empty write.
     #[cold]
     fn tell_only(&mut self, transfer: &Transfer) -> Result<Posted, PostError> {
         if let Some(data) = transfer.data {
@@ -194,8 +186,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Done)
     }
 
-    /// Copies a transfer with the processor.
-    ///
     /// # Safety
     /// While `import` is open, `len` bytes are valid at both addresses, for reads and writes
     /// according to `way`.
@@ -228,8 +218,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Done)
     }
 
-    /// Queues a transfer on the device.
-    ///
     /// # Safety
     /// `len` bytes are valid at both addresses until the operation completes, for reads and writes
     /// according to `way`.
@@ -321,7 +309,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Pending)
     }
 
-    /// Returns why a peer's memory is no longer open: the peer failed, or revoked the memory.
+    /// The peer failed, or revoked the memory.
     #[cold]
     fn is_closed(&mut self, peer: Peer) -> PostError {
         match self.inner.line(peer).is_none_or(|line| line.ended().is_some()) {
@@ -330,8 +318,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Queues the store of a write's done word behind the write's only copy, if the device supports
-    /// that. Returns whether the store was queued.
+    /// Behind the write's only copy, if the device supports that. Returns whether the store was
+    /// queued.
     fn queue_word(&mut self, peer: Peer, stream: u8, ticket: u64, data: u32) -> bool {
         if !self.device.write_word {
             return false;
@@ -348,7 +336,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         unsafe { self.sharing.driver().write_word(stream, place, value) }.is_ok()
     }
 
-    /// Starts a transfer through bounce slots.
     fn relay(
         &mut self,
         transfer: &Transfer,
@@ -409,7 +396,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Pending)
     }
 
-    /// Adds an operation. Returns its index.
     fn begin(&mut self, op: Op) -> Option<u32> {
         if self.ops.is_empty() {
             self.pace.expect(self.silent + 1);
@@ -417,13 +403,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.ops.insert(op)
     }
 
-    /// Returns whether the queue of completions is full. If so, new transfers are refused.
+    /// Too many completions are unreported, so new transfers are refused.
     fn is_owed(&self) -> bool {
         self.ended.len() >= usize::from(self.config.ops)
     }
 }
 
-/// Returns whether a descriptor names host memory, pinned or not.
+/// Pinned or not.
 #[inline(always)]
 fn is_host_desc(desc: u64) -> bool {
     desc >> 63 == 0

@@ -1,6 +1,5 @@
-//! Progress: polls the device, done words and bounce slots, reports completions, and completes the
-//! operations of failed peers and lost devices. The budget of a poll bounds its work. Only a detach
-//! allocates or waits.
+//! Polls the device, done words and bounce slots, and completes the operations of failed peers and
+//! lost devices. The budget of a poll bounds its work. Only a detach allocates or waits.
 
 use std::time::Instant;
 
@@ -16,7 +15,6 @@ use crate::Device;
 use crate::done::Status;
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Reports at most `budget` events of device memory.
     #[inline]
     pub(super) fn poll_device<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
@@ -56,7 +54,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         count
     }
 
-    /// Polls the done words and bounce slots of all peers.
     #[inline]
     fn poll_peers<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
@@ -108,7 +105,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.fallen.push(peer);
     }
 
-    /// Handles one completion of the device. Returns false if there is none.
+    /// Returns false if there is no completion.
     fn step_stream(&mut self) -> bool {
         match self.streams.next(self.sharing.driver()) {
             Ok(None) => false,
@@ -130,7 +127,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Makes progress while a slow path waits. Returns false if nothing is in flight.
+    /// For slow paths that wait. Returns false if nothing is in flight.
     pub(super) fn step_device(&mut self) -> bool {
         if self.streams.out() == 0 {
             return false;
@@ -174,7 +171,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Completes an operation if none of its parts is outstanding.
     pub(super) fn settle(&mut self, index: u32) {
         let Some(op) = self.ops.get_mut(index) else { return };
         let waits = matches!(op.kind, OpKind::Read { left, .. } if left > 0 && op.error.is_none());
@@ -212,7 +208,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Notifies the target of a completed write. Returns false if the lane has no room yet.
+    /// Returns false if the lane has no room yet.
     fn tell(
         &mut self,
         index: u32,
@@ -241,16 +237,14 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     self.telling.push_back(index);
                     return false;
                 }
-                // The peer has failed. The completion reports the failure.
+                // The completion reports the failure.
                 Err(_) => {}
             },
-            // The write failed, so there is nothing to report.
             (None, Some(_)) => {}
         }
         true
     }
 
-    /// Completes all work of a lost device with an unknown outcome.
     #[cold]
     fn lose(&mut self, code: i32) {
         self.lost.get_or_insert(code);
@@ -260,7 +254,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Completes the operations that failed peers will not answer.
     #[cold]
     pub(super) fn take_down(&mut self) {
         while let Some(peer) = self.fallen.pop() {
@@ -271,8 +264,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Detaches a peer. Waits until the device has finished the posts to the peer. Queues their
-    /// completions, and closes the peer's memory.
+    /// Waits until the device has finished the posts to the peer.
     #[cold]
     pub(super) fn detach_peer(&mut self, peer: Peer) {
         let Some(known) = self.peer(peer) else { return self.inner.detach(peer) };
@@ -324,7 +316,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.expect();
     }
 
-    /// Returns whether the device is copying to, from or for a peer.
     fn is_moving(&mut self, peer: Peer) -> bool {
         let pieces = self.peer(peer).is_some_and(|known| known.pieces > 0);
         let mut ops = self.ops.of(peer).collect::<Vec<_>>().into_iter();

@@ -9,7 +9,6 @@ use fishplate_core::mem::Peer;
 
 use crate::{Device, DeviceError, ImportId, Mark};
 
-/// Returns the driver's code of an error, or an errno for errors without a code.
 pub(super) fn code(error: DeviceError) -> i32 {
     match error {
         DeviceError::Lost(code) | DeviceError::Driver(code) => code,
@@ -18,46 +17,37 @@ pub(super) fn code(error: DeviceError) -> i32 {
     }
 }
 
-/// The purpose of queued work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// An operation, by its index.
     Op(u32),
-    /// A copy into one of our bounce slots.
     Filling(Bounced),
-    /// A copy out of a peer's bounce slot.
     Emptying(Bounced),
 }
 
-/// A copy into or out of a bounce slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounced {
     pub peer: Peer,
-    /// Identifies the attachment of the peer. The peer may be detached before the copy ends.
+    /// The peer may be detached before the copy ends.
     pub life: u32,
-    /// Sequence number of the piece. It determines the slot.
+    /// Determines the slot.
     pub number: u64,
-    /// Our operation. `None` if the piece belongs to an operation of the peer.
+    /// `None` if the piece belongs to an operation of the peer.
     pub op: Option<u32>,
-    /// The registration of our memory, if the piece belongs to an operation of the peer.
+    /// Only if the piece belongs to an operation of the peer.
     pub local: Option<u32>,
 }
 
-/// The outcome of queued work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The work is complete and visible.
     Reached,
-    /// The outcome is unknown: the work may still take effect.
+    /// The work may still take effect.
     Unknown(i32),
 }
 
-/// Maximum number of marks in flight per stream. With two marks, the device still has a mark ahead
-/// while we handle the other. Later work shares the next mark, because each mark costs driver
-/// calls.
+/// Two, so that the device has a mark ahead while we handle the other. Later work shares a mark,
+/// because each mark costs driver calls.
 const MARKS: usize = 2;
 
-/// A stream, and the work queued on it. Work is numbered in order.
 #[derive(Debug)]
 struct Stream {
     queued: VecDeque<Owner>,
@@ -65,7 +55,7 @@ struct Stream {
     front: u64,
     /// Work before this sequence number is over, with this outcome.
     over: (u64, End),
-    /// The marks in flight, each with the sequence number of the first work queued after it.
+    /// Each with the number of the first work queued after it.
     marks: VecDeque<(Mark, u64)>,
 }
 
@@ -74,7 +64,6 @@ impl Stream {
         self.front + self.queued.len() as u64
     }
 
-    /// Marks the end of the queued work, unless a mark already follows it or enough are in flight.
     fn mark<D: Device>(&mut self, device: &mut D, stream: u8) -> Result<(), DeviceError> {
         let marked = self.marks.back().map_or(self.over.0, |&(_, behind)| behind);
         if marked < self.back() && self.marks.len() < MARKS {
@@ -85,11 +74,9 @@ impl Stream {
     }
 }
 
-/// The streams of the device.
 #[derive(Debug)]
 pub(super) struct Streams {
     streams: Box<[Stream]>,
-    /// Number of outstanding work items on all streams.
     out: u32,
     most: u32,
     first: usize,
@@ -111,7 +98,6 @@ impl Streams {
         self.streams.len() as u8
     }
 
-    /// Returns how much more work may be queued.
     pub(super) fn room(&self) -> u32 {
         self.most - self.out
     }
@@ -120,14 +106,12 @@ impl Streams {
         self.out
     }
 
-    /// Returns the stream with the least queued work.
     pub(super) fn idle(&self) -> u8 {
         let lens = self.streams.iter().map(|stream| stream.queued.len()).enumerate();
         lens.min_by_key(|&(_, len)| len).map_or(0, |(i, _)| i as u8)
     }
 
-    /// Adds the owner of the work queued last on a stream. Call it only if [`room`](Streams::room)
-    /// is not 0.
+    /// Call it only if [`room`](Streams::room) is not 0.
     pub(super) fn add<D: Device>(&mut self, device: &mut D, stream: u8, owner: Owner) {
         let known = &mut self.streams[usize::from(stream)];
         known.queued.push_back(owner);
@@ -136,7 +120,7 @@ impl Streams {
         _ = known.mark(device, stream);
     }
 
-    /// Returns the next completion, if there is one. An error means that the device is lost.
+    /// An error means that the device is lost.
     pub(super) fn next<D: Device>(&mut self, device: &mut D) -> Result<Option<(Owner, End)>, i32> {
         if self.out == 0 {
             return Ok(None);
@@ -182,7 +166,6 @@ impl Streams {
         Some(owner)
     }
 
-    /// Removes one item of a lost device's queued work, and returns its owner.
     pub(super) fn abandon(&mut self) -> Option<Owner> {
         let stream = self.streams.iter().position(|stream| !stream.queued.is_empty())?;
         self.take(stream)
@@ -191,20 +174,20 @@ impl Streams {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpKind {
-    /// A transfer that the device copies.
     Direct,
     /// A write through bounce slots.
     Written,
-    /// A read through bounce slots. `left` bytes of `len` are missing.
-    Read { left: u64, len: u64, into: Place },
+    /// Through bounce slots; `left` bytes of `len` are missing.
+    Read {
+        left: u64,
+        len: u64,
+        into: Place,
+    },
 }
 
-/// The local memory of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// A host address.
     Host(*mut u8),
-    /// A device address.
     Device(crate::DevicePtr),
 }
 
@@ -217,28 +200,23 @@ impl Place {
     }
 }
 
-/// An operation in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Op {
     pub(super) cx: u64,
     pub(super) peer: Peer,
     pub(super) life: u32,
     pub(super) kind: OpKind,
-    /// The import that keeps the peer's memory open.
+    /// Keeps the peer's memory open.
     pub(super) import: Option<ImportId>,
-    /// The slot of the local registration, if there is one.
     pub(super) local: Option<u32>,
-    /// Number of incomplete parts: marks and pieces.
+    /// Incomplete marks and pieces.
     pub(super) parts: u32,
-    /// Whether some parts have not been posted yet.
     pub(super) unposted: bool,
     pub(super) error: Option<CompleteError>,
     pub(super) data: Option<u32>,
-    /// The ticket of the done word that reports the write.
     pub(super) ticket: Option<u64>,
-    /// Whether the device stores the done word.
     pub(super) word_queued: bool,
-    /// Whether the completion was reported. Parts may still be in flight.
+    /// Parts may still be in flight.
     pub(super) reported: bool,
 }
 
@@ -260,7 +238,6 @@ impl Ops {
         }
     }
 
-    /// Sets the initial generation of all slots.
     #[cfg(test)]
     pub(super) fn begin_at(&mut self, generation: u32) {
         for (known, _) in &mut self.slots {
@@ -299,25 +276,22 @@ impl Ops {
         Some(op)
     }
 
-    /// Returns the id of an operation in messages to a peer.
+    /// For messages to a peer.
     pub(super) fn id(&self, index: u32) -> u64 {
         u64::from(self.slots[index as usize].0) << 32 | u64::from(index)
     }
 
-    /// Returns the index of the operation with this id.
     pub(super) fn find(&self, id: u64) -> Option<u32> {
         let (generation, op) = self.slots.get(id as u32 as usize)?;
         (u64::from(*generation) == id >> 32 && op.is_some()).then_some(id as u32)
     }
 
-    /// Returns whether an id belongs to an operation that has completed.
     pub(super) fn was(&self, id: u64) -> bool {
         let Some(&(generation, _)) = self.slots.get(id as u32 as usize) else { return false };
         let age = generation.wrapping_sub((id >> 32) as u32);
         id >> 32 != 0 && age != 0 && age <= u32::MAX / 2
     }
 
-    /// Returns the indexes of a peer's operations.
     pub(super) fn of(&self, peer: Peer) -> impl Iterator<Item = u32> {
         let theirs = move |op: &Op| op.peer == peer;
         let slots = self.slots.iter().enumerate();

@@ -1,4 +1,4 @@
-//! Synchronous copies between host and device memory, meant for a few bytes. They implement
+//! Synchronous copies of a few bytes between host and device memory, for
 //! [`write_device`](fishplate_core::rail::Rail::write_device) and
 //! [`read_device`](fishplate_core::rail::Rail::read_device). Slow path: waits for the device until
 //! a deadline.
@@ -22,18 +22,17 @@ use crate::done::tell;
 use crate::primitive::AtomicU64;
 use crate::{Device, DeviceError, DevicePtr, Mark};
 
-/// Size of the buffer, and so the maximum number of bytes per copy.
+/// Maximum number of bytes per copy.
 const LEN: usize = 16 * PAGE;
 
-/// Returns the value of a write that is exactly one aligned word of 8 bytes.
+/// `None` unless the write is exactly one aligned word of 8 bytes.
 fn whole_word(to: u64, from: Untrusted<'_>) -> Option<u64> {
     let mut word = [0; 8];
     let is_word = from.len() == word.len() && to.is_multiple_of(8);
     (is_word && from.copy_out(&mut word) == word.len()).then_some(u64::from_ne_bytes(word))
 }
 
-/// Writes to device memory through a bus window. Later stores of this thread become visible after
-/// it.
+/// Later stores of this thread become visible after the write.
 pub(crate) unsafe fn write_window(view: *mut u8, from: Untrusted<'_>) {
     let word = whole_word(view.addr() as u64, from);
     // SAFETY: the caller guarantees that the range is valid, and `whole_word` returns a value only
@@ -49,7 +48,7 @@ pub(crate) unsafe fn write_window(view: *mut u8, from: Untrusted<'_>) {
     }
 }
 
-/// A pinned host buffer for one copy at a time.
+/// Serves one copy at a time.
 #[derive(Debug)]
 pub(crate) struct Stage {
     memory: Option<(Segment, DevicePtr)>,
@@ -60,7 +59,6 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Creates the buffer, if the device can pin it.
     pub(crate) fn new<D: Device>(device: &mut D) -> Self {
         let segment = Segment::create(LEN).ok();
         let memory = segment.and_then(|segment| {
@@ -71,7 +69,6 @@ impl Stage {
         Stage { memory, late: None, lost: false }
     }
 
-    /// Frees the buffer, unless the device may still access it.
     pub(crate) fn end<D: Device>(&mut self, device: &mut D) {
         let Some((segment, _)) = self.memory.take() else { return };
         let over = self.late.is_none_or(|mark| device.reached(mark) == Ok(true));
@@ -82,19 +79,16 @@ impl Stage {
         }
     }
 
-    /// Returns whether the device may still be copying.
     pub(crate) fn is_unsure(&self) -> bool {
         self.late.is_some() || self.lost
     }
 
-    /// Checks whether a late copy has finished.
     pub(crate) fn look<D: Device>(&mut self, device: &mut D) {
         if self.late.is_some() {
             let _ = self.free(device);
         }
     }
 
-    /// Returns the buffer, unless a copy may be using it.
     fn free<D: Device>(&mut self, device: &mut D) -> Result<(NonNull<u8>, DevicePtr), PostError> {
         if let Some(mark) = self.late {
             match device.reached(mark) {
@@ -110,7 +104,6 @@ impl Stage {
         self.memory.as_ref().map(|(segment, at)| (segment.ptr(), *at)).ok_or(PostError::Unsupported)
     }
 
-    /// Leaks the buffer, because the device may still access it.
     #[cold]
     fn forsake(&mut self) {
         self.lost = true;
@@ -119,8 +112,6 @@ impl Stage {
         }
     }
 
-    /// Queues a copy, and waits for it.
-    ///
     /// # Safety
     /// The contract of [`Device::copy`] applies.
     unsafe fn copy<D: Device>(
@@ -136,7 +127,6 @@ impl Stage {
         self.finish(device, deadline)
     }
 
-    /// Waits for all work queued on stream 0.
     fn finish<D: Device>(&mut self, device: &mut D, deadline: Instant) -> Result<(), PostError> {
         let mark = loop {
             match device.mark(0) {
@@ -167,8 +157,6 @@ impl Stage {
         }
     }
 
-    /// Copies bytes into device memory.
-    ///
     /// # Safety
     /// `from.len()` bytes at `to` are device memory.
     pub(crate) unsafe fn write_device<D: Device>(
@@ -202,8 +190,6 @@ impl Stage {
         Ok(())
     }
 
-    /// Copies bytes out of device memory.
-    ///
     /// # Safety
     /// `into.len()` bytes at `from` are device memory.
     pub(crate) unsafe fn read_device<D: Device>(
@@ -230,7 +216,7 @@ impl Stage {
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Copies between ranges of device memory (to, from, length).
+    /// Each range: to, from, length.
     ///
     /// # Safety
     /// The ranges are registered, and no copy overlaps itself.
@@ -253,8 +239,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         stage.finish(device, deadline)
     }
 
-    /// Copies bytes into registered device memory.
-    ///
     /// # Safety
     /// The contract of `Rail::write_device` applies.
     pub(super) unsafe fn write_device_bytes(
@@ -276,8 +260,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         unsafe { self.stage.write_device(self.sharing.driver(), target, from, deadline) }
     }
 
-    /// Copies bytes out of registered device memory.
-    ///
     /// # Safety
     /// The contract of `Rail::read_device` applies.
     pub(super) unsafe fn read_device_bytes(

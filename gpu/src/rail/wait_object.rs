@@ -1,8 +1,8 @@
-//! The eventcount on which the owner of a rail with a device sleeps. A word that a device stores
-//! does not wake the owner. The completion of a copy does not wake it either. While such events are
-//! possible, the owner sleeps in naps. Each nap is twice as long as the last, up to a limit, and
-//! after any event the next nap is short again. Long waits therefore cost little. The delay of an
-//! event is at most about the time already waited.
+//! The eventcount on which the owner of a rail with a device sleeps. Neither a word that a device
+//! stores nor the completion of a copy wakes it. While such events are possible, the owner sleeps
+//! in naps. Each nap is twice as long as the last, up to a limit, and after any event the next nap
+//! is short again. Long waits therefore cost little, and an event is delayed by at most about the
+//! time already waited.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -32,14 +32,12 @@ impl Pace {
         Pace { silent: AtomicU32::new(0), nap: AtomicU64::new(FIRST), longest }
     }
 
-    /// Sets the number of sources of events that do not wake the owner.
     pub(super) fn expect(&self, silent: u32) {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.
         self.silent.store(silent, Ordering::Relaxed);
     }
 
-    /// Records an event, which makes the next nap short.
     #[inline(always)]
     pub(super) fn found(&self) {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
@@ -47,8 +45,7 @@ impl Pace {
         self.nap.store(FIRST, Ordering::Relaxed);
     }
 
-    /// Returns the duration of the next nap in nanoseconds, and doubles the duration for the nap
-    /// after it. Returns `None` if every event wakes the owner.
+    /// In nanoseconds; doubles with each call. `None` if every event wakes the owner.
     fn nap(&self) -> Option<u64> {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.

@@ -16,7 +16,7 @@ use crate::revoke::RevokeError;
 use crate::wire::{self, Ask};
 use crate::{Device, DeviceError, DevicePtr};
 
-/// Number of exports without registrations that are revoked together to make room.
+/// Revoked together to make room.
 const RECLAIMED: usize = 32;
 
 /// The result of publishing.
@@ -237,8 +237,7 @@ impl<D: Device> Sharing<D> {
     }
 }
 
-/// Sends a peer the handle of an allocation, unless the peer already has it. Returns whether the
-/// peer may have the allocation.
+/// Returns whether the peer may have the allocation.
 pub(super) fn give<D: Device>(
     exports: &Exports,
     device: &D,
@@ -256,7 +255,7 @@ pub(super) fn give<D: Device>(
     true
 }
 
-/// Sends a peer the location of a buffer, preceded by the handle of its allocation if needed.
+/// Sends the handle of its allocation first, if needed.
 fn tell<D: Device>(
     exports: &Exports,
     device: &D,

@@ -1,5 +1,4 @@
-//! The sending half: cuts jobs into pieces, and puts the pieces into our slots. A slot is free
-//! after the peer has answered.
+//! The sending half. A slot is free after the peer has answered.
 
 use fishplate_core::error::{CompleteError, Violation};
 use fishplate_core::mem::{Peer, copy_bytes};
@@ -13,7 +12,6 @@ use crate::Device;
 use crate::relay::{Piece, What};
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Fills free slots with the pieces of waiting jobs.
     pub(in super::super) fn pump(&mut self, peer: Peer) {
         loop {
             let Some(known) =
@@ -141,8 +139,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.mark_due(peer);
     }
 
-    /// Abandons a job. Reports the error code to the operation. For a reply, leaves one piece to
-    /// send: the last piece, marked as failed.
+    /// Reports the error code to the operation. For a reply, leaves one piece to send: the last
+    /// piece, marked as failed.
     #[cold]
     fn break_off(&mut self, peer: Peer, job: Job, code: i32) {
         let Some(relay) = self.relay_of(peer) else { return };
@@ -168,8 +166,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Handles the completion of a device copy into a slot. `error` is set if the copy's outcome is
-    /// unknown.
+    /// `error` is set if the copy's outcome is unknown.
     pub(in super::super) fn filled(
         &mut self,
         peer: Peer,
@@ -200,14 +197,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let down = self.peer(peer).is_none_or(|known| known.down);
         match down {
-            // A failed peer does not take the piece.
             true => self.slot_over(peer, slot, 0),
             // Failed pieces are sent too, because slots are used in order.
             false => self.send(peer, slot),
         }
     }
 
-    /// Frees a slot. `code` is the peer's answer: 0, or an errno.
+    /// `code` is the peer's answer: 0, or an errno.
     pub(super) fn slot_over(&mut self, peer: Peer, slot: u32, code: u16) {
         let Some(relay) = self.relay_of(peer) else { return };
         let Some(sent) = relay.sent[slot as usize].take() else { return };

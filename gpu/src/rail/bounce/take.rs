@@ -1,5 +1,4 @@
-//! The receiving half: checks the pieces in the peer's slots, copies them to their targets, and
-//! answers them.
+//! The receiving half: checks, copies and answers the peer's pieces.
 
 use fishplate_core::error::{CompleteError, PeerError, Violation};
 use fishplate_core::mem::{Peer, copy_bytes};
@@ -14,18 +13,16 @@ use crate::Device;
 use crate::relay::What;
 use crate::within;
 
-/// The result of looking up memory that a peer names.
 pub(super) enum Named {
     /// The memory, and its registration if the device accesses it.
     At(Place, Option<u32>),
-    /// The memory is not registered, or no longer registered.
+    /// Or no longer registered.
     Nothing,
-    /// The range does not lie inside the region.
     Outside,
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Takes the next piece of a peer. Returns false if there is none, or if it is invalid.
+    /// Returns false if there is none, or if it is invalid.
     pub(super) fn take_piece(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let Some((number, slot, piece)) = relay.input.next() else { return false };
@@ -129,7 +126,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         true
     }
 
-    /// Copies the bytes of a peer's slot to their target. `local` is the target's registration.
+    /// `local` is the target's registration.
     fn take_out(
         &mut self,
         peer: Peer,
@@ -182,8 +179,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Handles the completion of a device copy out of a slot. `error` is set if the copy's outcome
-    /// is unknown.
+    /// `error` is set if the copy's outcome is unknown.
     pub(in super::super) fn emptied(
         &mut self,
         peer: Peer,
@@ -209,7 +205,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.taken_out(peer, taken, result);
     }
 
-    /// Finishes a piece from the peer after its copy succeeded or failed, and answers the peer.
     fn taken_out(&mut self, peer: Peer, taken: Taken, result: Result<(), i32>) {
         let mut result = result;
         if let Some((index, _)) = taken.read {
@@ -246,7 +241,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Looks up memory of this process that a peer names.
     pub(super) fn named(&self, peer: Peer, key: RailKey, offset: u64, len: u64) -> Named {
         if is_device(key) {
             let Some(slot) = self.local_by_key(key) else { return Named::Nothing };
@@ -268,7 +262,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Quarantines a peer that violated the protocol.
     #[cold]
     pub(super) fn blame(&mut self, peer: Peer, violation: Violation) -> bool {
         self.inner.quarantine(peer, PeerError::Protocol(violation));
