@@ -17,23 +17,18 @@ use fishplate_core::mem::{Peer, RailId, Region, RegionKind, Untrusted};
 use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 
-/// Longest message, in bytes.
 const MESSAGE: usize = 4096;
-/// Longest write or read, in bytes.
 const RMA: usize = 64 << 10;
-/// Maximum number of posts in flight.
 const DEPTH: usize = 64;
-/// Maximum number of registered regions.
 const REGIONS: usize = 64;
 
-/// The kinds of frames. A `DONE` frame answers each frame of another kind.
+/// A `DONE` frame answers each frame of another kind.
 const WRITE: u64 = 1;
 const WRITE_WITH_WORD: u64 = 2;
 const READ: u64 = 3;
 const MESSAGE_FRAME: u64 = 4;
 const DONE: u64 = 5;
 
-/// The header of a frame: six numbers, followed by `len` bytes of payload.
 struct Frame {
     kind: u64,
     /// Number of the post, chosen by the rail that posted it.
@@ -53,8 +48,7 @@ impl Frame {
         fields.iter().flat_map(|field| field.to_le_bytes()).collect()
     }
 
-    /// Copies a frame out of bytes that a peer wrote. Returns `None` if the frame is not complete
-    /// yet.
+    /// Returns `None` if the frame is not complete yet.
     fn take(bytes: &mut Vec<u8>) -> Result<Option<(Frame, Vec<u8>)>, Violation> {
         if bytes.len() < Frame::SIZE {
             return Ok(None);
@@ -79,9 +73,8 @@ impl Frame {
 struct Link {
     to: File,
     from: File,
-    /// Bytes that were read and not handled yet.
     read: Vec<u8>,
-    /// Why the link is broken. The next poll reports it once.
+    /// The next poll reports it once.
     broken: Option<PeerError>,
     reported: bool,
 }
@@ -101,7 +94,6 @@ impl Link {
     }
 }
 
-/// A post that the peer has not answered yet.
 struct Pending {
     post: u64,
     peer: Peer,
@@ -117,7 +109,6 @@ pub struct FileRail {
     /// key of a deregistered region is invalid.
     regions: [(Option<Region>, u64); REGIONS],
     pending: Vec<Pending>,
-    /// Completions of posts to detached peers, for the next poll to report.
     ended: Vec<u64>,
     posts: u64,
 }
@@ -137,7 +128,6 @@ impl FileRail {
         uses << 40 | len << 8 | place as u64
     }
 
-    /// Returns the address that a peer's frame names, if the whole range is registered.
     fn resolve(&self, key: u64, offset: u64, len: u64) -> Option<NonNull<u8>> {
         let place = key as usize & 0xff;
         let region = self.regions.get(place)?.0.as_ref()?;
@@ -167,7 +157,6 @@ impl FileRail {
         Ok(Posted::Pending)
     }
 
-    /// Executes one frame of a peer and reports it.
     fn handle<S: Sink>(
         &mut self,
         peer: Peer,
@@ -230,7 +219,7 @@ impl FileRail {
         Ok(())
     }
 
-    /// Handles the next frame of a peer. Returns `false` if there is none.
+    /// Returns `false` if there is none.
     fn poll_link<S: Sink>(&mut self, peer: Peer, sink: &mut S) -> bool {
         let Some(link) = &mut self.links[usize::from(peer.0)] else { return false };
         if link.broken.is_some() {
@@ -264,7 +253,7 @@ impl FileRail {
         true
     }
 
-    /// Ends all pending posts to a peer. The next poll reports them as failed.
+    /// The next poll reports them as failed.
     fn end_all(&mut self, peer: Peer) {
         let ended = &mut self.ended;
         self.pending.retain(|pending| {
@@ -474,7 +463,6 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let len = b.export(into, &mut handle)?;
     let theirs = a.import(to_b, &handle[..len])?;
 
-    // Puts three words, then signals in the fourth.
     let signal = Signal::set(theirs.at(24), 1);
     a.put_signal(ContextId(0), from.at(0), 24, theirs.at(0), signal, Notice::Silent)
         .map_err(|e| format!("{e:?}"))?;

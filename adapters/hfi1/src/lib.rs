@@ -14,10 +14,9 @@ use std::sync::OnceLock;
 type OnError = Option<extern "C" fn(*const c_char, c_int) -> c_int>;
 type Glob = unsafe extern "C" fn(*const c_char, c_int, OnError, *mut c_void) -> c_int;
 
-/// The contents of a port's state file.
 const STATE: &[u8] = b"4: ACTIVE\n";
 
-/// Returns the path of an in-memory file that holds [`STATE`].
+/// The path of an in-memory file that holds [`STATE`].
 fn state() -> Option<&'static CStr> {
     static PATH: OnceLock<Option<CString>> = OnceLock::new();
     let path = PATH.get_or_init(|| {
@@ -37,11 +36,9 @@ fn state() -> Option<&'static CStr> {
     path.as_deref()
 }
 
-/// Returns the path to report for a pattern that matches nothing. Returns `None` for patterns of
-/// other files.
+/// Returns `None` for patterns of other files.
 fn stand_in(pattern: &CStr) -> Option<&'static CStr> {
     match pattern.to_bytes() {
-        // The patterns of Open MPI and of libfabric.
         b"/dev/hfi1_[0-9]" | b"/dev/hfi[0-9]_[0-9]" => Some(c"/dev/null"),
         pattern
             if pattern.starts_with(b"/sys/class/infiniband/hfi1_")

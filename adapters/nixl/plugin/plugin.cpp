@@ -72,7 +72,6 @@ static_assert(sizeof(Region) == 24);
 
 struct Transfer final : Request {
     std::uint64_t number = 0;
-    // Neighbours in the list of `Transfers`.
     Transfer *before = nullptr, *after = nullptr;
 };
 
@@ -92,7 +91,6 @@ public:
         if (first != nullptr) first->before = transfer;
         first = transfer;
     }
-    // Removes a request and frees it.
     void remove(Transfer *transfer) {
         {
             std::lock_guard guard(lock);

@@ -1,7 +1,7 @@
 // Checks the layouts of the running NIXL before the plugin uses them. NIXL does not tell a plugin
-// its version, and its API number does not change with the layouts. So this checks two things. The
-// parameter fields must have plausible values. The vtable of the base class in another backend of
-// the same installation must have the expected size.
+// its version, and its API number does not change with the layouts. The parameter fields must have
+// plausible values. The vtable of the base class in another backend of the same installation must
+// have the expected size.
 
 #include "probe.hpp"
 
@@ -51,7 +51,6 @@ bool are_params(const InitParams &init) {
     return load == 1.0f && buckets != 0 && count <= buckets && count < 4096;
 }
 
-// A file mapped read-only.
 class File {
 public:
     explicit File(const std::string &path) {
@@ -107,7 +106,6 @@ std::size_t size_of_symbol(const std::string &path, const char *name) {
     return 0;
 }
 
-// Finds the folder of the loaded libnixl.
 int find_library(dl_phdr_info *info, std::size_t, void *to) {
     std::string path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
     std::size_t slash = path.rfind('/');

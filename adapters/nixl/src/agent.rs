@@ -11,10 +11,8 @@ use crate::notes::Notes;
 use crate::options;
 use crate::state::{Shared, State};
 
-/// Maximum time that closing an agent waits for its peers.
 const CLOSE: Duration = Duration::from_millis(100);
 
-/// Minimum pause of the progress thread.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// An open agent, owned by the program.
@@ -25,8 +23,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Opens an agent. If `progress` is set, a thread makes progress, and pauses for this time
-    /// between passes.
+    /// If `progress` is set, a thread makes progress, and pauses for this time between passes.
     ///
     /// # Errors
     /// A message for the program.

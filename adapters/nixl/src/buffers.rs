@@ -10,13 +10,11 @@ use fishplate::shm::Segment;
 use crate::chunk::CHUNK_MAX;
 use crate::slab::Slab;
 
-/// Maximum number of free buffers to keep.
 const KEPT: usize = 32;
 
-/// Marks the completion word of a buffer's send. Numbers of a [`Slab`] do not have this bit.
+/// Numbers of a [`Slab`] do not have this bit.
 const LENT: u64 = 1 << 63;
 
-/// Node memory that holds one chunk.
 pub(crate) struct Buffer {
     memory: Memory,
     segment: Segment,
@@ -32,7 +30,6 @@ impl Buffer {
         self.memory
     }
 
-    /// Returns the start of the buffer's [`CHUNK_MAX`] bytes.
     pub fn start(&self) -> NonNull<u8> {
         self.segment.ptr()
     }
@@ -41,17 +38,16 @@ impl Buffer {
 #[derive(Default)]
 pub(crate) struct Buffers {
     free: Vec<Buffer>,
-    /// Buffers in use by sends, each with the number of the receiving peer.
     lent: Slab<(Buffer, u64)>,
 }
 
 impl Buffers {
-    /// Takes a free buffer or allocates one. Pass it to `lend` or `give_back`.
+    /// Pass it to `lend` or `give_back`.
     pub fn take(&mut self, node: &mut Node) -> Result<Buffer, Error> {
         self.free.pop().map_or_else(|| Buffer::new(node), Ok)
     }
 
-    /// Records that a send to `peer` uses the buffer. Returns the completion word for that send.
+    /// Returns the completion word for that send.
     pub fn lend(&mut self, buffer: Buffer, peer: u64) -> u64 {
         self.lent.insert((buffer, peer)) | LENT
     }

@@ -20,16 +20,14 @@ use crate::state::State;
 use crate::status::Status;
 use crate::transfer::{Desc, Piece, Regions, Transfer};
 
-/// Maximum number of passes per status check.
 const PASSES: usize = 16;
 
-/// Maximum number of bytes to copy in one step, during which the agent is locked. A device copies
-/// faster than a processor.
+/// Maximum number of bytes to copy in one step, during which the agent is locked.
 const STEP: usize = 1 << 20;
 const DEVICE_STEP: usize = 16 << 20;
 
 impl State {
-    /// Prepares a transfer. Moves no data.
+    /// Moves no data.
     pub fn prepare(
         &mut self,
         write: bool,
@@ -105,7 +103,6 @@ impl State {
         }))
     }
 
-    /// Starts a transfer, with an optional notification.
     pub fn post(&mut self, number: u64, note: Option<&[u8]>) -> Status {
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         if transfer.active || transfer.outstanding != 0 {
@@ -123,8 +120,7 @@ impl State {
         self.step(number)
     }
 
-    /// Advances a posted transfer by one step. Call it again while [`copies`](Self::copies) is
-    /// true.
+    /// Call it again while [`copies`](Self::copies) is true.
     pub fn step(&mut self, number: u64) -> Status {
         let status = self.advance(number);
         if status == Status::IN_PROG && !self.copies(number) {
@@ -133,12 +129,11 @@ impl State {
         status
     }
 
-    /// Returns whether the next step can copy more of the transfer immediately.
     pub fn copies(&self, number: u64) -> bool {
         self.transfers.get(number).is_some_and(|transfer| transfer.copies)
     }
 
-    /// Returns the status of a transfer. Makes some passes if it is in progress.
+    /// Makes some passes if it is in progress.
     pub fn check(&mut self, number: u64) -> Status {
         for _ in 0..PASSES {
             match self.transfers.get(number) {
@@ -155,8 +150,8 @@ impl State {
         Status::IN_PROG
     }
 
-    /// Releases a transfer. Posts no more of its operations. The transfer is removed when the
-    /// operations in flight complete.
+    /// Posts no more of its operations. The transfer is removed when the operations in flight
+    /// complete.
     pub fn release(&mut self, number: u64) -> Status {
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         if transfer.outstanding == 0 {
@@ -169,7 +164,6 @@ impl State {
         Status::SUCCESS
     }
 
-    /// Continues a transfer and returns its status.
     pub fn advance(&mut self, number: u64) -> Status {
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         transfer.copies = false;
@@ -194,8 +188,6 @@ impl State {
         status
     }
 
-    /// Issues the remaining operations of a transfer.
-    ///
     /// # Errors
     /// [`Status::IN_PROG`] if the transfer must be continued later.
     fn carry(&mut self, number: u64) -> Result<(), Status> {
@@ -264,7 +256,6 @@ impl State {
         }
     }
 
-    /// Looks up the regions for the current post, and imports remote ones.
     fn resolve(&mut self, number: u64, id: PeerId) -> Result<(), Status> {
         let State { node, transfers, locals, aways, .. } = self;
         let transfer = transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
@@ -341,7 +332,7 @@ impl State {
         Ok(())
     }
 
-    /// Processes completions. Returns whether there were any.
+    /// Returns whether there were any.
     pub fn reap(&mut self) -> bool {
         let mut found = false;
         while let Some(end) = self.node.next_completion() {
@@ -369,7 +360,6 @@ impl State {
         found
     }
 
-    /// Fails all active transfers to a peer.
     pub fn fail_transfers(&mut self, peer: u64) {
         for transfer in self.transfers.values_mut().filter(|transfer| transfer.active) {
             if transfer.peer == Some(peer) {
@@ -380,8 +370,8 @@ impl State {
     }
 }
 
-/// Copies at most [`STEP`] bytes at once where the node can copy directly. Otherwise posts pieces
-/// as single puts or gets: only the next piece if `one`, else all remaining pieces.
+/// Otherwise posts pieces as single puts or gets: only the next piece if `one`, else all remaining
+/// pieces.
 fn carry_apart(
     node: &mut Node,
     transfer: &mut Transfer,

@@ -23,14 +23,12 @@ use crate::intro::Refused;
 /// Tag of all messages between agents. The low bits are a [`Kind`].
 pub(crate) const TAG: u64 = 0x4650_6e78;
 
-/// Maximum length of a chunk in bytes.
 pub(crate) const CHUNK_MAX: usize = 128 << 10;
 
 /// Length of the fields before the ranges, and length of one range.
 pub(crate) const HEAD: usize = 28;
 pub(crate) const RANGE: usize = 20;
 
-/// Maximum length in bytes of a notification inside a chunk.
 pub(crate) const NOTE_WITHIN: usize = 1024;
 
 /// Value of `note` if the chunk has no notification.
@@ -39,7 +37,6 @@ pub(crate) const NO_NOTE: u32 = u32::MAX;
 /// Message kinds: the low bits of the tag. Only kinds below 4 can carry a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A notification outside a chunk.
     Note = 0,
     Write = 1,
     Read = 5,
@@ -54,18 +51,15 @@ impl Kind {
             .find(|kind| *kind as u64 == tag & 7)
     }
 
-    /// Returns whether a message of this kind can carry a notification.
     pub fn may_notify(self) -> bool {
         (self as u64) < 4
     }
 
-    /// Returns whether the target sends this kind as an answer.
     pub fn is_answer(self) -> bool {
         matches!(self, Kind::Data | Kind::Done)
     }
 }
 
-/// The fields before the ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub transfer: u64,
@@ -104,13 +98,11 @@ impl Head {
         })
     }
 
-    /// Returns the length of the notification, or 0 if there is none.
     pub fn note_len(&self) -> usize {
         if self.note == NO_NOTE { 0 } else { self.note as usize }
     }
 
-    /// Returns the offset of the data in a chunk of `len` bytes. Rejects a chunk that is too short
-    /// for its ranges and notification.
+    /// Rejects a chunk that is too short for its ranges and notification.
     pub fn before_data(&self, len: usize) -> Result<usize, Refused> {
         let ranges = (self.ranges as usize).checked_mul(RANGE);
         let before = ranges.and_then(|ranges| ranges.checked_add(HEAD + self.note_len()));
@@ -123,7 +115,7 @@ impl Range {
         out.put_u64(self.region).put_u64(self.address).put_u32(self.len);
     }
 
-    /// Decodes all ranges. Returns the ranges and the sum of their lengths.
+    /// Returns the ranges and the sum of their lengths.
     pub fn decode_all(bytes: &[u8]) -> Result<(Vec<Range>, usize), Refused> {
         let (mut found, mut sum) = (Vec::with_capacity(bytes.len() / RANGE), 0usize);
         for bytes in bytes.chunks(RANGE) {

@@ -12,17 +12,15 @@ use crate::peer::{Peer, Stage};
 use crate::state::State;
 use crate::status::Status;
 
-/// Maximum time that an explicit connect waits.
 pub(crate) const CONNECT: Duration = Duration::from_secs(10);
 
 impl State {
-    /// Returns the number of the loaded peer with this name.
     pub fn loaded(&self, name: &[u8]) -> Option<u64> {
         let found = self.peers.iter().find(|(_, peer)| peer.name == name && peer.info.is_some());
         found.map(|(number, _)| number)
     }
 
-    /// Loads a peer from its connection info. Does not wait.
+    /// Does not wait.
     pub fn load_peer(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
         let info = Info::decode(bytes)?;
         if name == self.name {
@@ -48,18 +46,17 @@ impl State {
         }
     }
 
-    /// Returns the peer with this name and node address.
     fn find(&self, name: &[u8], address: &[u8]) -> Option<u64> {
         let same = |peer: &Peer| peer.address == address && peer.name == name;
         self.peers.iter().find(|(_, peer)| same(peer)).map(|(number, _)| number)
     }
 
-    /// Returns the peer with this name and node address. Creates one if there is none.
+    /// Creates one if there is none.
     fn known(&mut self, name: &[u8], address: &[u8]) -> u64 {
         self.find(name, address).unwrap_or_else(|| self.peers.insert(Peer::new(name, address)))
     }
 
-    /// Returns whether the peer is connected. Starts to connect if no attempt is under way.
+    /// Starts to connect if no attempt is under way.
     ///
     /// # Errors
     /// The peer is unknown or cannot be connected.
@@ -78,12 +75,11 @@ impl State {
         Ok(false)
     }
 
-    /// Returns whether the peer has lost its connection or is unknown.
     pub fn is_lost(&self, number: u64) -> bool {
         self.peers.get(number).is_none_or(|peer| peer.stage == Stage::Apart { again: true })
     }
 
-    /// Connects to a peer that asked. Returns the peer's number.
+    /// Returns the peer's number.
     pub fn admit(&mut self, question: Question) -> Result<u64, Status> {
         let Question { key, again, name, address } = question;
         // Compares in constant time, so that timing does not reveal the key.
@@ -117,8 +113,7 @@ impl State {
         }
     }
 
-    /// Handles a peer's answer to our question. `admitted` is false if the peer refused or is
-    /// unreachable.
+    /// `admitted` is false if the peer refused or is unreachable.
     pub fn answered(&mut self, number: u64, admitted: bool) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         if peer.stage == Stage::Asked {
@@ -129,7 +124,7 @@ impl State {
         }
     }
 
-    /// Keeps the stream of a peer's connection, to detect the peer's death.
+    /// Keeps the stream, to detect the peer's death.
     pub fn keep(&mut self, number: u64, line: UnixStream) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         let Some(id) =
@@ -146,8 +141,7 @@ impl State {
         peer.lines.push(line);
     }
 
-    /// Continues to connect a peer. Gives up if `late`. Returns true when the peer is connected or
-    /// lost.
+    /// Gives up if `late`. Returns true when the peer is connected or lost.
     pub fn meet(&mut self, number: u64, late: bool) -> bool {
         self.node.progress();
         let Some(peer) = self.peers.get_mut(number) else { return true };
@@ -165,7 +159,7 @@ impl State {
         false
     }
 
-    /// Disconnects a failed peer and fails its transfers. The next use asks the peer again.
+    /// The next use asks the peer again.
     pub fn lose(&mut self, number: u64) {
         self.collect();
         let Some(peer) = self.peers.get_mut(number) else { return };
@@ -181,7 +175,6 @@ impl State {
         self.reap();
     }
 
-    /// Checks for failed peers.
     pub fn look(&mut self) {
         for (id, _) in self.node.failed_peers() {
             let known = self.peers.iter().find(|(_, peer)| peer.id == Some(id));
@@ -202,8 +195,7 @@ impl State {
         }
     }
 
-    /// Removes the info that the program loaded for a peer. If the peer asked for the connection,
-    /// the connection stays.
+    /// If the peer asked for the connection, the connection stays.
     pub fn forget(&mut self, number: u64) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         peer.info = None;

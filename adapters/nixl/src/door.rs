@@ -20,24 +20,21 @@ use fishplate::without_signals;
 use crate::intro::{ADMITTED, Info, QUESTION_MAX, Question};
 use crate::state::Shared;
 
-/// Maximum time that either end waits for the other.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Maximum time that two nodes take to connect, once each has the other's address.
 const MEETING: Duration = Duration::from_secs(10);
 
-/// Pause between passes while nodes connect.
 const PASS: Duration = Duration::from_micros(100);
 
 /// Number of passes without an arrival before the progress thread sleeps. Acknowledgements of
 /// writes are sent 16 passes after the writes arrive.
 const IDLE: u32 = 32;
 
-/// Maximum number of connections that are not admitted yet. Further connections wait in the
-/// backlog.
+/// Maximum number of connections that are not admitted yet.
 const CALLS: usize = 256;
 
-/// Converts a TCP stream to a `UnixStream`, which sends and receives in the same way.
+/// A `UnixStream` sends and receives on a TCP socket too.
 fn any(stream: TcpStream) -> UnixStream {
     UnixStream::from(OwnedFd::from(stream))
 }
@@ -46,15 +43,14 @@ fn name(door: u64) -> io::Result<LocalAddr> {
     LocalAddr::from_abstract_name(format!("fishplate-nixl-{door:016x}"))
 }
 
-/// The listening sockets of an agent. Dropping them ends the listening threads.
+/// Dropping this ends the listening threads.
 pub(crate) struct Door {
     local: Arc<UnixListener>,
     network: Option<Arc<TcpListener>>,
 }
 
 impl Door {
-    /// Opens the sockets. If `network`, also opens a TCP socket for other hosts, and returns its
-    /// port.
+    /// If `network`, also opens a TCP socket for other hosts, and returns its port.
     pub fn open(door: u64, network: bool) -> io::Result<(Door, u16)> {
         let local = Arc::new(UnixListener::bind_addr(&name(door)?)?);
         let network = match network {
@@ -66,7 +62,6 @@ impl Door {
         Ok((Door { local, network }, port))
     }
 
-    /// Starts the threads that answer for an agent.
     pub fn answer(&self, agent: &Arc<Shared>) -> io::Result<()> {
         let calls = Arc::new(AtomicUsize::new(0));
         let (local, ours, count) = (self.local.clone(), Arc::downgrade(agent), calls.clone());
@@ -99,7 +94,6 @@ impl Drop for Door {
     }
 }
 
-/// Returns whether the process at the other end of a local socket belongs to this user.
 fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -113,7 +107,6 @@ fn is_own(stream: &UnixStream) -> bool {
     got && cred.uid == unsafe { libc::geteuid() }
 }
 
-/// Returns the IPv4 addresses of this host, except loopback addresses.
 pub(crate) fn hosts() -> Vec<Ipv4Addr> {
     let (mut found, mut first) = (vec![], std::ptr::null_mut());
     // SAFETY: `first` is ours. Entries and addresses stay valid until `freeifaddrs`, and an AF_INET
@@ -143,7 +136,7 @@ fn start(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     without_signals(|| thread::Builder::new().name("fishplate-nixl".into()).spawn(run)).map(drop)
 }
 
-/// Accepts connections until the door is dropped. Each connection gets a short-lived thread.
+/// Each connection gets a short-lived thread.
 fn listen(
     agent: Weak<Shared>,
     calls: Arc<AtomicUsize>,
@@ -180,7 +173,7 @@ fn listen(
     }
 }
 
-/// Fills `into` before the deadline. A hostile peer may send one byte at a time.
+/// A hostile peer may send one byte at a time.
 fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -> io::Result<()> {
     while !into.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -198,8 +191,7 @@ fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -
     Ok(())
 }
 
-/// Answers the question of a peer. Returns the peer's number and its stream if the peer was
-/// admitted.
+/// Returns the peer's number and its stream if the peer was admitted.
 fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64, UnixStream)>> {
     let deadline = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -224,8 +216,7 @@ fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64
     }
 }
 
-/// Starts a thread that sends `question` to the agent that `info` describes. `peer` is that agent's
-/// number.
+/// `peer` is that agent's number.
 pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>) -> io::Result<()> {
     start(move || {
         let stream = put(&info, &question).ok();
@@ -238,7 +229,7 @@ pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>)
     })
 }
 
-/// Sends the question to each address in turn. Returns the stream once the agent has admitted us.
+/// Returns the stream once the agent has admitted us.
 fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     let local = || {
         let stream = UnixStream::connect_addr(&name(info.door)?)?;
@@ -270,8 +261,7 @@ fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     result
 }
 
-/// Makes progress until the peer is connected or has failed. Keeps the stream open, because its end
-/// shows that the peer's process has ended.
+/// Keeps the stream open, because its end shows that the peer's process has ended.
 fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     let deadline = Instant::now() + MEETING;
     while let Some(agent) = agent.upgrade() {
@@ -290,8 +280,7 @@ fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     }
 }
 
-/// Starts a thread that makes progress until the agent is closed. After [`IDLE`] passes without an
-/// arrival, the thread sleeps for `pause`.
+/// After [`IDLE`] passes without an arrival, the thread sleeps for `pause`.
 pub(crate) fn drive(agent: Weak<Shared>, pause: Duration) -> io::Result<()> {
     start(move || {
         let (mut known, mut idle) = (0, IDLE);

@@ -46,7 +46,6 @@ impl Bytes {
 /// A callback that receives one result, or the two strings of a pair.
 pub type Sink = extern "C" fn(*mut c_void, Bytes, Bytes);
 
-/// Runs a call on an agent, and converts its result to a status code.
 fn on(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Status>) -> i32 {
     let run = || {
         // SAFETY: `fishplate_nixl_open` returned the pointer, and the C++ half makes no call after

@@ -73,7 +73,6 @@ fn sample_chunk(seed: u64, into: &mut [u8]) -> usize {
     put(into, &chunk)
 }
 
-/// Reads a chunk as its receiver does.
 fn read_chunk(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let head = Head::decode(input.get(..HEAD)?).ok()?;
     let before = head.before_data(input.len()).ok()?;

@@ -22,16 +22,12 @@ use crate::status::Status;
 
 const VERSION: u16 = 3;
 
-/// Maximum length of an agent's name in bytes.
 const NAME_MAX: usize = 4096;
 
-/// Maximum length of a question in bytes.
 pub(crate) const QUESTION_MAX: usize = 64 + NAME_MAX + ADDRESS_MAX;
 
-/// The answer to an admitted agent.
 pub(crate) const ADMITTED: u8 = 1;
 
-/// An agent's address, and the data to ask it for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Info {
     pub key: [u8; 16],
@@ -43,7 +39,6 @@ pub(crate) struct Info {
     pub address: Vec<u8>,
 }
 
-/// Another agent's request for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub key: [u8; 16],
@@ -55,7 +50,6 @@ pub(crate) struct Question {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Export {
-    /// Address of the first byte in the owner's address space.
     pub start: u64,
     pub len: u64,
     /// The owning agent's number of the memory.
@@ -68,7 +62,6 @@ pub(crate) struct Export {
 /// The reason why the bytes of a peer were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// Truncated or otherwise invalid.
     Malformed,
     Version,
 }
@@ -105,7 +98,6 @@ fn begun(magic: &[u8; 4]) -> Vec<u8> {
     out
 }
 
-/// Reads a byte that is 0 or 1.
 fn flag(fields: &mut Reader<'_>) -> Result<bool, Refused> {
     match fields.u8()? {
         bit @ 0..=1 => Ok(bit == 1),

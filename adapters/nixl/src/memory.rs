@@ -9,25 +9,21 @@ use fishplate::{LocalAddr, Node, PeerId};
 use crate::intro::Export;
 use crate::status::Status;
 
-/// Registered memory of the program.
 pub(crate) struct Local {
     pub memory: Memory,
     /// Start of the region: the program's first byte rounded down to 8 bytes.
     pub base: usize,
-    /// The range that the program registered.
     pub start: usize,
     pub len: usize,
     pub device: bool,
 }
 
 impl Local {
-    /// Returns the node's address of a byte.
     pub fn at(&self, address: usize) -> LocalAddr {
         self.memory.at((address - self.base) as u64)
     }
 }
 
-/// Memory of a peer.
 pub(crate) struct Away {
     pub peer: u64,
     pub export: Export,
@@ -37,7 +33,7 @@ pub(crate) struct Away {
     pub import: Option<(PeerId, Remote)>,
 }
 
-/// Appends registered memory to `out`. The range lies in the region.
+/// The range lies in the region.
 pub(crate) fn read(
     node: &mut Node,
     local: &Local,
@@ -55,7 +51,7 @@ pub(crate) fn read(
     Ok(node.read_device(local.at(address), &mut out[end..])?)
 }
 
-/// Copies bytes to registered memory. The range lies in the region.
+/// The range lies in the region.
 pub(crate) fn write(
     node: &mut Node,
     local: &Local,
@@ -84,7 +80,6 @@ pub(crate) unsafe fn append(out: &mut Vec<u8>, from: *const u8, len: usize) {
     }
 }
 
-/// Returns whether `len` bytes at `address` lie in the given range of start and length.
 pub(crate) fn contains((start, whole): (usize, usize), address: usize, len: usize) -> bool {
     let from = address.checked_sub(start);
     from.and_then(|from| from.checked_add(len)).is_some_and(|end| end <= whole)

@@ -21,11 +21,9 @@ use crate::peer::Peer;
 use crate::slab::Slab;
 use crate::status::Status;
 
-/// Maximum length of a notification in bytes.
 pub(crate) const NOTE_MAX: usize = 64 << 20;
 
-/// Maximum bytes of unread notifications. Above this limit, no more are received until the program
-/// reads them.
+/// Above this limit, no more are received until the program reads them.
 const READY_MAX: usize = 64 << 20;
 
 /// Estimated overhead of an unread notification in bytes.
@@ -35,7 +33,6 @@ const NOTE_COST: usize = 128;
 const SPARE_LEN: usize = CHUNK_MAX;
 const SPARES: usize = 32;
 
-/// Maximum number of messages that one pass starts to receive.
 const BATCH: usize = 256;
 
 /// Maximum number of messages of one peer that are being received or wait for an answer. A peer's
@@ -46,17 +43,15 @@ const SHARE: usize = 64;
 struct Incoming {
     request: Request,
     kind: Kind,
-    /// The receive buffer. `None` if the message is discarded.
+    /// `None` if the message is discarded.
     memory: Option<Memory>,
     from: Vec<u8>,
     source: PeerId,
     len: usize,
-    /// Set once the receive is complete. Contains the notification, if the message carried one and
-    /// did not fail.
+    /// Contains the notification, if the message carried one and did not fail.
     ended: Option<Option<Vec<u8>>>,
 }
 
-/// The messages of one peer that are being received or answered.
 #[derive(Default)]
 struct Source {
     count: usize,
@@ -66,9 +61,7 @@ struct Source {
     /// Claimed answers to our chunks that wait for room. They do not wait behind other messages,
     /// because the peer needs its send buffers back.
     answers: VecDeque<Claimed>,
-    /// Answers to send.
     owed: VecDeque<Head>,
-    /// Reads to answer.
     asked: VecDeque<(Head, Vec<Range>)>,
 }
 
@@ -89,12 +82,11 @@ impl Source {
         !self.holds() && self.owed.is_empty() && self.asked.is_empty()
     }
 
-    /// Returns the queue of messages of this kind that wait for room.
     fn queue(&mut self, kind: Kind) -> &mut VecDeque<Claimed> {
         if kind.is_answer() { &mut self.answers } else { &mut self.held }
     }
 
-    /// Queues an answer to a chunk. Merges answers of one post.
+    /// Merges answers of one post.
     fn owe(&mut self, done: Head) {
         let same = |last: &&mut Head| {
             (last.transfer, last.post, last.status) == (done.transfer, done.post, done.status)
@@ -127,13 +119,11 @@ impl Sources {
         &mut self.0[at].1
     }
 
-    /// Returns the peers with a [`Source`] that `holds` accepts.
     fn which(&self, holds: impl Fn(&Source) -> bool) -> Vec<PeerId> {
         self.0.iter().filter(|(_, source)| holds(source)).map(|(id, _)| *id).collect()
     }
 }
 
-/// A notification: the name of its sender, and its bytes.
 pub(crate) type Note = (Vec<u8>, Vec<u8>);
 
 pub(crate) struct Notes {
@@ -145,9 +135,7 @@ pub(crate) struct Notes {
     /// Notifications that wait until their peer is connected, with the peer's number.
     pub outgoing: VecDeque<(u64, Vec<u8>)>,
     spare: Vec<Memory>,
-    /// Target buffer for discarded messages.
     nowhere: Memory,
-    /// True if the last pass found a message.
     found: bool,
     /// True if a peer may send chunks.
     pub packs: bool,
@@ -172,12 +160,10 @@ impl Notes {
         })
     }
 
-    /// Rejects a notification that is too long to send.
     pub fn check(len: usize) -> Result<(), Status> {
         if len <= NOTE_MAX { Ok(()) } else { Err(Status::INVALID_PARAM) }
     }
 
-    /// Adds a notification from a peer or from the agent itself.
     pub fn arrive(&mut self, note: Note) {
         self.ready_bytes += NOTE_COST + note.0.len() + note.1.len();
         self.ready.push_back(note);
@@ -187,20 +173,17 @@ impl Notes {
         !self.ready.is_empty()
     }
 
-    /// Returns the number of messages that are being received or wait for an answer.
     #[cfg(test)]
     pub fn waiting(&self) -> usize {
         let of = |source: &Source| source.count + source.owed.len() + source.asked.len();
         self.sources.0.iter().map(|(_, source)| of(source)).sum()
     }
 
-    /// Takes all unread notifications.
     pub fn take(&mut self) -> impl Iterator<Item = Note> {
         self.ready_bytes = 0;
         self.ready.drain(..)
     }
 
-    /// Receives messages that have arrived, and sends answers.
     pub fn collect(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         if self.sources.0.iter().any(|(_, source)| source.holds()) {
             self.begin_held(node, sides.peers);
@@ -240,7 +223,6 @@ impl Notes {
         }
     }
 
-    /// Starts to receive held messages while there is room.
     #[cold]
     fn begin_held(&mut self, node: &mut Node, peers: &Slab<Peer>) {
         for id in self.sources.which(Source::holds) {
@@ -260,8 +242,7 @@ impl Notes {
         }
     }
 
-    /// Starts to receive a claimed message. Returns `false` if there is no room. The message then
-    /// stays claimed.
+    /// Returns `false` if there is no room. The message then stays claimed.
     fn begin(&mut self, node: &mut Node, peers: &Slab<Peer>, claimed: Claimed) -> bool {
         let source = claimed.envelope.source;
         let kind = Kind::of(claimed.envelope.tag.lo);
@@ -274,7 +255,7 @@ impl Notes {
             return false;
         }
         let memory = match len {
-            // Discards the message. It is too long or of an unknown kind, so no agent has sent it.
+            // The message is too long or of an unknown kind, so no agent has sent it.
             None => None,
             Some(len) => match self
                 .spare
@@ -320,14 +301,13 @@ impl Notes {
         }
     }
 
-    /// Removes the entry of a peer that has no messages in progress.
     fn tidy(&mut self, id: PeerId) {
         if self.sources.get(id).is_some_and(|source| source.count == 0 && source.is_idle()) {
             self.sources.0.retain(|(of, _)| *of != id);
         }
     }
 
-    /// Processes completed receives. Keeps the notifications and chunks of one peer in order.
+    /// Keeps the notifications and chunks of one peer in order.
     fn finish(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         let mut waiting: Vec<PeerId> = vec![];
         for _ in 0..self.incoming.len() {
@@ -370,7 +350,7 @@ impl Notes {
         }
     }
 
-    /// Processes a received chunk. Returns the notification in it.
+    /// Returns the notification in it.
     fn take_chunk(
         &mut self,
         node: &mut Node,
@@ -441,7 +421,7 @@ impl Notes {
     }
 }
 
-/// Returns the kind of a message. An unknown kind counts as a notification, and is discarded.
+/// An unknown kind counts as a notification, and is discarded.
 fn kind_of(claimed: &Claimed) -> Kind {
     Kind::of(claimed.envelope.tag.lo).unwrap_or(Kind::Note)
 }

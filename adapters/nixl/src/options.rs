@@ -19,7 +19,6 @@ pub(crate) const DEFAULTS: [(&str, &str); 7] = [
     ("counters", "no"),
 ];
 
-/// Table sizes of an agent's node.
 const LIMITS: Limits = Limits { peers: 128, locals: 4096, remotes: 16384, operations: 4096 };
 
 /// Limits for unexpected messages. Beyond them, messages wait at the sender.
@@ -31,7 +30,6 @@ const MATCHING: MatchConfig = MatchConfig {
     ..MatchConfig::DEFAULT
 };
 
-/// The device of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// [`found_device`], if it can be opened.
@@ -47,8 +45,7 @@ pub(crate) fn found_device() -> Option<u32> {
     (count != 0).then(|| Api::Cuda.current().unwrap_or(0))
 }
 
-/// Opens a node with the settings that the parameters select. Also returns the ordinal of its
-/// device.
+/// Also returns the ordinal of its device.
 ///
 /// # Errors
 /// A message for the program.

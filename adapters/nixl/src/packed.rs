@@ -1,5 +1,5 @@
 //! Moves short descriptors in chunks, for providers such as `tcp` where each operation needs the
-//! processors of both sides. All other transfers are puts and gets of the node.
+//! processors of both sides.
 //!
 //! For a write, the initiator gathers descriptors into a chunk. The target scatters the chunk, and
 //! reports when it is done. For a read, the target gathers, and the initiator scatters.
@@ -20,20 +20,15 @@ use crate::slab::Slab;
 use crate::status::Status;
 use crate::transfer::{Piece, Transfer};
 
-/// Maximum length in bytes of a descriptor that is sent in a chunk.
 const SHORT: usize = 32 << 10;
 
-/// Maximum length in bytes of a piece that [`split`] leaves. A piece of this length fits into a
-/// chunk together with its range.
+/// A piece of this length fits into a chunk together with its range.
 const PIECE_MAX: usize = CHUNK_MAX - HEAD - RANGE;
 
-/// Maximum number of unanswered chunks per transfer.
 const UNANSWERED: u32 = 32;
 
-/// Maximum number of buffers lent per peer.
 const LENT: u32 = 32;
 
-/// The parts of the agent's state that chunks use.
 pub(crate) struct Sides<'a> {
     pub peers: &'a mut Slab<Peer>,
     pub locals: &'a Slab<Local>,
@@ -91,7 +86,6 @@ impl Chunk {
         Ok(())
     }
 
-    /// Returns the ranges, the sum of their lengths, and the offset of the data.
     fn ranges(&self, head: &Head) -> Result<(Vec<Range>, usize, usize), Refused> {
         let before = head.before_data(self.len)?;
         let (ranges, sum) = Range::decode_all(&self.bytes(HEAD, head.ranges as usize * RANGE)?)?;
@@ -99,7 +93,6 @@ impl Chunk {
     }
 }
 
-/// Checks that all ranges lie in registered memory.
 fn check(locals: &Slab<Local>, ranges: &[Range]) -> Result<(), Status> {
     for range in ranges {
         let local = locals.get(range.region).ok_or(Status::NOT_FOUND)?;
@@ -110,7 +103,7 @@ fn check(locals: &Slab<Local>, ranges: &[Range]) -> Result<(), Status> {
     Ok(())
 }
 
-/// Scatters the data of a *write* chunk. Returns the answer, and the notification in the chunk.
+/// Returns the answer, and the notification in the chunk.
 pub(crate) fn take_write(
     node: &mut Node,
     sides: &Sides<'_>,
@@ -141,7 +134,6 @@ pub(crate) fn take_write(
     Some((Head { ranges: 1, note: NO_NOTE, status, ..head }, result.ok().flatten()))
 }
 
-/// Decodes a *read* chunk.
 pub(crate) fn take_read(chunk: Chunk) -> Result<(Head, Vec<Range>), Option<Head>> {
     let head = chunk.head().map_err(|_| None)?;
     let refused = Head { ranges: 0, note: NO_NOTE, status: Status::INVALID_PARAM.0, ..head };
@@ -153,7 +145,7 @@ pub(crate) fn take_read(chunk: Chunk) -> Result<(Head, Vec<Range>), Option<Head>
     }
 }
 
-/// Answers a *read* chunk. Returns `false` if there was no room.
+/// Returns `false` if there was no room.
 pub(crate) fn answer_read(
     node: &mut Node,
     sides: &mut Sides<'_>,
@@ -189,7 +181,6 @@ pub(crate) fn answer_read(
     unsafe { send(node, sides, (number, id), Kind::Data, bytes, parts) }
 }
 
-/// Returns the transfer that this answer belongs to, if the peer may answer it.
 fn awaited<'t>(
     transfers: &'t mut Slab<Transfer>,
     peers: &Slab<Peer>,
@@ -203,7 +194,7 @@ fn awaited<'t>(
     (wanted && from == Some(source)).then_some(transfer)
 }
 
-/// Returns the error in an answer. Maps unexpected codes to [`Status::BACKEND`].
+/// Maps unexpected codes to [`Status::BACKEND`].
 fn fault(head: &Head) -> Option<Status> {
     match Status(head.status) {
         Status::SUCCESS => None,
@@ -212,7 +203,6 @@ fn fault(head: &Head) -> Option<Status> {
     }
 }
 
-/// Scatters the data of a *data* chunk.
 pub(crate) fn take_data(node: &mut Node, sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     let Ok(head) = chunk.head() else { return };
     let Some(transfer) = awaited(sides.transfers, sides.peers, &head, source) else { return };
@@ -242,7 +232,6 @@ pub(crate) fn take_data(node: &mut Node, sides: &mut Sides<'_>, source: PeerId, 
     }
 }
 
-/// Processes a *done* chunk.
 pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     let Ok(head) = chunk.head() else { return };
     let Some(transfer) = awaited(sides.transfers, sides.peers, &head, source) else { return };
@@ -252,13 +241,12 @@ pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     }
 }
 
-/// Returns whether another buffer may be lent to a send to this peer. Callers check this before
-/// they read device memory, because the read is slow and would be wasted.
+/// Callers check this before they read device memory, because the read is slow and would be wasted.
 fn has_buffers(peers: &Slab<Peer>, number: u64) -> bool {
     peers.get(number).is_some_and(|peer| peer.lent < LENT)
 }
 
-/// Sends `bytes` and then the parts of memory as one message. Returns `false` if there was no room.
+/// Returns `false` if there was no room.
 ///
 /// # Safety
 /// The parts are valid for reads. `bytes` and the parts together fit into [`CHUNK_MAX`].
@@ -318,7 +306,7 @@ unsafe fn send(
     }
 }
 
-/// Sends a *done* chunk. Returns `false` if there was no room.
+/// Returns `false` if there was no room.
 pub(crate) fn send_done(node: &mut Node, id: PeerId, head: &Head) -> Result<bool, Status> {
     let mut bytes = Vec::with_capacity(HEAD);
     head.encode(&mut bytes);
@@ -331,7 +319,6 @@ pub(crate) fn send_done(node: &mut Node, id: PeerId, head: &Head) -> Result<bool
     }
 }
 
-/// Splits the pieces of a transfer so that each fits into a chunk.
 pub(crate) fn split(transfer: &mut Transfer) {
     if transfer.pieces.iter().all(|piece| piece.len <= PIECE_MAX) {
         return;
@@ -347,8 +334,7 @@ pub(crate) fn split(transfer: &mut Transfer) {
     transfer.pieces = std::mem::take(&mut transfer.pieces).into_iter().flat_map(parts).collect();
 }
 
-/// Returns the number of next pieces that fit into one chunk. Returns 0 if the first piece should
-/// be put or read alone. Never returns 0 if `all` is true.
+/// Returns 0 if the first piece should be put or read alone. Never returns 0 if `all` is true.
 pub(crate) fn run(pieces: &[Piece], write: bool, all: bool, eager: usize) -> usize {
     let (mut count, mut len, mut data) = (0, HEAD, 0);
     for piece in pieces {
@@ -365,8 +351,7 @@ pub(crate) fn run(pieces: &[Piece], write: bool, all: bool, eager: usize) -> usi
     if count == 1 && !all && (!write || len > eager) { 0 } else { count }
 }
 
-/// Sends the next `count` pieces of a write, or requests the next `count` pieces of a read. Returns
-/// false if there was no room.
+/// Returns false if there was no room.
 pub(crate) fn carry(
     node: &mut Node,
     sides: &mut Sides<'_>,

@@ -7,10 +7,9 @@ use fishplate::PeerId;
 
 use crate::intro::Info;
 
-/// State of the connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Not connected. `again` is true if the peer was connected before.
+    /// `again` is true if the peer was connected before.
     Apart {
         again: bool,
     },
@@ -21,17 +20,17 @@ pub(crate) enum Stage {
     Up,
 }
 
-/// Maximum number of refused posts to remember per peer. A peer has fewer chunks in flight.
+/// A peer has fewer chunks in flight.
 const REFUSED: usize = 1024;
 
 /// A peer.
 pub(crate) struct Peer {
     pub name: Vec<u8>,
     pub address: Vec<u8>,
-    /// Set if the program has loaded the peer's metadata.
+    /// The metadata that the program has loaded.
     pub info: Option<Info>,
     pub stage: Stage,
-    /// The node's id of this peer. `None` while the peer is not connected.
+    /// `None` while the peer is not connected.
     pub id: Option<PeerId>,
     /// True if the peer asked for the connection, and so may use it.
     pub asks: bool,
@@ -40,7 +39,6 @@ pub(crate) struct Peer {
     pub lines: Vec<UnixStream>,
     /// True if short descriptors are sent to the peer in chunks.
     pub packs: bool,
-    /// Number of buffers lent to sends to this peer.
     pub lent: u32,
     /// Transfers and posts of the peer with a chunk that was refused on this connection. Their
     /// notifications are dropped.
@@ -66,7 +64,6 @@ impl Peer {
         }
     }
 
-    /// Records that a chunk of this post was refused.
     pub fn refuse(&mut self, transfer: u64, post: u32) {
         if self.refused.len() >= REFUSED {
             self.refused.pop_front();

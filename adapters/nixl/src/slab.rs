@@ -8,7 +8,7 @@ pub(crate) struct Slab<T> {
     free: Vec<u32>,
 }
 
-/// Maximum count of uses of a slot. The next count is 1 again.
+/// After this many uses of a slot, the count is 1 again.
 const USES: u32 = u32::MAX >> 1;
 
 impl<T> Default for Slab<T> {
@@ -45,14 +45,12 @@ impl<T> Slab<T> {
         self.slots[number as u32 as usize].1.take()
     }
 
-    /// Returns the numbers and values of all slots in use.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.slots.iter().enumerate().filter_map(|(at, (uses, value))| {
             value.as_ref().map(|value| (u64::from(*uses) << 32 | at as u64, value))
         })
     }
 
-    /// Returns the values of all slots in use.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter_map(|(_, value)| value.as_mut())
     }

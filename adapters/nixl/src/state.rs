@@ -23,10 +23,8 @@ use crate::transfer::Transfer;
 /// Maximum time to wait until no operation uses memory that is being deregistered.
 pub(crate) const SETTLE: Duration = Duration::from_secs(5);
 
-/// Number of passes between two clock reads.
 const PASSES: u32 = 16;
 
-/// Interval between liveness checks of peers.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Time without events before a polling call yields the processor. The peer may need the processor.
@@ -35,7 +33,7 @@ const SPIN: Duration = Duration::from_micros(200);
 /// A pass that takes at least this long has moved data. An idle pass takes about 1 us.
 const MOVES: Duration = Duration::from_micros(5);
 
-/// The state that calls and threads share. `None` once the agent is closed.
+/// `None` once the agent is closed.
 pub(crate) struct Shared {
     state: Mutex<Option<State>>,
     /// Number of calls that wait for the lock, and number of calls that have acquired it.
@@ -52,13 +50,11 @@ impl Shared {
         shared
     }
 
-    /// Closes the agent: removes its state.
     pub fn take(&self) -> Option<State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Runs a call on the state. Returns `None` if the agent is closed or an earlier call has
-    /// panicked.
+    /// Returns `None` if the agent is closed or an earlier call has panicked.
     pub fn with<T>(&self, call: impl FnOnce(&mut State) -> T) -> Option<T> {
         // Relaxed: the counters publish no other data.
         let locked = match self.state.try_lock() {
@@ -74,8 +70,7 @@ impl Shared {
         locked.ok()?.as_mut().map(call)
     }
 
-    /// Lets one waiting call run, if there is one. Otherwise a thread that locks again at once
-    /// would overtake the waiting call.
+    /// Lets one waiting call run. Otherwise a thread that locks again at once would overtake it.
     pub fn let_others(&self) {
         let served = self.served.load(Ordering::Relaxed);
         while self.waiting.load(Ordering::Relaxed) != 0
@@ -88,7 +83,6 @@ impl Shared {
 
 pub(crate) struct State {
     pub node: Node,
-    /// The ordinal of the node's device, if it has one.
     pub device: Option<u32>,
     pub name: Vec<u8>,
     pub info: Info,
@@ -97,20 +91,17 @@ pub(crate) struct State {
     pub locals: Slab<Local>,
     pub aways: Slab<Away>,
     pub transfers: Slab<Transfer>,
-    /// Numbers of transfers in progress.
     pub moving: Vec<u64>,
     pub notes: Notes,
     pub buffers: Buffers,
     passes: u32,
     looked: Instant,
-    /// Time of the first pass without an event since the last event.
     idle: Option<Instant>,
     /// True if there was no event for [`SPIN`].
     pub yields: bool,
 }
 
 impl State {
-    /// Creates the state of a new agent.
     pub fn new(node: Node, device: Option<u32>, name: Vec<u8>, info: Info, notes: Notes) -> State {
         State {
             node,
@@ -150,7 +141,6 @@ impl State {
         moved
     }
 
-    /// Makes passes until a notification arrives, or no rail moves data.
     pub fn poll(&mut self) {
         for _ in 0..PASSES {
             if !self.pass() || self.notes.are_there() {
@@ -159,10 +149,8 @@ impl State {
         }
     }
 
-    /// Makes a pass, and continues notifications and transfers in progress. At intervals, checks
-    /// that peers are alive.
+    /// At intervals, checks that peers are alive.
     pub fn progress(&mut self) {
-        // Probing for messages also makes a pass.
         self.collect();
         if self.reap() || self.notes.are_there() {
             self.stir();
@@ -186,7 +174,6 @@ impl State {
         }
     }
 
-    /// Receives messages that have arrived.
     pub fn collect(&mut self) {
         let State { node, peers, locals, transfers, buffers, notes, .. } = self;
         notes.collect(node, &mut Sides { peers, locals, transfers, buffers });
@@ -227,8 +214,6 @@ impl State {
         Ok(self.locals.insert(Local { memory, base, start, len, device: device.is_some() }))
     }
 
-    /// Deregisters memory.
-    ///
     /// # Errors
     /// [`Status::NOT_ALLOWED`] while transfers use the memory.
     pub fn deregister(&mut self, number: u64) -> Result<(), Status> {
@@ -238,7 +223,6 @@ impl State {
         Ok(())
     }
 
-    /// Returns the metadata of registered memory.
     pub fn export(&self, number: u64) -> Result<Vec<u8>, Status> {
         let local = self.locals.get(number).ok_or(Status::NOT_FOUND)?;
         let handle = self.node.handle(local.memory)?;
@@ -246,7 +230,7 @@ impl State {
         Ok(Export { start: start as u64, len: len as u64, number, device, handle }.encode())
     }
 
-    /// Loads the metadata of a peer's memory. The memory is imported once the peer is connected.
+    /// The memory is imported once the peer is connected.
     pub fn load(&mut self, peer: &[u8], device: bool, bytes: &[u8]) -> Result<u64, Status> {
         let peer = self.loaded(peer).ok_or(Status::NOT_FOUND)?;
         let export = Export::decode(bytes)?;
@@ -257,7 +241,6 @@ impl State {
         Ok(self.aways.insert(Away { peer, export, base, import: None }))
     }
 
-    /// Removes the metadata of a peer's memory.
     pub fn unload(&mut self, number: u64) -> Result<(), Status> {
         let away = self.aways.remove(number).ok_or(Status::NOT_FOUND)?;
         if let Some((_, import)) = away.import {

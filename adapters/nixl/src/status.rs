@@ -4,7 +4,7 @@ use fishplate::core::error::{AttachError, OpError, PostError};
 use fishplate::gpu::DeviceError;
 use fishplate::node::Error;
 
-/// A status code, negative for an error.
+/// Negative for an error.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(pub i32);

@@ -10,7 +10,7 @@ use crate::state::State;
 use crate::status::Status;
 
 impl State {
-    /// Sends a notification to a peer. Queues it if the peer is not connected yet.
+    /// Queues it if the peer is not connected yet.
     pub fn notify(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
         Notes::check(bytes.len())?;
         if name == self.name {
@@ -33,7 +33,7 @@ impl State {
         Ok(())
     }
 
-    /// Sends a notification to a connected peer. Returns `false` if there was no room.
+    /// Returns `false` if there was no room.
     pub fn tell(&mut self, number: u64, bytes: &[u8]) -> Result<bool, Status> {
         let id =
             self.peers.get(number).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;

@@ -60,7 +60,6 @@ pub(crate) struct Piece {
     pub(crate) remote: u32,
 }
 
-/// The distinct regions of one side.
 #[derive(Default)]
 pub(crate) struct Regions {
     pub(crate) numbers: Vec<u64>,
@@ -80,10 +79,10 @@ impl Regions {
     }
 }
 
-/// A prepared transfer. It may be posted any number of times.
+/// May be posted any number of times.
 pub(crate) struct Transfer {
     pub(crate) write: bool,
-    /// The peer. `None` for a transfer within the agent.
+    /// `None` for a transfer within the agent.
     pub(crate) peer: Option<u64>,
     pub(crate) pieces: Vec<Piece>,
     /// True if one of the regions is device memory.
@@ -94,13 +93,11 @@ pub(crate) struct Transfer {
     /// `remotes`.
     pub(crate) here: Vec<(Memory, usize)>,
     pub(crate) there: Vec<(Remote, u64)>,
-    /// Index of the first piece that is not posted.
     pub(crate) next: usize,
     /// Number of bytes of the piece at `next` that are copied already.
     pub(crate) cut: usize,
     /// True if the last step copied the maximum of one step, and more is left to copy.
     pub(crate) copies: bool,
-    /// Number of operations in flight.
     pub(crate) outstanding: u32,
     /// Number of posts, and number of unanswered chunks of the current post.
     pub(crate) post: u32,

@@ -18,19 +18,16 @@ pub(crate) const PAYLOAD: usize = 4096;
 /// flight and by the unexpected messages that this endpoint stores.
 const REQUESTS: usize = 256;
 
-/// Maximum number of sends in flight.
 pub(crate) const SENDS: usize = 1 << 18;
 
 /// Kind of a report: the sender's handlers have returned for all messages up to a token. The
 /// payload is the token. A later report replaces an earlier report that was not sent yet.
 pub(crate) const DONE: u32 = 4;
 
-/// Number of requests between two checks for messages from peers.
 const UNREAD: u32 = 16;
 
 pub(crate) struct Am {
     pub node: Node,
-    /// Address of each handler function, and its context.
     pub handlers: Vec<(usize, usize)>,
     /// Sends in flight, by context word, which is never 0. Each entry owns the buffer of its send.
     /// The entry of a request also has the peer.
@@ -40,12 +37,10 @@ pub(crate) struct Am {
     last_send: u64,
     /// Number of requests in flight to each peer that has any.
     requests: HashMap<PeerId, usize>,
-    /// Requests since the last pass.
     unread: u32,
     /// A claimed message, and whether its payload has arrived. The context word of its receive is
     /// 0.
     claimed: Option<(Claimed, bool)>,
-    /// True while a handler runs.
     pub busy: bool,
     /// By peer: the messages that its `DONE` completes, oldest first. Each has its token, its
     /// completion function, and the context of that function.
@@ -55,7 +50,6 @@ pub(crate) struct Am {
     owed: HashMap<PeerId, u64>,
 }
 
-/// A message claimed by an `improbe2`, with its buffer.
 pub(crate) struct Claimed {
     pub from: PeerId,
     pub tag: [u32; 3],
@@ -129,19 +123,18 @@ impl Am {
         self.sends.is_empty()
     }
 
-    /// True if a request to this peer need not wait.
     pub fn has_room(&self, to: PeerId) -> bool {
         self.requests.get(&to).is_none_or(|count| *count < REQUESTS)
     }
 
-    /// Counts a request. Returns `true` if the caller should now check for messages from peers. A
-    /// caller that only sends must check, or its replies pile up.
+    /// Returns `true` if the caller should now check for messages from peers. A caller that only
+    /// sends must check, or its replies pile up.
     pub fn is_due(&mut self) -> bool {
         self.unread += 1;
         self.unread >= UNREAD
     }
 
-    /// Sends a message. Never waits.
+    /// Never waits.
     ///
     /// # Errors
     /// The peer has failed, or too much is in flight.
@@ -196,7 +189,6 @@ impl Am {
         Ok(())
     }
 
-    /// Returns the completion functions of all messages up to a token that the peer has reported.
     /// Returns an empty vector if there is no such message.
     pub fn completed(&mut self, from: PeerId, token: u64) -> Vec<(usize, usize)> {
         let Some(waiting) = self.completions.get_mut(&from) else { return vec![] };
@@ -204,8 +196,8 @@ impl Am {
         waiting.drain(..=last).map(|(_, function, context)| (function, context)).collect()
     }
 
-    /// Reports to a peer that the handlers of its messages up to this token have returned. Reports
-    /// it later if there is no room now. A message without a completion function has the token 0.
+    /// Reports it later if there is no room now. A message without a completion function has the
+    /// token 0.
     pub fn done(&mut self, to: PeerId, token: u64) {
         if token != 0 {
             self.owed.insert(to, token);

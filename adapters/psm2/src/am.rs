@@ -19,10 +19,8 @@ use crate::handle::{Ep, EpAddr};
 use crate::open::open_node;
 use crate::table::{Endpoint, Home, find, find_address, guard};
 
-/// Maximum number of handlers per endpoint.
 const HANDLERS: usize = 1024;
 
-/// Maximum number of messages handled per call.
 const BATCH: usize = 32;
 
 /// Message kinds. The low byte of the first tag word is the kind; the next byte is the number of
@@ -31,7 +29,6 @@ const REQUEST: u32 = 1;
 const REQUEST_NOREPLY: u32 = 2;
 const REPLY: u32 = 3;
 
-/// Values of `PSM2_AM_FLAG_ASYNC` and `PSM2_AM_FLAG_NOREPLY`.
 const ASYNC: i32 = 1;
 const NOREPLY: i32 = 2;
 
@@ -45,7 +42,6 @@ type Completion = unsafe extern "C" fn(*mut c_void);
 #[repr(C)]
 pub struct AmParameters([u32; 4]);
 
-/// A callback to run after the lock is released.
 enum Job {
     Handle {
         peer: PeerId,
@@ -58,7 +54,6 @@ enum Job {
     Complete(Vec<(usize, usize)>),
 }
 
-/// The message that is being handled in this thread.
 #[derive(Clone, Copy)]
 struct Current {
     home: Home,
@@ -74,7 +69,6 @@ thread_local! {
 }
 
 impl Endpoint {
-    /// Opens the node for active messages on the first call.
     fn open_am(&mut self) -> Result<&mut Am, Error> {
         if self.am.is_none() {
             let node = open_node(SENDS, None).map_err(|_| Error::DEVICE_FAILURE)?;
@@ -84,8 +78,7 @@ impl Endpoint {
         self.am.as_deref_mut().ok_or(Error::INTERNAL)
     }
 
-    /// Receives the next active message, and returns the callback that handles it. Drops invalid
-    /// messages.
+    /// Drops invalid messages.
     fn am_job(&mut self) -> Option<Job> {
         let am = self.am.as_deref_mut()?;
         let Claimed { from, tag: [first, handler, _], len, bytes } = am.next()?;
@@ -115,7 +108,7 @@ impl Endpoint {
     }
 }
 
-/// Handles active messages, at most `BATCH` per call. The caller must hold no lock.
+/// The caller must hold no lock.
 #[cold]
 fn serve(home: Home) {
     if SERVES.replace(true) {
@@ -169,7 +162,6 @@ fn run(home: Home, job: Job) {
 
 struct Message {
     tag: [u32; 3],
-    /// The token, the arguments and the payload.
     bytes: Box<[u8]>,
     completion: Option<(usize, usize)>,
 }
@@ -316,7 +308,7 @@ pub unsafe extern "C" fn psm2_am_request_short(
     guard(|| message.and_then(|message| request(to, message)).err().unwrap_or(Error::OK))
 }
 
-/// Sends a request. Waits for room, unless a handler made the call.
+/// Waits for room, unless a handler made the call.
 fn request(to: *mut EpAddr, message: Message) -> Result<(), Error> {
     loop {
         let (mut endpoint, peer) = find_address(to).ok_or(Error::PARAM)?;
@@ -364,7 +356,6 @@ pub unsafe extern "C" fn psm2_am_reply_short(
     guard(|| message.and_then(|message| reply(token, message)).err().unwrap_or(Error::OK))
 }
 
-/// Sends the reply to the current request.
 fn reply(token: *mut c_void, message: Message) -> Result<(), Error> {
     let current =
         CURRENT.get().filter(|current| current.token == token.addr() && current.may_reply);

@@ -12,19 +12,14 @@ use crate::frame::Frame;
 use crate::handle::{Ep, EpAddr};
 use crate::table::{Home, find, guard};
 
-/// Pause after a round without progress.
 const ROUND: Duration = Duration::from_micros(200);
 
-/// Interval between checks that a peer is alive.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Timeout if the caller passes none.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
 enum Stage {
-    /// Asks the peer for its address.
     Asks(Dial),
-    /// Connects to the peer's node.
     Meets(Meeting),
     Reached(PeerId),
     Failed(Error),
@@ -36,7 +31,6 @@ struct Meeting {
     /// The peer's epid, if the peer is on this host. Before a peer is connected, only a local
     /// peer's death can be detected.
     local: Option<u64>,
-    /// Time of the next liveness check.
     look: Instant,
 }
 
@@ -45,7 +39,7 @@ impl Meeting {
         Meeting { peer, local, look: Instant::now() + LOOK }
     }
 
-    /// Returns whether a peer on this host is known to have died. Checks at most once per [`LOOK`].
+    /// Checks at most once per [`LOOK`].
     fn is_hopeless(&mut self, now: Instant) -> bool {
         if now < self.look {
             return false;
@@ -114,8 +108,8 @@ pub unsafe extern "C" fn psm2_ep_connect(
     })
 }
 
-/// Connects to the wanted epids until the deadline. Returns the stage that each has reached.
-/// Returns `None` if the endpoint is not open, or is closed meanwhile.
+/// Returns the stage that each has reached. Returns `None` if the endpoint is not open, or is
+/// closed meanwhile.
 fn connect(
     ep: *mut Ep,
     wanted: &[Option<u64>],
@@ -152,7 +146,6 @@ fn connect(
     }
 }
 
-/// Returns the first stage of connecting to one peer.
 fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
     let mut endpoint = home.find()?;
     // The peer may have connected to us earlier, perhaps without active messages.
@@ -169,7 +162,7 @@ fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
     Some(admitted.map_or_else(Stage::Failed, |peer| Stage::Meets(Meeting::new(peer, None))))
 }
 
-/// Advances one peer. The inner `None` means that its stage is unchanged.
+/// The inner `None` means that its stage is unchanged.
 fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
     Some(match stage {
         Stage::Asks(dial) => match dial.step(now) {

@@ -22,24 +22,21 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::frame::{Frame, LEN};
 
-/// Interval between attempts.
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// Time limit of one attempt. A host that drops packets never refuses a connection.
+/// A host that drops packets never refuses a connection.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Returns the name of the abstract socket of this user's endpoint `epid`.
 pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("fishplate-psm2-{}-{epid:016x}", user()))
 }
 
-/// Returns the effective user. Only processes of this user are trusted.
+/// Only processes of this user are trusted.
 fn user() -> u32 {
     // SAFETY: the call takes no arguments and always succeeds.
     unsafe { libc::geteuid() }
 }
 
-/// Returns whether the process at the other end of a local socket belongs to this user.
 pub(crate) fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -58,7 +55,6 @@ pub(crate) fn is_own(stream: &UnixStream) -> bool {
     got == 0 && cred.uid == user()
 }
 
-/// An exchange with one endpoint, in progress.
 pub(crate) struct Dial {
     epid: u64,
     uuid: [u8; 16],
@@ -69,14 +65,12 @@ pub(crate) struct Dial {
     answer: Box<[u8; LEN]>,
     got: usize,
     again: Instant,
-    /// Deadline of this attempt.
     until: Instant,
-    /// True if the last attempt used TCP.
     tcp: bool,
 }
 
 impl Dial {
-    /// Starts to ask the endpoint `epid` for its address. `own` describes the asking endpoint.
+    /// `own` describes the asking endpoint.
     pub fn new(epid: u64, own: &Frame) -> Dial {
         Dial {
             epid,
@@ -88,13 +82,11 @@ impl Dial {
             got: 0,
             again: Instant::now(),
             until: Instant::now(),
-            // Makes the first attempt local.
             tcp: true,
         }
     }
 
-    /// Makes progress without waiting. Returns `None` until the answer arrives. Retries if nothing
-    /// answers.
+    /// Returns `None` until the answer arrives. Retries if nothing answers.
     ///
     /// # Errors
     /// The endpoint refused; retrying would not help.
@@ -124,17 +116,15 @@ impl Dial {
         }
     }
 
-    /// Returns whether the last attempt was on this host.
     pub fn is_local(&self) -> bool {
         !self.tcp
     }
 
-    /// Takes the stream that carried the answer.
     pub fn take_stream(&mut self) -> Option<UnixStream> {
         self.stream.take()
     }
 
-    /// Sends the question and receives the answer. Returns `true` once the answer is complete.
+    /// Returns `true` once the answer is complete.
     fn talk(&mut self) -> io::Result<bool> {
         let Some(stream) = &mut self.stream else { return Ok(false) };
         Ok(put(stream, &self.question[..], &mut self.sent)?
@@ -155,7 +145,6 @@ impl Dial {
     }
 }
 
-/// Creates a non-blocking stream socket.
 fn socket(family: i32) -> io::Result<UnixStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: the arguments are numbers, and the returned descriptor is ours to own.
@@ -189,7 +178,7 @@ pub(crate) fn is_absent(epid: u64) -> bool {
     connect_local(epid).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Connects to an endpoint on this host. Does not wait: fails if its backlog is full.
+/// Does not wait: fails if its backlog is full.
 fn connect_local(epid: u64) -> io::Result<UnixStream> {
     let stream = socket(libc::AF_UNIX)?;
     let name = name(epid)?;
@@ -209,7 +198,7 @@ fn connect_local(epid: u64) -> io::Result<UnixStream> {
     if connected == 0 { Ok(stream) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends the remaining bytes. Returns `true` once all are sent.
+/// Returns `true` once all are sent.
 pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Result<bool> {
     while *sent < bytes.len() {
         let rest = &bytes[*sent..];
@@ -229,7 +218,7 @@ pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Re
     Ok(true)
 }
 
-/// Receives the remaining bytes. Returns `true` once all have arrived.
+/// Returns `true` once all have arrived.
 pub(crate) fn get(stream: &mut UnixStream, bytes: &mut [u8], got: &mut usize) -> io::Result<bool> {
     while *got < bytes.len() {
         match stream.read(&mut bytes[*got..]) {

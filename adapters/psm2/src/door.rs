@@ -19,13 +19,11 @@ use crate::error::Error;
 use crate::frame::{Frame, LEN};
 use crate::table::Home;
 
-/// Maximum number of connections served at once. Further connections wait in the backlog.
+/// Further connections wait in the backlog.
 const CALLS: usize = 256;
 
-/// Time limit of one connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The listening sockets of an endpoint, and its epid.
 pub(crate) struct Sockets {
     pub epid: u64,
     local: UnixListener,
@@ -33,7 +31,7 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// Opens the sockets. The TCP socket listens on `host`.
+    /// The TCP socket listens on `host`.
     pub fn open(host: Option<Ipv4Addr>) -> io::Result<Sockets> {
         let network = host.map(|host| TcpListener::bind((host, 0))).transpose()?;
         let place = match &network {
@@ -76,7 +74,7 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// Starts the thread. It answers with the frame `own`.
+    /// The thread answers with the frame `own`.
     pub fn start(sockets: Sockets, home: Home, own: Frame) -> io::Result<Door> {
         let (wake, woken) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
@@ -96,14 +94,11 @@ impl Drop for Door {
     }
 }
 
-/// A connection from a peer that asks.
 struct Call {
-    /// A Unix or TCP socket. Sends and receives work the same on both.
     stream: UnixStream,
     question: Box<[u8; LEN]>,
     got: usize,
     answer: Option<Box<[u8; LEN]>>,
-    /// The peer, if it was admitted.
     peer: Option<PeerId>,
     sent: usize,
     until: Instant,
@@ -115,7 +110,6 @@ struct Keeper {
     own: Frame,
     woken: UnixStream,
     calls: Vec<Call>,
-    /// Admitted peers that are not connected yet.
     meeting: Vec<PeerId>,
 }
 
@@ -133,7 +127,6 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until a socket is ready or a timeout passes.
     fn sleep(&self) {
         let entry = |fd: RawFd, events| libc::pollfd { fd, events, revents: 0 };
         let mut fds = vec![entry(self.woken.as_raw_fd(), libc::POLLIN)];
@@ -190,7 +183,6 @@ impl Keeper {
         }
     }
 
-    /// Advances each connection, and drops it once it is finished, failed or expired.
     fn serve(&mut self) {
         let now = Instant::now();
         let mut calls = std::mem::take(&mut self.calls);
@@ -198,7 +190,7 @@ impl Keeper {
         self.calls = calls;
     }
 
-    /// Advances a connection. Returns `true` once the answer is sent.
+    /// Returns `true` once the answer is sent.
     fn step(&mut self, call: &mut Call) -> io::Result<bool> {
         if call.answer.is_none() {
             if !get(&mut call.stream, &mut call.question[..], &mut call.got)? {
@@ -232,7 +224,6 @@ impl Keeper {
         Ok(true)
     }
 
-    /// Starts to connect to the peer that asked.
     fn admit(&mut self, frame: &Frame) -> Result<PeerId, Error> {
         let mut endpoint = self.home.find_aside().ok_or(Error::UNREACHABLE)?;
         let peer = endpoint.admit(frame)?;

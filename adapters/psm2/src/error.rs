@@ -83,7 +83,7 @@ pub struct Token {
 /// `psm2_ep_errhandler_t`.
 pub type Handler = unsafe extern "C" fn(*mut Ep, Error, *const c_char, *mut Token) -> Error;
 
-/// The handler of the process: a function address, `PSM_HANDLER` or `NO_HANDLER`.
+/// A function address, `PSM_HANDLER` or `NO_HANDLER`.
 static GLOBAL: AtomicUsize = AtomicUsize::new(PSM_HANDLER);
 
 /// Prints the error and exits.
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn psm2_error_defer(token: *mut Token) -> Error {
     std::process::exit(i32::try_from(token.error.0).unwrap_or(1).max(1));
 }
 
-/// Calls a handler. The caller must hold no lock, because the handler may call into the library.
+/// The caller must hold no lock, because the handler may call into the library.
 pub(crate) fn report(ep: *mut Ep, handler: usize, error: Error, text: String) -> Error {
     if handler == NO_HANDLER {
         return error;

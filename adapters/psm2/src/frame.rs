@@ -15,7 +15,6 @@ use fishplate::node::ADDRESS_MAX;
 
 use crate::error::Error;
 
-/// Length of a frame in bytes.
 pub(crate) const LEN: usize = HEAD + 2 * ADDRESS_MAX;
 const HEAD: usize = 36;
 
@@ -29,7 +28,7 @@ pub(crate) struct Frame {
     pub uuid: [u8; 16],
     pub epid: u64,
     pub address: Vec<u8>,
-    /// Address of the node for active messages. Empty if there is none.
+    /// Empty if there is none.
     pub am: Vec<u8>,
 }
 

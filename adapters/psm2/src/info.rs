@@ -1,4 +1,4 @@
-//! Device queries. The library reports one unit with one active port. Nothing here waits.
+//! The library reports one unit with one active port. Nothing here waits.
 
 use std::ffi::c_void;
 
@@ -6,7 +6,6 @@ use crate::error::Error;
 use crate::open::is_nested;
 use crate::table::SLOTS;
 
-/// Values of `psm2_info_query_t`.
 const UNITS: u32 = 0;
 const PORTS: u32 = 1;
 const UNIT_STATUS: u32 = 2;

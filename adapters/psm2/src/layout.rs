@@ -93,7 +93,6 @@ const _: () = {
 };
 
 impl OpenOptions {
-    /// PSM2's defaults.
     pub(crate) const DEFAULT: OpenOptions = OpenOptions {
         timeout: 30_000_000_000,
         unit: -1,
@@ -163,7 +162,6 @@ impl MqStats {
 
 impl From<Code> for Error {
     fn from(code: Code) -> Self {
-        // `Code` uses PSM2's numbers.
         Error(code as u32)
     }
 }

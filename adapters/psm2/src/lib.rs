@@ -9,7 +9,7 @@
 //!
 //! # Example
 //!
-//! Runs an MPI program on four processes. `tests/psm2.sh` does so with `tests/mpi.c`:
+//! Runs an MPI program on four processes.
 //!
 //! ```sh
 //! adapters/psm2/build.sh /opt/fishplate

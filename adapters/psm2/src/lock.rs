@@ -33,10 +33,9 @@ const POISONED: u8 = 2;
 const UNDECIDED: u64 = 0;
 const NOBODY: u64 = u64::MAX;
 
-/// Number of times that other threads take a lock before it loses its owner.
 const OTHERS: u32 = 64;
 
-/// The words of a lock, all 0 before the first call.
+/// All 0 before the first call.
 pub(crate) struct Words {
     /// Whether a thread other than the owner has the lock, or the lock is poisoned.
     pub state: AtomicU8,
@@ -45,7 +44,6 @@ pub(crate) struct Words {
     /// The number of the owner thread. Once it is set, only a thread that has the lock may change
     /// it, and only to `NOBODY`.
     pub owner: AtomicU64,
-    /// Number of times that other threads have taken the lock.
     pub others: AtomicU32,
 }
 
@@ -63,7 +61,7 @@ impl<T> Lock<T> {
         Lock { words, value: UnsafeCell::new(value) }
     }
 
-    /// Waits for the lock. Returns `None` if it is poisoned.
+    /// Returns `None` if it is poisoned.
     #[inline(always)]
     pub fn lock(&self) -> Option<Held<'_, T>> {
         let me = system::me();
@@ -91,8 +89,7 @@ impl<T> Lock<T> {
         })
     }
 
-    /// Takes the lock for its owner. Returns `false` if another thread has the lock, or if the lock
-    /// has lost its owner.
+    /// Returns `false` if another thread has the lock, or if the lock has lost its owner.
     #[inline(always)]
     fn enter(&self, me: u64) -> bool {
         // Relaxed: publishes nothing.
@@ -156,8 +153,7 @@ impl<T> Lock<T> {
         self.words.state.compare_exchange(FREE, TAKEN, taken, Ordering::Relaxed).is_ok()
     }
 
-    /// Waits until the owner is not inside, after this thread has taken `state`. Returns `false` if
-    /// the lock is poisoned. Poisons the lock if the kernel refuses the barrier.
+    /// Returns `false` if the lock is poisoned. Poisons the lock if the kernel refuses the barrier.
     fn owner_is_out(&self) -> bool {
         // Pairs with `light_barrier` in `enter`. Orders the exchange of `state` before the load of
         // `inside`.
@@ -177,7 +173,6 @@ impl<T> Lock<T> {
     }
 }
 
-/// Number of times that a thread has waited.
 struct Wait(u32);
 
 impl Wait {
@@ -187,7 +182,6 @@ impl Wait {
     }
 }
 
-/// The value, or a part of it, while this thread holds the lock.
 pub(crate) struct Held<'a, T> {
     value: NonNull<T>,
     release: Release<'a>,
@@ -222,7 +216,6 @@ impl<T> std::ops::DerefMut for Held<'_, T> {
     }
 }
 
-/// Releases the lock when it is dropped.
 struct Release<'a> {
     /// `inside` if the owner has the lock, else `state`.
     taken: &'a AtomicU8,

@@ -13,8 +13,6 @@ use crate::handle::{Ep, EpAddr, Mq, Req};
 use crate::layout::{MqStats, MqStatus, MqStatus2, MqTag};
 use crate::table::{After, Endpoint, Found, Home, find, find_mq, find_request, guard};
 
-/// Converts the caller's pointer and length to a buffer.
-///
 /// # Errors
 /// `at` is null but `len` is not 0.
 ///
@@ -30,8 +28,6 @@ unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
     }
 }
 
-/// Copies the three words of a tag.
-///
 /// # Safety
 /// `tag` is null or points to a tag.
 #[inline(always)]
@@ -48,13 +44,11 @@ unsafe fn words(tag: *const MqTag) -> Result<[u32; 3], Error> {
     Ok([word(0), word(1), word(2)])
 }
 
-/// Runs `call`, and converts its result to a PSM2 code.
 #[inline]
 fn run(call: impl FnOnce() -> Result<(), Error>) -> Error {
     guard(|| call().err().unwrap_or(Error::OK))
 }
 
-/// A status structure of PSM2.
 trait Report {
     fn new(found: &Status2, home: Home) -> Self;
 }
@@ -73,8 +67,6 @@ impl Report for MqStatus2 {
     }
 }
 
-/// Writes a status, unless the pointer is null.
-///
 /// # Safety
 /// `status` is null or valid for a write.
 #[inline(always)]
@@ -194,7 +186,6 @@ pub unsafe extern "C" fn psm2_mq_send2(
     })
 }
 
-/// Waits for a request to complete, and frees it.
 fn wait(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
     loop {
         match endpoint.queue()?.test2(&mut Some(req)) {
@@ -204,7 +195,7 @@ fn wait(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
     }
 }
 
-/// Makes a pass. Releases the lock for a moment if there is something else to do.
+/// Releases the lock for a moment if there is something else to do.
 #[inline(never)]
 fn pass(mut endpoint: Found) -> Result<Found, Error> {
     let home = endpoint.home;
@@ -269,8 +260,7 @@ pub unsafe extern "C" fn psm2_mq_imrecv(
     })
 }
 
-/// Returns the endpoint that owns `req`, and the number of the request. `mq` must be the queue of
-/// that endpoint.
+/// `mq` must be the queue of that endpoint.
 ///
 /// # Errors
 /// The request belongs to another queue.

@@ -22,27 +22,23 @@ use crate::layout::OpenOptions;
 use crate::pause::unexpected;
 use crate::table::{Endpoint, REQUESTS, find, guard, home, open, reserve};
 
-/// Version of the PSM2 interface.
 const MAJOR: i32 = 2;
 const MINOR: i32 = 2;
 
-/// Number of initializations without a matching finalization.
 static USERS: AtomicU32 = AtomicU32::new(0);
 
 /// The bits `PSM2_MULTI_EP_CAP` and `PSM2_LIB_REFCOUNT_CAP`.
 const CAPABILITIES: u64 = 0x1 | 0x2;
 
-/// Maximum number of peers per endpoint.
 const PEERS: u16 = 256;
 
-/// Maximum number of sends that the engine holds. Further sends wait in the queue.
+/// Further sends wait in the queue.
 const OPERATIONS: u32 = 1 << 15;
 
-/// Maximum number of messages in flight to a peer. If ranks share a processor, a sender can send
-/// this many messages before the receiver runs.
+/// If ranks share a processor, a sender can send this many messages before the receiver runs.
 const WINDOW: u32 = 512;
 
-/// Limits for unexpected messages. All peers draw on the shared credits and headers.
+/// All peers draw on the shared credits and headers.
 const MATCHING: MatchConfig = MatchConfig {
     credits: 64,
     headers: 64,
@@ -51,7 +47,6 @@ const MATCHING: MatchConfig = MatchConfig {
     ..MatchConfig::DEFAULT
 };
 
-/// Maximum time that closing an endpoint waits for its peers.
 const CLOSE: Duration = Duration::from_secs(30);
 
 /// Longest part of the wait of a closing node, and of each of two nodes that close in turns.
@@ -200,7 +195,6 @@ pub(crate) fn is_nested() -> bool {
     OPENS.get()
 }
 
-/// Opens a node with a queue of `requests` requests.
 pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Result<Node, OpenError> {
     let settings = Settings { window: WINDOW, ..Settings::DEFAULT };
     let limits = Limits { peers: PEERS, operations: OPERATIONS, ..Limits::DEFAULT };
@@ -223,8 +217,7 @@ pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Resul
     opened
 }
 
-/// Returns whether peers may be on other hosts. Open MPI sets `self,shm` if all processes of a job
-/// share a host.
+/// Open MPI sets `self,shm` if all processes of a job share a host.
 fn asked_for_hosts() -> bool {
     let devices = std::env::var("PSM2_DEVICES").unwrap_or_default();
     devices.is_empty() || devices.split(',').any(|device| device == "hfi")
@@ -275,7 +268,7 @@ pub extern "C" fn psm2_ep_close(ep: *mut Ep, mode: i32, timeout: i64) -> Error {
     guard(|| close(ep, if mode == 0 { limit } else { Duration::ZERO }))
 }
 
-/// Closes an endpoint. Does not wait if `timeout` is zero.
+/// Does not wait if `timeout` is zero.
 fn close(ep: *mut Ep, timeout: Duration) -> Error {
     let Some(home) = home(ep) else { return Error::PARAM };
     // Dropping `door` joins a thread that takes the endpoint's lock, so the lock is released first.
@@ -342,8 +335,8 @@ fn leave(mut node: Node, mut am: Option<Box<Am>>, until: Option<(Instant, Instan
     left
 }
 
-/// Continues to close a node for at most `slice`. Returns `None` if the close has to go on, else
-/// whether no peer needed the node. See [`leave`] for the deadlines.
+/// Returns `None` if the close has to go on, else whether no peer needed the node. See [`leave`]
+/// for the deadlines.
 fn leave_part(
     node: &mut Node,
     slice: Duration,

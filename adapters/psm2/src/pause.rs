@@ -11,25 +11,20 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// of this kind may compute for a long time, or may itself wait for a peer that fills the memory.
 const THIRD: u32 = 10;
 
-/// Maximum number of short unexpected messages per endpoint. `FISHPLATE_PSM2_UNEXPECTED` overrides
-/// it.
+/// `FISHPLATE_PSM2_UNEXPECTED` overrides this.
 const UNEXPECTED: u64 = 1 << 21;
 
-/// Number of empty polls before the first yield.
 const SPINS: u32 = 500;
 
 /// Interval between liveness checks of peers.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Number of calls between two clock reads, before the first yield.
 const CALLS: u32 = 256;
 
-/// Counts the polling calls of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Idle {
-    /// Consecutive calls that found nothing.
     empty: u32,
-    /// Number of all calls. Wraps around.
+    /// Wraps around.
     calls: u32,
     looked: Instant,
     /// `calls` at the last liveness check.
@@ -73,7 +68,7 @@ impl Idle {
         }
     }
 
-    /// Counts a polling call. Returns the step that the call takes before it returns.
+    /// Returns the step that the call takes before it returns.
     #[inline]
     pub fn next(&mut self, found: bool) -> Next {
         self.calls = self.calls.wrapping_add(1);
@@ -88,23 +83,18 @@ impl Idle {
     }
 }
 
-/// Returns the maximum number of short unexpected messages per endpoint.
 pub(crate) fn unexpected() -> u32 {
     number("FISHPLATE_PSM2_UNEXPECTED").unwrap_or(UNEXPECTED).min(1 << 24) as u32
 }
 
-/// Parses an environment variable as a number.
 pub(crate) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// The last step of a polling call before it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Check that peers are alive.
     Look,
-    /// Do nothing.
     Return,
-    /// Yield the processor once. The caller must hold no lock.
+    /// The caller must hold no lock.
     Yield,
 }

@@ -20,15 +20,12 @@ use loom::thread;
 use lock::{Lock, Words};
 use primitive::{AtomicU8, AtomicU32, AtomicU64};
 
-/// Replaces `system.rs` in the models.
 mod system {
     use super::primitive::{Ordering, edge, fence};
     use super::*;
 
     loom::thread_local! {
-        /// The number of this thread.
         pub static ME: Cell<u64> = Cell::new(1);
-        /// Whether `register` succeeds.
         pub static REGISTERS: Cell<bool> = Cell::new(true);
     }
 
@@ -63,8 +60,7 @@ mod system {
 
 type Shared = Arc<Lock<UnsafeCell<u64>>>;
 
-/// Creates a lock that this thread, number 1, takes first. `others` is the initial count of times
-/// that other threads have taken it.
+/// `others` is the initial count of times that other threads have taken it.
 fn new(others: u32) -> Shared {
     let [state, inside] = [0; 2].map(AtomicU8::new);
     let words = Words { state, inside, owner: AtomicU64::new(0), others: AtomicU32::new(others) };
@@ -79,7 +75,6 @@ fn count(lock: &Shared, aside: bool) {
     held.unwrap().with_mut(|value| unsafe { *value += 1 });
 }
 
-/// Adds 1 `rounds` times in another thread, which has the number `me`.
 fn count_in(me: u64, lock: &Shared, rounds: u32, aside: bool) -> thread::JoinHandle<()> {
     let lock = lock.clone();
     thread::spawn(move || {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use fishplate::sys::{futex::Scope, membarrier};
 
-/// Numbers of pauses before the first yield, and before the first sleep.
 const SPINS: u32 = 100;
 const YIELDED: u32 = 200;
 const SLEEP: Duration = Duration::from_micros(50);
@@ -19,7 +18,7 @@ pub(crate) fn me() -> u64 {
     unsafe { libc::pthread_self() }
 }
 
-/// Prepares this process for [`heavy_barrier`]. Returns `false` if the kernel refuses.
+/// Returns `false` if the kernel refuses.
 pub(crate) fn register() -> bool {
     membarrier::register(Scope::Private).is_ok()
 }
@@ -38,7 +37,6 @@ pub(crate) fn heavy_barrier() -> bool {
     membarrier::all(Scope::Private).is_ok()
 }
 
-/// Pauses a thread that has already paused `before` times.
 pub(crate) fn pause(before: u32) {
     match before {
         0..SPINS => std::hint::spin_loop(),

@@ -29,22 +29,19 @@ use crate::pause::{Idle, Next, unexpected};
 
 const _: () = assert!(size_of::<usize>() == 8, "handles have 64 bits");
 
-/// Maximum number of open endpoints per process.
 pub(crate) const SLOTS: usize = 16;
 
-/// Maximum number of open requests per endpoint, as in PSM2.
+/// As in PSM2.
 pub(crate) const REQUESTS: usize = 1 << 20;
 const _: () = assert!(REQUESTS <= 1 << 20, "a request's number ends where the slot's begins");
 
 const GENERATION: u32 = (1 << 20) - 1;
 
-/// Handle kinds.
 const EP: u64 = 0xe1;
 const MQ: u64 = 0xe2;
 const ADDRESS: u64 = 0xe3;
 
-/// Identifies an endpoint: its slot, and the generation of that slot. These are bits 32 to 55 of a
-/// handle. Never 0 for an endpoint.
+/// Bits 32 to 55 of a handle. Never 0 for an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Home(u32);
 
@@ -86,19 +83,17 @@ impl Home {
         (req.to_raw() | self.mark() << 20) as usize as *mut Req
     }
 
-    /// Returns bits 20 to 31 of the handles of the endpoint's requests.
     fn mark(self) -> u64 {
         u64::from(self.0 >> 20 << 8 | self.0 & 0xff)
     }
 
-    /// Locks the endpoint. Returns `None` if it is not open.
+    /// Returns `None` if it is not open.
     #[inline]
     pub fn find(self) -> Option<Found> {
         self.of(self.slot().lock()?)
     }
 
-    /// Locks the endpoint for a thread of this library. The lock keeps its owner, so calls of the
-    /// program stay fast.
+    /// The lock keeps its owner, so calls of the program stay fast.
     pub fn find_aside(self) -> Option<Found> {
         self.of(self.slot().lock_aside()?)
     }
@@ -121,11 +116,8 @@ impl Home {
 pub(crate) struct Peer {
     pub id: PeerId,
     pub epid: u64,
-    /// The program's context word for this peer.
     pub context: usize,
-    /// This peer's id in the node for active messages.
     pub am: Option<PeerId>,
-    /// True once the peer's failure was reported.
     reported: bool,
     /// Streams that close when the peer's process ends. They stay open here, because the peer would
     /// take a closed stream for the end of this process.
@@ -144,9 +136,9 @@ pub(crate) struct Endpoint {
     /// have freed their buffers, so the node makes no more passes.
     pub retired: bool,
     pub node: Node,
-    /// State of active messages. `None` until their first use.
+    /// `None` until their first use.
     pub am: Option<Box<Am>>,
-    /// Handles active messages. The caller must hold no lock.
+    /// The caller must hold no lock.
     pub serve: Option<fn(Home)>,
     pub peers: Vec<Peer>,
     /// The endpoint's address for itself, or null.
@@ -161,7 +153,6 @@ pub(crate) struct Endpoint {
 unsafe impl Send for Endpoint {}
 
 impl Endpoint {
-    /// Creates an endpoint without peers.
     pub fn new(home: Home, epid: u64, uuid: [u8; 16], node: Node) -> Endpoint {
         let (handler, peers, own, idle) = (global(), vec![], null_mut(), Idle::new());
         let (queue, retired) = (Err(Error::PARAM), false);
@@ -183,7 +174,6 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether an address names this endpoint itself.
     #[inline(always)]
     pub fn is_own(&self, address: *mut EpAddr) -> bool {
         address == self.own && !address.is_null()
@@ -193,19 +183,16 @@ impl Endpoint {
         self.peers.iter().find(|peer| peer.epid == epid)
     }
 
-    /// Returns the address of the node for active messages. Returns an empty vector if there is no
-    /// such node.
+    /// Returns an empty vector if there is no such node.
     pub fn am_address(&self) -> Vec<u8> {
         self.am.as_ref().map_or(vec![], |am| am.node.address().to_vec())
     }
 
-    /// Returns the peer's id in the node for active messages.
     pub fn am_of(&self, peer: PeerId) -> Option<PeerId> {
         self.peers.iter().find(|known| known.id == peer)?.am
     }
 
-    /// Starts to connect to the peer that sent this frame, and records it. Does not wait for the
-    /// connection.
+    /// Does not wait for the connection.
     ///
     /// # Errors
     /// The epid is already in use with another node address.
@@ -250,7 +237,7 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// Keeps a stream to a remote peer. It closes when the peer dies.
+    /// The stream closes when the peer dies.
     pub fn keep(&mut self, id: PeerId, line: UnixStream) {
         let elsewhere = self.node.reach(id).is_ok_and(|reach| reach.fabric != 0);
         let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id && elsewhere) else {
@@ -265,7 +252,6 @@ impl Endpoint {
         peer.lines.push(line);
     }
 
-    /// Disconnects a peer and removes it.
     pub fn dismiss(&mut self, id: PeerId) -> Error {
         if self.node.disconnect(id).is_err() {
             return Error::PARAM;
@@ -278,8 +264,6 @@ impl Endpoint {
         Error::OK
     }
 
-    /// Returns whether the peer is connected.
-    ///
     /// # Errors
     /// The peer has failed or could not be connected.
     pub fn reached(&mut self, peer: PeerId) -> Result<bool, Error> {
@@ -301,7 +285,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes one pass. Returns the number of events that the rails reported.
+    /// Returns the number of events that the rails reported.
     pub fn progress(&mut self) -> u32 {
         if self.retired {
             return 0;
@@ -329,7 +313,7 @@ impl Endpoint {
         self.node.queue().ok_or(Error::INTERNAL)
     }
 
-    /// Runs a queue call that needs a request. Adds requests to the queue if all are in use.
+    /// Adds requests to the queue if all are in use.
     #[inline(always)]
     pub fn request<T>(
         &mut self,
@@ -343,7 +327,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the peer that an address names. Null means any peer.
+    /// Null means any peer.
     ///
     /// # Errors
     /// The address is invalid or belongs to another endpoint.
@@ -356,8 +340,7 @@ impl Endpoint {
         }
     }
 
-    /// Chooses the last step of a call, which follows after the lock is released. `found` is true
-    /// if the call found something.
+    /// `found` is true if the call found something.
     #[inline]
     pub fn after(&mut self, found: bool) -> After {
         if self.am.is_some() {
@@ -431,7 +414,6 @@ pub(crate) enum After {
     Yield,
     /// Handles active messages, then yields if the flag is true.
     Serve(Home, Option<fn(Home)>, bool),
-    /// Reports errors to a handler.
     Report(*mut Ep, usize, Error, Vec<String>),
 }
 
@@ -469,7 +451,6 @@ impl After {
 struct Slot {
     /// The last endpoint that reserved this slot.
     home: Home,
-    /// True while an endpoint is being opened in this slot.
     reserved: bool,
     endpoint: Option<Box<Endpoint>>,
 }
@@ -484,10 +465,8 @@ impl Slot {
 
 static TABLE: [Lock<Slot>; SLOTS] = [const { Slot::unused() }; SLOTS];
 
-/// A locked endpoint.
 pub(crate) type Found = Held<'static, Endpoint>;
 
-/// Reserves a free slot for an endpoint that is being opened.
 pub(crate) fn reserve() -> Option<Reserved> {
     for (at, slot) in TABLE.iter().enumerate() {
         let Some(mut slot) = slot.lock() else { continue };
@@ -508,7 +487,6 @@ impl Reserved {
         self.0
     }
 
-    /// Puts the endpoint into the table. Calls can find it from now on.
     pub fn insert(self, endpoint: Endpoint) {
         if let Some(mut slot) = self.0.slot().lock() {
             slot.endpoint = Some(Box::new(endpoint));
@@ -524,31 +502,28 @@ impl Drop for Reserved {
     }
 }
 
-/// Locks the endpoint of a handle.
 #[inline]
 pub(crate) fn find(ep: *mut Ep) -> Option<Found> {
     Home::split(ep, EP)?.0.find()
 }
 
-/// Returns the slot of an endpoint without locking it.
 pub(crate) fn home(ep: *mut Ep) -> Option<Home> {
     Some(Home::split(ep, EP)?.0)
 }
 
-/// Locks the endpoint of a queue.
 #[inline(always)]
 pub(crate) fn find_mq(mq: *mut Mq) -> Result<Found, Error> {
     let (home, _) = Home::split(mq, MQ).ok_or(Error::PARAM)?;
     home.find().ok_or(Error::PARAM)
 }
 
-/// Locks the endpoint of a peer's address. Also returns the peer.
+/// Also returns the peer.
 pub(crate) fn find_address(address: *mut EpAddr) -> Option<(Found, PeerId)> {
     let (home, raw) = Home::split(address, ADDRESS)?;
     Some((home.find()?, PeerId::from_raw(raw)))
 }
 
-/// Locks the endpoint of a request. Also returns the request's number in the queue.
+/// Also returns the request's number in the queue.
 #[inline(always)]
 pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
     let bits = request.addr() as u64;

@@ -35,15 +35,13 @@ use fishplate::{LocalAddr, Node, PeerId, RemoteAddr};
 
 use crate::status::{Status, fail};
 
-/// The C type of a node handle. Never dereferenced.
+/// Never dereferenced.
 #[repr(C)]
 pub struct FpNode {
     _opaque: [u8; 0],
 }
 
-/// Maximum number of open nodes in a process.
 const SLOTS: usize = 64;
-/// Maximum number of nodes that one slot holds over the life of the process.
 const USES: usize = 0xffff;
 /// The lowest bit of the use count in a handle.
 const USE: u32 = 48;
@@ -52,7 +50,6 @@ const _: () = assert!(usize::BITS == 64 && size_of::<Slot>() == 32);
 /// A node, and the objects that a C program names by number.
 pub(crate) struct Inner {
     pub node: Node,
-    /// Memory of the node, by raw region number.
     pub memories: HashMap<u64, Memory>,
     pub remotes: HashMap<u64, Remote>,
     /// Claimed messages that are not received yet, by number.
@@ -62,8 +59,7 @@ pub(crate) struct Inner {
     mixed: u64,
 }
 
-/// An entry of [`TABLE`]. Its address is the address of the table plus the lower bits of its
-/// handles.
+/// A slot's address is the address of the table plus the lower bits of its handles.
 #[repr(C)]
 struct Slot {
     /// `name ^ owner` while the node is open, has an owner, and is in no call. Otherwise 0. Only
@@ -93,13 +89,12 @@ static TABLE: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// Set in the name of a slot without a node.
 const CLOSED: usize = 1;
 
 /// Nodes whose calls panicked. Their state may be inconsistent, so they are never dropped.
 static LEFT: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
 
-/// Number of nodes opened so far. Selects the `mixed` value of the next node.
+/// Selects the `mixed` value of the next node.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns a nonzero number that no other live thread has.
@@ -146,7 +141,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// Adds a node to the table. This thread becomes its owner.
+/// This thread becomes its owner.
 pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     static WATCH: Once = Once::new();
     // SAFETY: the handler makes plain stores, which are allowed in a forked child.
@@ -186,7 +181,7 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     ))
 }
 
-/// Removes a node from the table. No call can enter it afterwards.
+/// No call can enter it afterwards.
 pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
     let slot = match idle(node) {
         Err(status) if status != Status(-libc::ENOTRECOVERABLE) => return Err(status),
@@ -202,7 +197,6 @@ pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
     if inner.is_null() { Err(broken()) } else { Ok(unsafe { Box::from_raw(inner) }) }
 }
 
-/// Returns the slot of a valid handle whose node belongs to this thread and is in no call.
 fn idle(node: *mut FpNode) -> Result<&'static Slot, Status> {
     let slot = slot(node);
     match slot.key.load(Ordering::Relaxed) == node.addr() ^ me() {
@@ -258,8 +252,7 @@ fn during<T>(slot: &Slot, key: usize, call: impl FnOnce(&mut Inner) -> T) -> T {
     done
 }
 
-/// Makes a call that cannot panic. Returns `None` if the call was not made; [`enter`] then returns
-/// the reason.
+/// Returns `None` if the call was not made; [`enter`] then returns the reason.
 #[inline(always)]
 pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     let (slot, key) = (slot(node), node.addr() ^ me());
@@ -299,35 +292,29 @@ impl Inner {
         raw ^ self.mixed << 48
     }
 
-    /// Converts the number of a peer between the node and C.
     pub fn peer(&self, raw: u32) -> u32 {
         raw ^ (self.mixed as u32) << 16
     }
 
-    /// Returns an address in memory of the node.
     #[inline(always)]
     pub fn here(&self, memory: u64, offset: u64) -> LocalAddr {
         LocalId::from_raw(memory).at(offset)
     }
 
-    /// Returns an address in imported memory.
     #[inline(always)]
     pub fn there(&self, remote: u64, offset: u64) -> RemoteAddr {
         RemoteId::from_raw(remote).at(offset)
     }
 
-    /// Converts a peer number from C.
     pub fn named(&self, peer: u32) -> PeerId {
         PeerId::from_raw(self.peer(peer))
     }
 
-    /// Converts a peer number from C; `None` means any peer.
     pub fn anyone(&self, peer: u32) -> Option<PeerId> {
         (peer != ANY).then(|| self.named(peer))
     }
 }
 
-/// The peer number that means any peer.
 pub(crate) const ANY: u32 = u32::MAX;
 
 #[cold]
@@ -348,7 +335,7 @@ fn broken() -> Status {
     )
 }
 
-/// Makes a call that involves no node. Converts a panic to an error.
+/// Converts a panic to an error.
 pub(crate) fn outside(call: impl FnOnce() -> Result<c_int, Status>) -> c_int {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(done)) => done,

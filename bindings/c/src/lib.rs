@@ -1,6 +1,5 @@
 //! Fishplate for C. `include/fishplate.h` documents every function. Start with `docs/c.md` and
-//! `examples/put_signal.c`. The functions call [`fishplate::Node`]. This package only checks
-//! handles and converts arguments and results.
+//! `examples/put_signal.c`. This package only checks handles and converts arguments and results.
 //!
 //! Input is not trusted: a handle is looked up in a fixed table, and the node checks numbers. The
 //! caller's pointers to buffers, strings and results are only checked for null and alignment. A

@@ -44,7 +44,6 @@ impl FpTag {
 }
 
 impl Inner {
-    /// Converts an envelope to the C structure.
     pub fn message(&self, envelope: Envelope) -> FpMessage {
         let Envelope { source, tag, len } = envelope;
         let source = self.peer(source.to_raw());

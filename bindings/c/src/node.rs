@@ -63,7 +63,6 @@ pub(crate) fn millis(timeout: i64) -> Duration {
     }
 }
 
-/// Checks that a pointer is not null and is aligned.
 #[inline(always)]
 pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
     match pointer.is_null() || !pointer.is_aligned() {
@@ -75,7 +74,6 @@ pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
     }
 }
 
-/// Converts a result pointer to a reference.
 #[inline(always)]
 pub(crate) fn place<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut MaybeUninit<T>, Status> {
     check(pointer, name)?;
@@ -84,7 +82,6 @@ pub(crate) fn place<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut MaybeU
     Ok(unsafe { &mut *pointer.cast() })
 }
 
-/// Converts the caller's pointer and length to a slice.
 pub(crate) fn bytes<'a>(pointer: *const c_void, len: usize) -> Result<&'a [u8], Status> {
     if len == 0 {
         return Ok(&[]);
@@ -100,7 +97,6 @@ pub(crate) fn bytes<'a>(pointer: *const c_void, len: usize) -> Result<&'a [u8], 
     Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), len) })
 }
 
-/// Converts the caller's pointer and length to a writable slice.
 pub(crate) fn buffer<'a>(pointer: *mut c_void, len: usize) -> Result<&'a mut [u8], Status> {
     if len == 0 {
         return Ok(&mut []);
@@ -132,7 +128,6 @@ pub(crate) fn hand_out(from: &[u8], into: *mut c_void, len: *mut usize) -> Resul
     Ok(0)
 }
 
-/// Splits a string at its commas.
 fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
     if list.is_null() {
         return Ok(vec![]);
@@ -148,7 +143,7 @@ fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
     Ok(list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
-/// Copies the fields that the caller's version of the header has. The other fields are 0.
+/// The other fields are 0.
 fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
     // SAFETY: the structure consists of numbers and raw pointers, for which zero is valid.
     let mut options: FpOptions = unsafe { std::mem::zeroed() };
@@ -332,7 +327,6 @@ pub unsafe extern "C" fn fp_peer_disconnect(node: *mut FpNode, named: u32) -> c_
     })
 }
 
-/// Returns the error for an unknown region.
 pub(crate) fn unknown_region() -> Status {
     Error::from(AttachError::UnknownRegion).into()
 }

@@ -1,5 +1,4 @@
-//! Return values: 0 or more, or a negative errno value. [`fp_last_error`] returns the message of
-//! the thread's last error.
+//! Return values: 0 or more, or a negative errno value.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -17,7 +16,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Stores the text of an error for [`fp_last_error`]. Slow path: allocates.
+/// Slow path: allocates.
 #[cold]
 pub(crate) fn fail(code: c_int, text: impl Display) -> Status {
     let text = CString::new(text.to_string().replace('\0', " ")).unwrap_or_default();

@@ -14,7 +14,6 @@ use crate::status::{Status, fail};
 /// slot numbers are shorter than 32 bits.
 const OVER: u64 = u64::MAX;
 
-/// Returns [`Notice::Report`] if the caller wants a token, else [`Notice::Silent`].
 #[inline(always)]
 fn notice(token: *mut u64) -> Result<Notice, Status> {
     match token.is_null() {
@@ -113,7 +112,6 @@ pub unsafe extern "C" fn fp_put_signal(
     value: u64,
     token: *mut u64,
 ) -> c_int {
-    // Fast path: most of these calls complete at once.
     if token.is_null() && op == SignalOp::Set as c_int {
         let done = at_once(node, |inner| {
             let from = Slice::new(inner.here(memory, offset), len);

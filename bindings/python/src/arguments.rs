@@ -18,19 +18,15 @@ use crate::peer::{Peer, Place, Remote};
 use crate::shared::{HELD_MAX, Shared};
 use crate::view::View;
 
-/// The source of a put or a send.
 pub(crate) enum Data<'py> {
     /// A range of the node's memory, and its length.
     Region(Range, usize),
     /// A `bytes` object, which is immutable.
     Bytes(Bound<'py, PyBytes>),
-    /// Any other buffer of the host.
     View(View),
-    /// A buffer in device memory.
     Device(Arc<View>),
 }
 
-/// A [`Data`] without Python objects, for calls that release the GIL.
 #[derive(Clone, Copy)]
 pub(crate) enum Payload<'a> {
     Region(Range),
@@ -39,7 +35,6 @@ pub(crate) enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Issues an operation that reads the data and reports no completion.
     #[inline(always)]
     pub fn issue(
         &self,
@@ -74,7 +69,6 @@ impl Data<'_> {
         }
     }
 
-    /// Converts to memory that an operation in flight can keep alive.
     pub fn held(self) -> PyResult<Held> {
         Ok(match self {
             Data::Region(range, len) => Held::Region(range, len),
@@ -85,7 +79,7 @@ impl Data<'_> {
     }
 }
 
-/// Checks that `other` is `node`. Otherwise raises an exception that names the object, `what`.
+/// Otherwise raises an exception that names the object, `what`.
 pub(crate) fn same(
     py: Python<'_>,
     node: &Arc<Shared>,
@@ -117,7 +111,6 @@ fn region(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Option<(Ran
     Ok(None)
 }
 
-/// Converts memory of the node, or any readable buffer.
 pub(crate) fn data<'py>(node: &Arc<Shared>, object: &Bound<'py, PyAny>) -> PyResult<Data<'py>> {
     if let Ok(bytes) = object.cast::<PyBytes>() {
         return Ok(Data::Bytes(bytes.clone()));
@@ -131,7 +124,6 @@ pub(crate) fn data<'py>(node: &Arc<Shared>, object: &Bound<'py, PyAny>) -> PyRes
     })
 }
 
-/// Converts memory of the node, or any writable buffer.
 pub(crate) fn target(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Held> {
     Ok(match region(node, object)? {
         Some((range, len)) => Held::Region(range, len),
@@ -139,7 +131,6 @@ pub(crate) fn target(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<
     })
 }
 
-/// Converts an address in the node's memory.
 pub(crate) fn here(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<LocalAddr> {
     if let Ok(slice) = object.cast::<Slice>() {
         let slice = slice.get();
@@ -151,7 +142,6 @@ pub(crate) fn here(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Lo
     Ok(memory.memory.at(0))
 }
 
-/// Converts an address in a peer's memory.
 pub(crate) fn there(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<RemoteAddr> {
     if let Ok(place) = object.cast::<Place>() {
         let place = place.get();
@@ -163,14 +153,12 @@ pub(crate) fn there(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<R
     Ok(remote.remote.at(0))
 }
 
-/// Converts a peer.
 pub(crate) fn peer(node: &Arc<Shared>, peer: &Bound<'_, Peer>) -> PyResult<PeerId> {
     let given = peer.get();
     same(peer.py(), node, &given.shared, "peer")?;
     Ok(given.id)
 }
 
-/// Converts a peer, or `None` for any peer.
 pub(crate) fn anyone(
     node: &Arc<Shared>,
     given: Option<&Bound<'_, Peer>>,
@@ -178,7 +166,7 @@ pub(crate) fn anyone(
     given.map(|given| peer(node, given)).transpose()
 }
 
-/// Converts seconds. Returns the default for `None`.
+/// Returns the default for `None`.
 pub(crate) fn timeout(
     py: Python<'_>,
     default: Duration,
@@ -197,7 +185,6 @@ pub(crate) fn timeout(
     }
 }
 
-/// Converts a 96-bit tag.
 pub(crate) fn tag(object: Option<&Bound<'_, PyAny>>) -> PyResult<Tag> {
     let Some(object) = object else { return Ok(Tag::ZERO) };
     if let Ok(low) = object.extract::<u64>() {

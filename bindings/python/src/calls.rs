@@ -5,10 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// Counts calls, and makes a descriptor readable after a call if an event loop sleeps on it.
 pub(crate) struct Calls {
     count: AtomicU64,
-    /// True while an event loop sleeps on `set`.
     armed: AtomicBool,
     /// The epoll descriptor to sleep on. It contains the node's descriptor and `bell`, which
     /// becomes readable after a call.
@@ -17,7 +15,6 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Creates the descriptors for a node with descriptor `node`.
     pub fn new(node: BorrowedFd<'_>) -> io::Result<Calls> {
         // SAFETY: each call returns a new descriptor or -1.
         let (set, bell) = unsafe {
@@ -41,7 +38,6 @@ impl Calls {
         self.set.as_raw_fd()
     }
 
-    /// Records a call, and wakes a sleeping event loop.
     pub fn made(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         // Pairs with the fence in `sleep`. Either `sleep` sees the new count, or this call sees
@@ -60,8 +56,7 @@ impl Calls {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Makes the next call wake the sleeper. Returns true if the count is still `calls`, so that
-    /// the caller should sleep.
+    /// Returns true if the count is still `calls`, so that the caller should sleep.
     pub fn sleep(&self, calls: u64) -> bool {
         self.armed.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);

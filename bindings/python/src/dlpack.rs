@@ -25,13 +25,10 @@ const CUDA: i32 = 2;
 const MANAGED: i32 = 13;
 const ROCM: i32 = 10;
 
-/// The device of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
     Host,
-    /// The CUDA device with this number.
     Cuda(u32),
-    /// The ROCm device with this number.
     Rocm(u32),
 }
 
@@ -54,7 +51,6 @@ impl On {
         }
     }
 
-    /// Returns the device of the same kind with another number.
     pub fn with_number(self, number: u32) -> On {
         match self {
             On::Host => On::Host,
@@ -63,7 +59,6 @@ impl On {
         }
     }
 
-    /// Returns the device as DLPack's pair of type and number.
     pub fn device(self) -> (i32, i32) {
         match self {
             On::Host => (CPU, 0),
@@ -106,11 +101,11 @@ struct Managed {
 
 const _: () = assert!(size_of::<Plain>() == 48 && size_of::<Managed>() == 64);
 
-/// A tensor of another library. Its drop returns the tensor to that library.
+/// Dropping this returns the tensor to its library.
 pub(crate) struct Tensor(NonNull<Managed>);
 
 impl Tensor {
-    /// Takes the tensor of an object. Returns `None` if the object does not support DLPack.
+    /// Returns `None` if the object does not support DLPack.
     ///
     /// # Errors
     /// The tensor is in memory of another kind of device, or not contiguous.
@@ -152,7 +147,6 @@ impl Tensor {
         }
     }
 
-    /// Returns where the tensor is.
     pub fn on(&self) -> On {
         On::from_device(self.plain().device).unwrap_or(On::Host)
     }
@@ -200,7 +194,6 @@ impl Tensor {
         (len <= isize::MAX as usize && (len == 0 || !plain.data.is_null())).then_some(len)
     }
 
-    /// Returns the address of the first byte, or a dangling address if the tensor is empty.
     pub fn start(&self) -> NonNull<u8> {
         let plain = self.plain();
         let start = plain.data.cast::<u8>().wrapping_add(plain.byte_offset as usize);
@@ -231,7 +224,6 @@ struct Lent {
     _loan: Option<Arc<()>>,
 }
 
-/// Rejects two options of `__dlpack__`: a copy, and a tensor on another device.
 pub(crate) fn check(options: Option<&Bound<'_, PyDict>>, on: On) -> PyResult<()> {
     let Some(options) = options else { return Ok(()) };
     if options.get_item("copy")?.is_some_and(|copy| copy.is_truthy().unwrap_or(true)) {
@@ -287,7 +279,7 @@ pub(crate) fn lend<'py>(
     }
 }
 
-/// Frees a tensor that [`lend`] made. The tensor's consumer calls this once, on any thread.
+/// The tensor's consumer calls this once, on any thread.
 unsafe extern "C" fn give_back(managed: *mut Managed) {
     // SAFETY: the context is the box from `lend`, which has one owner.
     let end = || drop(unsafe { Box::from_raw((*managed).context.cast::<Lent>()) });
@@ -295,7 +287,6 @@ unsafe extern "C" fn give_back(managed: *mut Managed) {
     let _ = Python::try_attach(|_| end());
 }
 
-/// Frees a capsule's tensor, if no consumer has taken it.
 unsafe extern "C" fn forget(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with the capsule, under the GIL. If no consumer has taken the
     // tensor, the capsule still has the name and the pointer from `lend`.

@@ -7,7 +7,7 @@ use fishplate::node::{Error, OpenError};
 use pyo3::types::PyAnyMethods;
 use pyo3::{PyErr, Python};
 
-/// Why a call failed. Contains no Python objects, so calls that release the GIL can return it.
+/// Contains no Python objects, so calls that release the GIL can return it.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The node returned an error.
@@ -35,12 +35,10 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// True if the deadline expired.
     pub fn is_deadline(&self) -> bool {
         matches!(self, Fault::Node(Error::Wait(WaitError::Deadline(_))))
     }
 
-    /// True if the peer is not connected.
     pub fn is_unmet(&self) -> bool {
         matches!(self, Fault::Node(Error::NotConnected(_)))
     }
@@ -115,7 +113,6 @@ impl Fault {
         made.map_or_else(|error| error, PyErr::from_value)
     }
 
-    /// Returns the exception's class and its `kind`.
     fn names(&self) -> (&'static str, &'static str) {
         match self {
             Fault::Node(error) => of_node(error),
@@ -218,12 +215,10 @@ fn of_cause(cause: Cause, kind: &'static str) -> (&'static str, &'static str) {
     }
 }
 
-/// Creates the exception for an invalid argument.
 pub(crate) fn misuse(py: Python<'_>, kind: &'static str, text: impl Into<String>) -> PyErr {
     Fault::Misuse(kind, text.into()).raise(py)
 }
 
-/// Returns an error unless the operation succeeded.
 pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
     match outcome {
         Outcome::Done => Ok(()),
@@ -231,7 +226,7 @@ pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
     }
 }
 
-/// Returns an error if the receive failed or was cancelled. Truncation is no error here.
+/// Truncation is no error here.
 pub(crate) fn of_received(outcome: Received) -> Result<(), Fault> {
     match outcome {
         Received::Ok | Received::Truncated => Ok(()),

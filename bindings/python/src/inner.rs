@@ -20,7 +20,6 @@ use crate::error::Fault;
 use crate::lease::{Begun, Brings, End, Flight, Flights, Held, Lease, Number, Registered};
 use crate::view::{Place, View};
 
-/// Returns the error for memory of a device that is not the node's device.
 fn elsewhere(theirs: On, ours: On) -> Fault {
     let text = format!(
         "the tensor is on {theirs}, but the node's device is {ours}; use one device for both"
@@ -29,10 +28,8 @@ fn elsewhere(theirs: On, ours: On) -> Fault {
 }
 
 pub(crate) struct Inner {
-    /// The node. It waits for room only during [`Inner::patiently`].
     pub node: Node,
     pub flights: Flights,
-    /// Maximum time that an operation waits for room, and for its peer to connect.
     pub patience: Duration,
     pub connect_timeout: Duration,
     pub registered: Registered,
@@ -46,8 +43,6 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Makes progress and reaps completions, then makes a call that waits up to `patience` for
-    /// room.
     pub fn patiently<T>(
         &mut self,
         patience: Duration,
@@ -61,7 +56,6 @@ impl Inner {
         done
     }
 
-    /// Returns how long to retry a call that fails with this error.
     pub fn limit(&self, fault: &Fault) -> Duration {
         match (fault.is_unmet(), fault.may_pass()) {
             (true, _) => self.connect_timeout,
@@ -70,8 +64,8 @@ impl Inner {
         }
     }
 
-    /// Starts an operation on the node's memory or on a buffer. A buffer stays registered until the
-    /// operation completes. `writes` is true if the operation writes to the buffer.
+    /// A buffer stays registered until the operation completes. `writes` is true if the operation
+    /// writes to the buffer.
     pub fn begin(
         &mut self,
         held: &Held,
@@ -175,7 +169,7 @@ impl Inner {
         Ok((memory.slice(..len), Lease { memory, view, copies_out: writes }))
     }
 
-    /// Records an operation that the node has accepted. If it is incomplete, keeps its lease.
+    /// Keeps the lease of an incomplete operation.
     pub fn issued(&mut self, issued: Issued, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
         let value = match issued {
             Issued::Done { value } => value,
@@ -198,7 +192,6 @@ impl Inner {
         flight
     }
 
-    /// Takes all completions from the node, and records them in their flights.
     pub fn reap(&mut self) {
         while let Some(end) = self.node.next_completion() {
             self.ended(Number::Operation(end.token.to_raw()), End::Operation(end));
@@ -209,7 +202,6 @@ impl Inner {
         self.leave_later();
     }
 
-    /// Retries to free the memory of completed operations that the node still used.
     pub fn leave_later(&mut self) {
         for lease in std::mem::take(&mut self.flights.leaving) {
             self.leave(lease);
@@ -225,7 +217,6 @@ impl Inner {
         let _ = flight.end.set(end);
     }
 
-    /// Waits until an operation completes, and returns its result.
     pub fn wait_for(&mut self, flight: &Flight, timeout: Duration) -> Result<End, Fault> {
         if let Some(end) = flight.end.get() {
             return Ok(*end);
@@ -244,7 +235,6 @@ impl Inner {
         flight.end.get().copied().ok_or(OpError::StaleToken.into())
     }
 
-    /// Copies received bytes to their buffer, and releases the operation's memory.
     fn land(&mut self, lease: Lease, end: End) {
         let arrived = match end {
             End::Receive(Status {
@@ -263,7 +253,7 @@ impl Inner {
         self.leave(lease);
     }
 
-    /// Releases the memory of a lease. If the node still uses the memory, releases it later.
+    /// If the node still uses the memory, releases it later.
     fn leave(&mut self, lease: Lease) {
         match self.node.free(lease.memory) {
             Err(Error::Attach(AttachError::InUse(_))) => self.flights.leaving.push(lease),
@@ -273,8 +263,7 @@ impl Inner {
         }
     }
 
-    /// Removes the record of freed memory. If `kept`, a provider still uses the memory, so its view
-    /// is never dropped.
+    /// If `kept`, a provider still uses the memory, so its view is never dropped.
     pub fn forget(&mut self, memory: Memory, kept: bool) {
         self.devices.retain(|(known, _)| *known != memory);
         match self.registered.now.remove(&memory.at(0).region.to_raw()) {

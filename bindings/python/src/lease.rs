@@ -13,13 +13,11 @@ use crate::view::View;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    /// The operation completed when it was issued. Contains the fetched value, or 0.
     Done(u64),
     Operation(Completion),
     Receive(Status),
 }
 
-/// The node's number of an operation or a receive in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Number {
     Operation(u64),
@@ -34,11 +32,9 @@ pub(crate) struct Flight {
     pub brings: Brings,
 }
 
-/// What a successful operation returns to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Brings {
     Nothing,
-    /// The fetched value.
     Value,
     /// A message received into a buffer of this many bytes.
     Message(u64),
@@ -51,7 +47,6 @@ pub(crate) enum Held {
 }
 
 impl Held {
-    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Held::Region(_, len) => *len,
@@ -65,7 +60,6 @@ impl Held {
     }
 }
 
-/// A buffer of the program that an operation uses.
 pub(crate) struct Lease {
     pub memory: Memory,
     /// The registered view, or the view that receives a copy of the received bytes. `None` if the
@@ -77,7 +71,7 @@ pub(crate) struct Lease {
 /// Registered buffers of the program, by region number.
 #[derive(Default)]
 pub(crate) struct Registered {
-    /// The registered buffers. The flag is true if the memory's handle was exported.
+    /// The flag is true if the memory's handle was exported.
     pub now: HashMap<u64, (Arc<View>, bool)>,
     /// Deregistered buffers that peers may still write, because their handles were exported.
     pub lent: Vec<Arc<View>>,
@@ -88,7 +82,6 @@ impl Registered {
         self.now.insert(memory.at(0).region.to_raw(), (view, false));
     }
 
-    /// Records that the handle of a buffer was exported.
     pub fn exported(&mut self, memory: Memory) {
         if let Some((_, exported)) = self.now.get_mut(&memory.at(0).region.to_raw()) {
             *exported = true;
@@ -105,13 +98,11 @@ impl Registered {
     }
 }
 
-/// The operations in flight.
 #[derive(Default)]
 pub(crate) struct Flights {
     pub under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
-    /// Leases of completed operations. The node still uses their memory.
+    /// The node still uses their memory.
     pub leaving: Vec<Lease>,
-    /// Views to drop without the node's lock, because releasing a view may run Python code.
     pub released: Vec<Arc<View>>,
 }
 
@@ -120,7 +111,6 @@ impl Flights {
         std::mem::take(&mut self.released)
     }
 
-    /// Takes all views, after the node is closed.
     pub fn into_views(self) -> Vec<Arc<View>> {
         let leases =
             self.under_way.into_values().filter_map(|(_, lease)| lease).chain(self.leaving);

@@ -38,7 +38,6 @@ mod shared;
 mod view;
 mod waker;
 
-/// The native part of the package `fishplate`.
 #[pyo3::pymodule(name = "_native")]
 mod native {
     #[pymodule_export]

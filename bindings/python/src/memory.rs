@@ -20,12 +20,11 @@ use crate::inner::Inner;
 use crate::shared::{HELD_MAX, Shared, is_lent};
 use crate::view::View;
 
-/// The bytes of a [`Memory`] object. Keeps host pages mapped, even after the node is closed.
+/// Keeps host pages mapped, even after the node is closed.
 pub(crate) enum Pages {
     Own(Segment),
     Lent(Arc<View>),
-    /// Device memory at this address. It is freed with the node, or later if tensors hold the
-    /// `Arc`.
+    /// Freed with the node, or later if tensors hold the `Arc`.
     Device(NonNull<u8>, Arc<()>),
 }
 
@@ -49,7 +48,6 @@ impl Memory {
         Memory { shared: shared.clone(), memory, pages, freed: AtomicBool::new(false) }
     }
 
-    /// Returns the address of `len` bytes at `offset`, after a bounds check.
     fn place(&self, py: Python<'_>, offset: u64, len: usize) -> PyResult<LocalAddr> {
         let size = self.memory.len() as u64;
         match offset.checked_add(len as u64) {
@@ -63,7 +61,6 @@ impl Memory {
         Ok(Slice { memory: slf.clone().unbind(), start, len })
     }
 
-    /// Returns the address of an offset inside the memory.
     fn bytes(&self, start: u64) -> PyResult<NonNull<u8>> {
         if self.freed.load(Ordering::Relaxed) || self.is_on_device() && self.shared.is_closed() {
             return Err(PyBufferError::new_err("the memory was freed"));
@@ -85,7 +82,6 @@ impl Memory {
         }
     }
 
-    /// Returns the device that holds the memory: the host, if host memory stands in for a device.
     fn on(&self) -> On {
         match self.shared.gpu {
             Some(gpu) if self.is_on_device() => On::of(gpu),
@@ -93,7 +89,6 @@ impl Memory {
         }
     }
 
-    /// Lends a range as a tensor that keeps `object` alive.
     fn lend<'py>(
         &self,
         object: &Bound<'py, PyAny>,
@@ -103,12 +98,10 @@ impl Memory {
             Pages::Device(_, loan) => Some(loan.clone()),
             _ => None,
         };
-        // Pairs with the fence in `free`.
         fence(Ordering::SeqCst);
         dlpack::lend(object, (self.bytes(start)?, len), self.on(), loan)
     }
 
-    /// Returns a range as the dictionary of `__cuda_array_interface__`.
     fn array<'py>(
         &self,
         py: Python<'py>,
@@ -127,7 +120,7 @@ impl Memory {
         Ok(array)
     }
 
-    /// Fills a `Py_buffer` with a part of the memory. The buffer keeps `object` alive.
+    /// The buffer keeps `object` alive.
     ///
     /// # Safety
     /// `view` is null or points to a `Py_buffer`.

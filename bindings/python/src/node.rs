@@ -38,7 +38,6 @@ impl Node {
         arguments::timeout(py, self.shared.timeout, seconds)
     }
 
-    /// Starts an operation on the node's memory, or on a buffer.
     fn begin(
         &self,
         py: Python<'_>,
@@ -51,7 +50,6 @@ impl Node {
         Ok(Request::new(&self.shared, flight))
     }
 
-    /// Posts a receive into the node's memory, or into a buffer.
     fn post(
         &self,
         py: Python<'_>,

@@ -29,7 +29,6 @@ impl Request {
         Request { shared: shared.clone(), flight }
     }
 
-    /// Waits for completion, and returns the result.
     pub fn finish(&self, py: Python<'_>, timeout: Duration) -> PyResult<Py<PyAny>> {
         if let Some(end) = self.flight.end.get() {
             return self.result(py, *end);
@@ -39,8 +38,7 @@ impl Request {
         self.result(py, end)
     }
 
-    /// Waits for a receive, and returns its message. If the wait fails, cancels the receive. A
-    /// message that has already matched still arrives.
+    /// If the wait fails, cancels the receive. A message that has already matched still arrives.
     pub fn receive(&self, py: Python<'_>, timeout: Duration) -> PyResult<Py<PyAny>> {
         let message = self.finish(py, timeout);
         if message.is_err() {

@@ -10,18 +10,16 @@ use pyo3::prelude::*;
 
 use crate::error::misuse;
 
-/// Upper limits of the arguments that size tables. Opening a node allocates its tables.
+/// Opening a node allocates its tables.
 const PEERS_MAX: u16 = 4096;
 const TABLE_MAX: u32 = 1 << 20;
 
-/// Which libfabric rails to open, by name or by count.
 #[derive(FromPyObject)]
 pub(crate) enum Wanted {
     Count(usize),
     Name(String),
 }
 
-/// The argument `worker`: whether to run a worker, or the worker's processor.
 #[derive(FromPyObject)]
 pub(crate) enum Worker {
     Wanted(bool),
@@ -36,7 +34,7 @@ pub(crate) struct Rails {
     pub max_rails: Option<usize>,
 }
 
-/// The arguments of `Node(...)` that size its tables. `None` selects the default.
+/// `None` selects the default.
 pub(crate) struct Tables {
     pub peers: Option<u32>,
     pub regions: Option<u32>,
@@ -72,7 +70,6 @@ fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
     }
 }
 
-/// Converts the argument `gpu`.
 pub(crate) fn gpu(py: Python<'_>, name: &str) -> PyResult<Gpu> {
     let wrong = |_| {
         misuse(
@@ -84,7 +81,7 @@ pub(crate) fn gpu(py: Python<'_>, name: &str) -> PyResult<Gpu> {
     name.parse().map_err(wrong)
 }
 
-/// Converts settings to a builder. The [`Node`] that it opens waits neither for room nor for peers.
+/// The [`Node`] that it opens waits neither for room nor for peers.
 pub(crate) fn builder(
     py: Python<'_>,
     rails: Rails,

@@ -32,13 +32,10 @@ const SHORT: Duration = Duration::from_millis(1);
 /// First wait for room before completions are reaped. Each further wait is twice as long.
 const ROOM: Duration = Duration::from_millis(10);
 
-/// Pause between checks for room, or for another thread's turn.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Copies of more than this many bytes release the GIL.
 pub(crate) const HELD_MAX: usize = 64 << 10;
 
-/// Number of forks between the first process and this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn in_child() {
@@ -46,7 +43,6 @@ extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Starts counting forks.
 pub(crate) fn watch_forks() {
     static ONCE: Once = Once::new();
     // SAFETY: the handler makes one atomic addition, which POSIX allows in a forked child.
@@ -75,15 +71,12 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// The thread that uses the node, or 0. Other threads only compare it with their own number.
     holder: AtomicUsize,
-    /// Number of threads that wait for the lock.
     wanted: AtomicUsize,
-    /// The fork count when the node was opened.
     forks: u64,
-    /// Default timeout of calls.
     pub timeout: Duration,
     pub address: Vec<u8>,
     pub gpu: Option<Gpu>,
-    /// The descriptor and counter for event loops. `None` if the node has no descriptor.
+    /// `None` if the node has no descriptor.
     pub calls: Option<Calls>,
 }
 
@@ -124,7 +117,6 @@ impl Shared {
         })
     }
 
-    /// Makes a call that does not wait, with the GIL.
     pub fn enter<T: Send>(
         &self,
         py: Python<'_>,
@@ -133,7 +125,6 @@ impl Shared {
         self.at_once(py, call).map_err(|fault| fault.raise(py))
     }
 
-    /// Makes a call that may wait, without the GIL.
     pub fn blocking<T: Send>(
         &self,
         py: Python<'_>,
@@ -143,9 +134,8 @@ impl Shared {
         self.apart(py, patient).map_err(|fault| fault.raise(py))
     }
 
-    /// Makes a call that fails while there is no room or its peer is not connected. If `at_once`,
-    /// first tries with the GIL. Then repeats without the GIL until the call succeeds or its
-    /// [limit](Inner::limit) expires.
+    /// If `at_once`, first tries with the GIL. Then repeats without the GIL until the call succeeds
+    /// or its [limit](Inner::limit) expires.
     pub fn issue<T: Send>(
         &self,
         py: Python<'_>,
@@ -178,8 +168,7 @@ impl Shared {
         }
     }
 
-    /// Repeats `call` in slices until it returns or `timeout` expires. If `look`, first tries once
-    /// with the GIL and a timeout of zero.
+    /// If `look`, first tries once with the GIL and a timeout of zero.
     pub fn wait<T: Send>(
         &self,
         py: Python<'_>,
@@ -213,7 +202,6 @@ impl Shared {
         }
     }
 
-    /// Closes the node, and releases its buffers.
     pub fn close(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
         self.may_enter().map_err(|fault| fault.raise(py))?;
         let (closed, views) = py.detach(|| {
@@ -272,18 +260,15 @@ impl Shared {
         }
     }
 
-    /// True if the node is closed, so that every further call fails.
     pub fn is_closed(&self) -> bool {
         match self.state.try_lock() {
             Ok(state) => {
                 !matches!(*state, State::Open(_)) || self.forks != FORKS.load(Ordering::Relaxed)
             }
-            // Another call is in progress.
             Err(_) => false,
         }
     }
 
-    /// Returns an error in a forked child, and if this thread is already inside a call.
     fn may_enter(&self) -> Result<(), Fault> {
         if self.forks != FORKS.load(Ordering::Relaxed) {
             return Err(Fault::Forked);
@@ -301,7 +286,7 @@ impl Shared {
         state
     }
 
-    /// Makes a call with the GIL. Releases the GIL if another thread uses the node.
+    /// Releases the GIL if another thread uses the node.
     fn at_once<T: Send>(
         &self,
         py: Python<'_>,
@@ -317,7 +302,6 @@ impl Shared {
         done
     }
 
-    /// Makes a call without the GIL.
     fn apart<T: Send>(
         &self,
         py: Python<'_>,
@@ -329,8 +313,7 @@ impl Shared {
         done
     }
 
-    /// Makes a call under the lock. A panic makes the node unusable. Also returns views to drop
-    /// without the lock.
+    /// A panic makes the node unusable. Also returns views to drop without the lock.
     fn inside<T>(
         &self,
         state: &mut State,
@@ -354,16 +337,13 @@ impl Shared {
         }
     }
 
-    /// Records that a call was made, because it may have taken a completion that an event loop
-    /// awaits.
     fn made(&self) {
         if let Some(calls) = &self.calls {
             calls.made();
         }
     }
 
-    /// Handles signals between two slices of a wait, and lets other threads use the node. Returns
-    /// true if other threads waited for it.
+    /// Returns true if other threads waited for it.
     fn between(&self, py: Python<'_>) -> PyResult<bool> {
         py.check_signals()?;
         if self.wanted.load(Ordering::Relaxed) == 0 {

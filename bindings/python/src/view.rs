@@ -12,7 +12,6 @@ use pyo3::{Bound, Py, PyAny, PyErr, PyResult, Python, ffi};
 
 use crate::dlpack::{On, Tensor};
 
-/// A contiguous buffer, released on drop.
 pub(crate) struct View {
     start: NonNull<u8>,
     len: usize,
@@ -21,11 +20,10 @@ pub(crate) struct View {
     _held: Held,
 }
 
-/// Where the bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Host,
-    /// In device memory. The GPU is `None` if it is not known.
+    /// The GPU is `None` if it is not known.
     Device(Option<On>),
 }
 
@@ -46,12 +44,10 @@ unsafe impl Send for View {}
 unsafe impl Sync for View {}
 
 impl View {
-    /// Takes a buffer for reading.
     pub fn to_read(object: &Bound<'_, PyAny>) -> PyResult<View> {
         View::of(object, ffi::PyBUF_SIMPLE)
     }
 
-    /// Takes a buffer for writing.
     pub fn to_write(object: &Bound<'_, PyAny>) -> PyResult<View> {
         View::of(object, ffi::PyBUF_WRITABLE)
     }
@@ -94,7 +90,6 @@ impl View {
         })
     }
 
-    /// Takes a device array by its `__cuda_array_interface__`.
     fn of_array(
         object: &Bound<'_, PyAny>,
         array: &Bound<'_, PyAny>,
@@ -141,7 +136,7 @@ impl View {
         Ok(View { start, len, readonly, place, _held: Held::Object(object.clone().unbind()) })
     }
 
-    /// Returns the address of the first byte. It dangles if the buffer is empty.
+    /// Dangles if the buffer is empty.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -162,7 +157,6 @@ impl View {
         self.place != Place::Host
     }
 
-    /// Returns the view, unless it is on a device.
     pub fn on_host(self) -> PyResult<View> {
         match self.place {
             Place::Host => Ok(self),
@@ -183,8 +177,6 @@ impl View {
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
-    /// Returns the bytes to copy to.
-    ///
     /// # Safety
     /// The view was taken by [`to_write`](Self::to_write), is [on the host](Self::on_host), and no
     /// other slice of it is in use.

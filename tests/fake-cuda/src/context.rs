@@ -1,5 +1,4 @@
-//! Devices and their primary contexts. A context handle is a constant plus the device's ordinal,
-//! and never an address.
+//! A context handle is a constant plus the device's ordinal, and never an address.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

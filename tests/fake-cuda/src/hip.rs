@@ -16,15 +16,13 @@ use crate::{
 /// `hipErrorInvalidDevicePointer`.
 const INVALID_DEVICE_POINTER: Code = 17;
 
-/// For each device, the register that requests a flush of writes over the bus.
 static REGISTERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 thread_local! {
     static LAST_ERROR: Cell<Code> = const { Cell::new(0) };
 }
 
-/// Stores the result of a call as the thread's last error. Since HIP 7, success and "not ready" do
-/// not replace an earlier error.
+/// Since HIP 7, success and "not ready" do not replace an earlier error.
 fn left(code: Code) -> Code {
     if version() < 70_000_000 || !matches!(code, 0 | NOT_READY) {
         LAST_ERROR.set(code);
@@ -32,7 +30,6 @@ fn left(code: Code) -> Code {
     code
 }
 
-/// Converts the result of a call to a code, and stores the code as the thread's last error.
 fn answer(outcome: Result<(), Code>) -> Code {
     left(crate::answer(outcome))
 }
@@ -130,8 +127,7 @@ unsafe extern "C" fn hipDriverGetVersion(place: *mut c_int) -> Code {
     answer(unsafe { put(place, version()) })
 }
 
-/// Returns the current device, initially the first one. Executes the flushes that registers
-/// request.
+/// Executes the flushes that registers request.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipGetDevice(place: *mut c_int) -> Code {
     let found = library().map(|library| {
@@ -163,7 +159,6 @@ unsafe extern "C" fn hipDeviceGetAttribute(
     attribute: c_uint,
     device: c_int,
 ) -> Code {
-    // Maps attribute numbers of hip_runtime_api.h to those of cuda.h.
     let same = match attribute {
         67 => 33,
         68 => 34,

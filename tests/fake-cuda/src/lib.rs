@@ -1,6 +1,5 @@
 //! A `libcuda.so` and a `libamdhip64.so` without a GPU: the functions that the device backends use,
-//! over the fake driver. Device memory is host memory, which processes of one user can share. The
-//! processor makes the copies.
+//! over the fake driver. Device memory is host memory, which processes of one user can share.
 //!
 //! `tests/cuda-fake.sh` installs the library under one of these names in a folder of
 //! `LD_LIBRARY_PATH`. The library has no other functions of the drivers.
@@ -42,7 +41,6 @@ use fishplate_gpu::fake::{
     Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, MemoryKind, StreamId,
 };
 
-/// An error code of the driver.
 type Code = u32;
 
 const INVALID_VALUE: Code = 1;
@@ -54,7 +52,6 @@ const NOT_FOUND: Code = 500;
 const NOT_READY: Code = 600;
 const NOT_SUPPORTED: Code = 801;
 
-/// Size of physical segments, if `cuMemAlloc` allocates them.
 const SEGMENT: u64 = 1 << 16;
 
 /// A pinned host range: host address, length, device address.
@@ -62,33 +59,28 @@ type Pin = (usize, usize, u64);
 
 struct Library {
     process: FakeProcess,
-    /// The kind of memory that `cuMemAlloc` allocates.
     kind: MemoryKind,
-    /// The version that HIP reports.
     hip: c_int,
     handles: Mutex<Handles>,
 }
 
-/// The objects behind handles. A handle is an index plus 1.
+/// A handle is an index plus 1.
 #[derive(Default)]
 struct Handles {
     streams: Vec<Option<StreamId>>,
-    /// The stream and position that each event last recorded.
     events: Vec<Option<Option<(StreamId, u64)>>>,
     physical: Vec<Option<FakePhysical>>,
     pins: Vec<Pin>,
-    /// The default stream of each device.
     defaults: Vec<(u32, StreamId)>,
 }
 
 static LIBRARY: OnceLock<Library> = OnceLock::new();
 
 thread_local! {
-    /// The device of the current context.
     static CONTEXT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Returns the library. Fails before `cuInit`.
+/// Fails before `cuInit`.
 fn library() -> Result<&'static Library, Code> {
     LIBRARY.get().ok_or(NOT_INITIALIZED)
 }
@@ -144,7 +136,7 @@ fn start() {
     });
 }
 
-/// Returns the version that HIP reports. Initialises the library if necessary.
+/// Initialises the library if necessary.
 fn version() -> c_int {
     start();
     library().map_or(0, |library| library.hip)
@@ -157,7 +149,6 @@ fn fault(what: &str) -> Option<(Call, u64, i32)> {
     Some((call, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Appends this process's line to the file in `FAKE_CUDA_REPORT`.
 extern "C" fn report() {
     let Some(path) = std::env::var_os("FAKE_CUDA_REPORT") else { return };
     let Ok(library) = library() else { return };
@@ -180,7 +171,6 @@ extern "C" fn report() {
     }
 }
 
-/// Returns the library, and the device of the current context.
 fn current() -> Result<(&'static Library, u32), Code> {
     let library = library()?;
     Ok((library, CONTEXT.get().ok_or(INVALID_CONTEXT)?))
@@ -204,20 +194,17 @@ fn answer(outcome: Result<(), Code>) -> Code {
     outcome.err().unwrap_or(0)
 }
 
-/// Adds an object and returns its handle.
 fn add<T>(list: &mut Vec<Option<T>>, what: T) -> usize {
     list.push(Some(what));
     list.len()
 }
 
-/// Returns the object of a handle. Fails if the handle is invalid or the object was removed.
+/// Fails if the handle is invalid or the object was removed.
 fn find<T>(list: &mut [Option<T>], handle: usize) -> Result<&mut Option<T>, Code> {
     let there = handle.checked_sub(1).and_then(|at| list.get_mut(at));
     there.filter(|there| there.is_some()).ok_or(INVALID_HANDLE)
 }
 
-/// Writes a result.
-///
 /// # Safety
 /// `place` is null or writable.
 unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {

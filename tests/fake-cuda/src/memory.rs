@@ -12,7 +12,6 @@ use crate::{
     find, library, ordinal, put,
 };
 
-/// Granularity of virtual memory.
 const GRANULE: usize = 1 << 16;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -36,7 +35,6 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Describes pinned memory of device 0.
     pub fn pinned(shared: bool) -> Asked {
         let handles = if shared { DESCRIPTOR } else { 0 };
         let location = Location { kind: 1, id: 0 };
@@ -51,8 +49,6 @@ pub struct Access {
     flags: c_uint,
 }
 
-/// Allocates memory of a kind.
-///
 /// # Safety
 /// `place` is null or writable.
 unsafe fn alloc(place: *mut u64, kind: MemoryKind, size: usize) -> Code {
@@ -178,8 +174,6 @@ extern "C" fn cuIpcCloseMemHandle(base: u64) -> Code {
     }))
 }
 
-/// Checks a request for physical memory.
-///
 /// # Safety
 /// `asked` is null or points to a complete request.
 unsafe fn asked(asked: *const Asked) -> Result<(u32, MemoryKind), Code> {
@@ -225,8 +219,6 @@ unsafe extern "C" fn cuMemCreate(
     unsafe { put_physical(place, made) }
 }
 
-/// Writes a handle of physical memory.
-///
 /// # Safety
 /// `place` is null or writable.
 unsafe fn put_physical(place: *mut u64, physical: Result<FakePhysical, Code>) -> Code {
@@ -361,7 +353,6 @@ unsafe extern "C" fn cuMemSetAccess(
         let ordinal = ordinal(library, access.location.id)?;
         let end = base + size as u64;
         let mut at = base;
-        // Grants read and write access to each whole segment.
         while access.flags == 3 && at < end {
             let there = library.process.allocation(ordinal, DevicePtr(at)).map_err(code)?;
             if there.base.0 != at {

@@ -4,9 +4,7 @@
 //!
 //! A [`Fake`] is one network of endpoints. Its [`Persona`] selects the imitated provider and its
 //! behaviour: required modes, ordering, the rate of `-FI_EAGAIN`, and completions that come late,
-//! reordered or a few at a time. All randomness comes from one seed. Time advances with calls: an
-//! operation advances when a completion queue is read. With manual progress, a stage advances only
-//! when the executing endpoint reads its queue.
+//! reordered or a few at a time. All randomness comes from one seed.
 //!
 //! The fake detects errors that a real provider might not detect: a context that is used twice or
 //! written while the provider owns it, a buffer outside its registration, a missing descriptor, an
@@ -42,7 +40,7 @@ use world::{Fault, State, World};
 /// Maximum number of networks in a process.
 pub const FAKES_MAX: usize = 64;
 
-/// The networks that exist. Each has its own `fi_getinfo`.
+/// Each has its own `fi_getinfo`.
 static WORLDS: [Mutex<Option<Arc<World>>>; FAKES_MAX] = [const { Mutex::new(None) }; FAKES_MAX];
 
 /// The path between a network's NICs and device memory. Also distinguishes device memory from host

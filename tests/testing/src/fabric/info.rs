@@ -12,10 +12,8 @@ use super::object::open_fabric;
 use super::world::World;
 use super::{FAKES_MAX, Persona, WORLDS};
 
-/// The libfabric version that the fake reports.
 const VERSION: u32 = fi_version(1, 20);
 
-/// Returns the entry points of one network.
 pub(super) fn entries(place: usize) -> Entries {
     Entries {
         getinfo: GETINFO[place],
@@ -28,7 +26,6 @@ pub(super) fn entries(place: usize) -> Entries {
     }
 }
 
-/// Returns the network in slot `place`, if it exists.
 pub(super) fn world(place: usize) -> Option<Arc<World>> {
     WORLDS.get(place)?.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
@@ -43,9 +40,8 @@ macro_rules! of_each_place {
     };
 }
 
-/// One `fi_getinfo` per network, because the call has no argument that identifies a network.
+/// A function per network, because the calls have no argument that identifies a network.
 static GETINFO: [getinfo; FAKES_MAX] = of_each_place!(getinfo);
-/// One `fi_fabric` per network, because the call has no argument that identifies a network.
 static OPEN_FABRIC: [fabric; FAKES_MAX] = of_each_place!(open_fabric);
 
 unsafe extern "C" fn getinfo<const PLACE: usize>(
@@ -76,8 +72,6 @@ unsafe extern "C" fn getinfo<const PLACE: usize>(
     0
 }
 
-/// Returns the description of an interface, if it matches the hints.
-///
 /// # Safety
 /// `hints` is null or complete.
 unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Option<Box<fi_info>> {
@@ -202,15 +196,12 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
     Some(info)
 }
 
-/// Allocates a string as the C library does.
 fn string(text: &str) -> *mut c_char {
     let text = CString::new(text).unwrap_or_default();
     // SAFETY: `text` is a C string.
     unsafe { libc::strdup(text.as_ptr()) }
 }
 
-/// Allocates a zeroed structure.
-///
 /// # Safety
 /// All zeros is a valid `T`.
 unsafe fn zeroed<T>() -> *mut T {
@@ -231,7 +222,7 @@ fn empty() -> Box<fi_info> {
     }
 }
 
-/// Creates the description of a PCI NIC. Its PCI address depends on the index of the interface.
+/// Its PCI address depends on the index of the interface.
 fn nic(persona: &Persona, interface: &str) -> *mut fid_nic {
     let at = persona.interfaces.iter().position(|name| *name == interface).unwrap_or(0);
     // SAFETY: zeros are valid: null pointers, numbers, and the first value of every enumeration.

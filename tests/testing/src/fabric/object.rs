@@ -45,17 +45,15 @@ objects! {
     FakeMr: fid_mr;
 }
 
-/// Returns the `fid` that each object begins with.
 fn head(class: usize, ops: &'static fi_ops) -> fid {
     fid { fclass: class, context: ptr::null_mut(), ops: table(ops) }
 }
 
-/// Returns a pointer to a table of calls, as C expects it. The table is never written.
+/// The table is never written.
 fn table<T>(ops: &'static T) -> *mut T {
     ptr::from_ref(ops).cast_mut()
 }
 
-/// Returns the table of calls that all objects of a class share.
 const fn common(
     close: unsafe extern "C" fn(*mut fid) -> c_int,
     bind: Option<unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int>,
@@ -122,7 +120,6 @@ pub(super) unsafe extern "C" fn open_fabric<const PLACE: usize>(
     0
 }
 
-/// Counts a new object, and returns a number for it.
 fn begin(state: &mut State) -> u32 {
     state.open += 1;
     state.number()

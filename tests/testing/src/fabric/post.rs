@@ -64,8 +64,7 @@ struct Post {
     data: Option<u64>,
     context: *mut c_void,
     flags: u64,
-    /// True for an inject call. It has no context, copies the source, and reports a completion only
-    /// on failure.
+    /// An inject call has no context, copies the source, and reports a completion only on failure.
     inject: bool,
 }
 
@@ -377,8 +376,6 @@ fn width(datatype: c_int) -> Option<u8> {
     }
 }
 
-/// Reads an operand of `width` bytes.
-///
 /// # Safety
 /// `from` is null or readable for `width` bytes.
 unsafe fn operand(from: *const c_void, width: u8) -> u64 {
@@ -390,8 +387,7 @@ unsafe fn operand(from: *const c_void, width: u8) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// Executes an atomic in place. Returns the old value, or `None` for an unknown operation or a
-/// misaligned address.
+/// Returns the old value, or `None` for an unknown operation or a misaligned address.
 ///
 /// # Safety
 /// `at` is valid for `width` bytes, which are accessed only atomically or by raw copies.
@@ -538,7 +534,6 @@ unsafe fn has_few(ep: *mut fid_ep) -> bool {
     unsafe { &*ep.cast::<FakeEp>() }.world.state().persona.few_atomics
 }
 
-/// True for an addition or a compare-and-swap of 8 bytes.
 fn is_of_few(datatype: c_int, op: c_int) -> bool {
     datatype == FI_UINT64 && [FI_SUM, FI_CSWAP].contains(&op)
 }

@@ -8,7 +8,6 @@ use fishplate_sys::fabric::raw::*;
 
 use super::object::FakeCq;
 
-/// An entry of a completion queue: a completion or an error.
 #[derive(Debug)]
 pub(super) enum Item {
     Good { entry: fi_cq_data_entry, source: u64 },
@@ -31,7 +30,7 @@ pub(super) struct Queue {
     size: usize,
     items: VecDeque<Item>,
     overrun: bool,
-    /// Data of the last error that was read. Valid until the next read.
+    /// Valid until the next read.
     last: Vec<u8>,
 }
 
@@ -86,7 +85,6 @@ unsafe extern "C" fn readfrom(
     state.counts.left_open += held as u64;
     state.counts.reads += 1;
     state.step(cq.id);
-    // Returns some of the entries, but at least one.
     let some = match state.persona.short_reads {
         true => 1 + state.draw(8) as usize,
         false => usize::MAX,

@@ -21,10 +21,8 @@ use super::persona::Persona;
 use super::queue::Queue;
 use super::{Bus, Counts};
 
-/// The first bytes of every address.
 const NAME: [u8; 4] = *b"fake";
 
-/// Length of an address, in bytes.
 pub(super) const NAME_LEN: usize = 16;
 
 #[derive(Debug)]
@@ -32,7 +30,6 @@ pub(super) struct World {
     state: Mutex<State>,
 }
 
-/// An injected error: see [`Fake::fail`](super::Fake::fail).
 #[derive(Debug)]
 pub(super) struct Fault {
     pub skip: u32,
@@ -87,7 +84,7 @@ pub(super) enum Verb {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Posted with `FI_MORE`. Waits for a post without that flag.
+    /// Waits for a post without that flag.
     Held,
     Leaving,
     Flying,
@@ -99,7 +96,7 @@ pub(super) enum Stage {
 pub(super) struct Op {
     pub number: u64,
     pub src: u32,
-    /// The target endpoint. `None` if no endpoint has the address.
+    /// `None` if no endpoint has the address.
     pub dst: Option<u32>,
     pub verb: Verb,
     pub context: *mut c_void,
@@ -108,7 +105,7 @@ pub(super) struct Op {
     pub local: *mut u8,
     pub len: usize,
     pub of_device: bool,
-    /// A copy of the source. Once it exists, the program may reuse the source.
+    /// Once it exists, the program may reuse the source.
     pub copy: Option<Vec<u8>>,
     pub data: Option<u64>,
     pub addr: u64,
@@ -136,15 +133,12 @@ pub(super) struct State {
     pub eps: BTreeMap<u32, Ep>,
     pub mrs: Vec<Mr>,
     pub ops: Vec<Op>,
-    /// Contexts that the provider owns, and the mark that it wrote into each.
     contexts: HashMap<usize, usize>,
     /// Connections (origin, target) that an error has ended, and the number of the last operation
     /// that fails for that reason.
     ended: HashMap<(u32, Option<u32>), u64>,
     pub faults: Vec<Fault>,
-    /// True if the provider refuses to close registrations.
     pub keeps_registrations: bool,
-    /// True if the provider refuses to register memory.
     pub refuses_registrations: bool,
     /// Domains in which the record of a read was freed twice.
     pub damaged: BTreeSet<u32>,
@@ -152,7 +146,6 @@ pub(super) struct State {
     /// Interfaces with pulled cables, and the maximum delay of operations that still land, in reads
     /// of a queue.
     pub pulled: Vec<(String, u32)>,
-    /// Interfaces without an address.
     pub bare: Vec<String>,
     pub bus: Option<Arc<dyn Bus>>,
     /// Domains opened with `FI_HMEM`, so that they may register device memory.
@@ -204,7 +197,6 @@ impl World {
     }
 }
 
-/// Returns the address of an endpoint.
 pub(super) fn name_of(ep: u32) -> [u8; NAME_LEN] {
     let mut name = [0; NAME_LEN];
     name[..4].copy_from_slice(&NAME);
@@ -212,14 +204,13 @@ pub(super) fn name_of(ep: u32) -> [u8; NAME_LEN] {
     name
 }
 
-/// Returns the endpoint of an address.
 pub(super) fn ep_of(name: &[u8]) -> Option<u32> {
     let bytes: [u8; 4] = name.get(4..8)?.try_into().ok()?;
     (name.len() >= NAME_LEN && name[..4] == NAME).then_some(u32::from_le_bytes(bytes))
 }
 
 impl State {
-    /// Returns a random number below `bound`. `bound` must not be 0.
+    /// `bound` must not be 0.
     pub fn draw(&mut self, bound: u32) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -239,7 +230,7 @@ impl State {
         }
     }
 
-    /// Marks a context as owned by the provider. Returns false if the program must not use it.
+    /// Returns false if the program must not use it.
     pub fn own(&mut self, context: *mut c_void) -> bool {
         let words = self.context_words();
         if words == 0 {
@@ -278,8 +269,6 @@ impl State {
         }
     }
 
-    /// True if the range is inside the registration of this descriptor, or the persona needs no
-    /// descriptors.
     pub fn may_use(
         &mut self,
         ep: u32,
@@ -307,13 +296,10 @@ impl State {
         good
     }
 
-    /// Returns the device that contains this address range.
     pub fn device_of(&self, at: usize, len: usize) -> Option<u32> {
         self.bus.as_ref()?.device_of(at as u64, len)
     }
 
-    /// Returns the payload of an operation: its copy, or the bytes in the origin's memory.
-    ///
     /// # Safety
     /// The operation's local memory is readable.
     pub unsafe fn source(&self, op: &Op) -> Vec<u8> {
@@ -346,7 +332,6 @@ impl State {
         }
     }
 
-    /// Starts an accepted operation.
     pub fn launch(&mut self, mut op: Op) {
         self.posted += 1;
         op.number = self.posted;
@@ -395,8 +380,6 @@ impl State {
         self.eps.get(&ep).is_some_and(|ep| self.cut.contains(&ep.interface))
     }
 
-    /// Returns the maximum delay of an operation between two endpoints, or `None` if their
-    /// connection works.
     fn torn(&self, src: u32, dst: Option<u32>) -> Option<u32> {
         let of = |ep: u32| {
             let interface = &self.eps.get(&ep)?.interface;
@@ -405,9 +388,8 @@ impl State {
         of(src).or_else(|| of(dst?))
     }
 
-    /// Breaks the connections of an interface. Each write or message in flight is lost, or lands
-    /// within `late` reads of a queue. The origin gets an error in both cases, even if the
-    /// operation has landed but was not reported yet.
+    /// Each write or message in flight is lost, or lands within `late` reads of a queue. The origin
+    /// gets an error in both cases, even if the operation has landed but was not reported yet.
     pub fn pull(&mut self, interface: &str, late: u32) {
         self.pulled.push((interface.to_owned(), late));
         let mut ops = std::mem::take(&mut self.ops);
@@ -419,7 +401,7 @@ impl State {
         self.ops.append(&mut ops);
     }
 
-    /// Marks an operation as broken. A write or message may go on as a stray.
+    /// A write or message may go on as a stray.
     pub(super) fn tear(&mut self, op: &mut Op, late: u32) {
         if std::mem::replace(&mut op.torn, true) {
             return;
@@ -460,7 +442,7 @@ impl State {
         op.wait = self.delay();
     }
 
-    /// Kills an endpoint. `address` ends with the endpoint's address.
+    /// `address` ends with the endpoint's address.
     pub fn kill(&mut self, address: &[u8]) {
         if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
             self.forget(ep);
@@ -475,7 +457,6 @@ impl State {
         }
     }
 
-    /// Drops all outstanding operations of an endpoint, without completions.
     pub fn forget(&mut self, ep: u32) {
         let mut contexts: Vec<*mut c_void> = vec![];
         self.ops.retain(|op| {
@@ -495,7 +476,7 @@ impl State {
     }
 }
 
-/// Returns the local descriptor of a registration. The value is not a pointer.
+/// The value is not a pointer.
 pub(super) fn descriptor(mr: u32) -> *mut c_void {
     std::ptr::without_provenance_mut((mr as usize) << 8 | 0xd5)
 }

@@ -121,7 +121,6 @@ unsafe extern "C" fn bind_ep(ep: *mut fid, to: *mut fid, flags: u64) -> c_int {
     0
 }
 
-/// The flag `FI_SELECTIVE_COMPLETION` of `fi_ep_bind`.
 const FI_SELECTIVE_COMPLETION: u64 = 1 << 59;
 
 unsafe extern "C" fn control_ep(ep: *mut fid, command: c_int, _argument: *mut c_void) -> c_int {

@@ -44,7 +44,7 @@ unsafe extern "C" fn register(
     }
 }
 
-/// Implements `fi_mr_regattr`. Device memory is given by its address or by a dmabuf descriptor.
+/// Device memory is given by its address or by a dmabuf descriptor.
 unsafe extern "C" fn register_attr(
     domain: *mut fid,
     attr: *const fi_mr_attr,
@@ -89,7 +89,7 @@ unsafe extern "C" fn register_attr(
     }
 }
 
-/// Adds a registration. For device memory, `dmabuf` is true if it is given by a descriptor.
+/// For device memory, `dmabuf` is true if it is given by a descriptor.
 ///
 /// # Safety
 /// `domain` is an open domain of this fake; the result is writable.
@@ -181,7 +181,6 @@ unsafe extern "C" fn control_mr(mr: *mut fid, command: c_int, _argument: *mut c_
             return -libc::EINVAL;
         }
         mr.enabled = true;
-        // From here on the key is valid.
         (*this).raw.key = mr.key;
     }
     0

@@ -1,4 +1,4 @@
-//! Address vectors. The `fi_addr_t` of an address is its index.
+//! The `fi_addr_t` of an address is its index.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;

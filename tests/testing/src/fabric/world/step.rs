@@ -46,8 +46,7 @@ impl State {
         self.ops = ops;
     }
 
-    /// Returns the ordering key of an operation. Operations with equal keys are executed in the
-    /// order posted. `None`: in any order.
+    /// Operations with equal keys are executed in the order posted. `None`: in any order.
     fn lane(&self, op: &Op) -> Option<(u32, Option<u32>)> {
         let in_order = self.persona.is_ordered()
             || self.persona.order & FI_ORDER_SAS != 0 && op.verb == Verb::Send;
@@ -144,7 +143,7 @@ impl State {
         }
     }
 
-    /// Reports a completion to the origin. Returns false if the origin's queue is full.
+    /// Returns false if the origin's queue is full.
     fn complete(&mut self, ops: &mut [Op], at: usize) -> bool {
         let op = &ops[at];
         if !op.completes {
@@ -179,7 +178,6 @@ impl State {
         true
     }
 
-    /// Completes an operation with an error, even if it requested no completion.
     fn fail(&mut self, op: &mut Op, code: i32) {
         let (provider, data) =
             op.fault.take().map_or((0, vec![]), |fault| (fault.provider, fault.data));
@@ -199,7 +197,7 @@ impl State {
         }
     }
 
-    /// Adds an item to a queue. Returns false if the queue is full and the item must wait.
+    /// Returns false if the queue is full and the item must wait.
     pub(super) fn push(&mut self, queue: u32, item: Item) -> bool {
         let protects = self.persona.protects_queue;
         let Some(held) = self.cqs.get_mut(&queue) else {
@@ -224,7 +222,6 @@ impl State {
 }
 
 impl Op {
-    /// True if the operation sends data from the origin's memory.
     fn verb_sends(&self) -> bool {
         matches!(self.verb, Verb::Send | Verb::Write)
     }

@@ -14,7 +14,6 @@ pub(super) enum Outcome {
 }
 
 impl State {
-    /// Executes an operation at the target.
     pub(super) fn carry_out(&mut self, op: &Op) -> Outcome {
         let Some(dst) = op.dst.filter(|dst| self.eps.contains_key(dst)) else {
             return Outcome::Failed(libc::ECONNRESET);
@@ -116,14 +115,12 @@ impl State {
         Outcome::Done
     }
 
-    /// Returns the origin's `fi_addr_t` in the target's address vector.
     fn address_of(&self, dst: u32, src: u32) -> u64 {
         let known = self.eps[&dst].av.and_then(|av| self.avs.get(&av));
         let at = known.and_then(|known| known.iter().position(|&ep| ep == Some(src)));
         at.map_or(FI_ADDR_NOTAVAIL, |at| at as u64)
     }
 
-    /// Returns the address of registered memory at the target, and true if it is device memory.
     fn remote(
         &self,
         dst: u32,
