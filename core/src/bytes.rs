@@ -110,7 +110,6 @@ pub trait Put {
     }
 }
 
-/// Appends to a growing collection, which may allocate.
 impl<T: for<'b> Extend<&'b u8>> Put for T {
     fn put(&mut self, bytes: &[u8]) -> &mut Self {
         self.extend(bytes);

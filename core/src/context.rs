@@ -2,7 +2,7 @@
 //! [`CommandConsumer`].
 //!
 //! A thread that drives its engine itself calls [`Engine`](crate::engine::Engine) directly, which
-//! is faster. A context is for the other threads.
+//! is faster.
 //!
 //! A context offers the operations of an engine over a [`Queue`], with tickets in place of events.
 //! Submitting takes a slot of the queue's pool, writes to its ring, and wakes the worker if it
@@ -288,7 +288,6 @@ impl<'m, H: Host> Context<'m, H> {
         if ticket.of == self.queue.identity() { Ok(ticket.id) } else { Err(OpError::StaleToken) }
     }
 
-    /// Submits a command with a reply. Returns `Again` if every command slot is in use.
     fn ask(&mut self, command: Command) -> Result<Ticket, OpError> {
         match self.queue.submit_raw(command, true) {
             Ok(Some(id)) => Ok(Ticket { id, of: self.queue.identity() }),
@@ -309,8 +308,6 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Waits for the reply to a request, and forgets the request on an error. No other caller has
-    /// the ticket.
     fn answer(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
         let waited = self.wait(ticket, deadline_ns);
         if waited.is_err() {
@@ -328,7 +325,6 @@ impl<'m, H: Host> Context<'m, H> {
     }
 }
 
-/// Maps a reply of an unexpected kind to an error.
 fn unexpected(reply: Reply) -> WaitError {
     match reply {
         Reply::Refused(error) => error.into(),

@@ -2,8 +2,7 @@
 //!
 //! An [`Engine`] owns its rails and one stream of sequence numbers per (context, peer). One thread
 //! drives it: it posts operations, calls [`Engine::progress`], and waits. Nothing here allocates,
-//! locks or starts a thread. All tables are borrowed at setup ([`EngineMemory`]) and bounded. Only
-//! the waits block, and each takes a deadline.
+//! locks or starts a thread. Only the waits block, and each takes a deadline.
 //!
 //! # How an operation travels
 //!
@@ -138,8 +137,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The defaults, which the fields document. [`Tables`] for this configuration need a `WINDOW`
-    /// of 128.
+    /// The defaults of the fields. [`Tables`] for them need a `WINDOW` of 128.
     pub const DEFAULT: Config = Config {
         contexts: 1,
         window: 128,
@@ -225,14 +223,12 @@ pub struct Stats {
     pub passes: u64,
 }
 
-/// The state of an engine, without its rails.
 pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
     /// Mask of the sequence bits in the 32-bit word of a write or message.
     pub mask: u32,
     /// The first peer slot that is not set up; at least 1. The tables from this slot on are
-    /// untouched, so a peer costs no memory before it is reserved. No rail has attached such a
-    /// peer, so nothing arrives from it.
+    /// untouched, so a peer costs no memory before it is reserved.
     pub reached: usize,
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],
@@ -251,19 +247,15 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub device: DeviceTurn,
     /// Whether a peer's memory was written directly since the last `settle`.
     pub direct: bool,
-    /// Number of peers that are being closed.
     pub closing: u32,
     /// The epoch of the latest attachment of any peer.
     pub epoch: u32,
-    /// Number of Hellos that wait to be sent.
     pub hellos: u32,
-    /// The posts outstanding on each rail.
     pub loads: Loads<RAILS>,
-    /// Longest write or read of each rail, in bytes.
     pub max_rma: [u64; RAILS],
     /// Longest write that each rail copies before the post returns, in bytes.
     pub inject: [u64; RAILS],
-    // Limits that hold for all peers, so that the fast path need not look up the limits of a peer.
+    // These hold for all peers, so that the fast path need not look up the limits of a peer.
     /// Longest write, in bytes, that every rail takes in one post. Such a write is not striped, and
     /// its length fits the tag of a silent post.
     pub single_max: u64,
@@ -284,7 +276,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub hints: [u16; protocol::HINTS],
 }
 
-/// The engine, over at most `RAILS` rails, as described in the [module documentation](self).
+/// The engine, over at most `RAILS` rails.
 pub struct Engine<'m, R: Rail, const RAILS: usize> {
     pub(crate) rails: SomeRails<R, RAILS>,
     pub(crate) state: State<'m, RAILS>,
@@ -489,7 +481,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         events
     }
 
-    /// Flushes the posts that rails have held back, so that no post waits for the next call.
     #[inline(always)]
     fn flush(&mut self) {
         for rail in self.rails.iter_mut() {

@@ -40,7 +40,6 @@ use super::wire::{Body, Owner, Place};
 use super::{Engine, State};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Posts the rest of a carried put.
     #[cold]
     #[inline(never)]
     pub(super) fn post_carried(
@@ -133,8 +132,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Returns bytes of a registered region. Copies device memory to `into` first, and returns
-    /// [`PostError::Again`] until that copy has completed.
+    /// Copies device memory to `into` first, and returns [`PostError::Again`] until that copy has
+    /// completed.
     pub(super) fn staged<'a>(
         &mut self,
         (ptr, region, len): (*mut u8, u16, usize),
@@ -155,8 +154,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Untrusted::from_slice(&into[..len]))
     }
 
-    /// Continues a get that travels in messages. A get into device memory counts as posted only
-    /// when all its data was copied.
+    /// A get into device memory counts as posted only when all its data was copied.
     #[cold]
     #[inline(never)]
     pub(super) fn post_fetch(
@@ -238,7 +236,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Copies the pieces of a get that have arrived to the device.
     fn place_got(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {
         loop {
             let slot = &self.state.pending.slots[index as usize];
@@ -274,8 +271,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Copies a block into registered device memory, `into` bytes after `start`. Returns `None`
-    /// once the copy has completed, or else the rail's id of the copy.
+    /// Copies a block into device memory, `into` bytes after `start`. Returns `None` once the copy
+    /// has completed, or else the rail's id of the copy.
     fn place_block(
         &mut self,
         (start, into): (*mut u8, u64),
@@ -300,8 +297,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Copies a piece of a put to the device, in the order of numbers. Returns `None` once the copy
-    /// has completed, or else the rail's id of the copy.
+    /// Returns `None` once the copy of the piece has completed, or else the rail's id of the copy.
     ///
     /// # Errors
     /// A protocol violation if the region is gone. [`PeerError::Rail`] if the device has failed; it
@@ -349,11 +345,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Continues to answer the oldest get of a peer with failover.
     pub(super) fn answer_gets(&mut self, stream: u32) {
         let s = &self.state.streams[stream as usize];
         if self.state.config.window == 1 && s.next.0 & 1 != 0 && s.unposted != NONE {
-            // With a window of one number, operations and answers alternate.
             self.advance(stream);
         }
         let Some(answer) = self.state.oldest_get(stream) else { return };
@@ -365,7 +359,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Sends the next pieces of the answer to a get, or one empty piece if the region is gone.
-    /// Returns the unanswered rest, or `None` once everything is sent.
     fn send_pieces(
         &mut self,
         stream: u32,
@@ -434,12 +427,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// For a peer with failover, returns a rail that does not reach both the local and the remote
-    /// memory, if there is one. Any rail may have to take over, so the data then travels in
-    /// messages.
+    /// For a peer with failover, returns a rail that does not reach both memories, if any. Any rail
+    /// may have to take over, so the data then travels in messages.
     #[inline(always)]
     pub(super) fn unreached(&self, peer: u16, local: u16, remote: u16) -> Option<RailId> {
-        // All rails reach host memory.
         let here = self.locals.get(local as usize).filter(|local| local.is_device());
         let carried = self.remotes[remote as usize].carried;
         if here.is_some() || carried { self.unreached_of(peer, here, carried) } else { None }
@@ -460,7 +451,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(RailId(rail as u8))
     }
 
-    /// Appends a get to the list of unanswered gets. Fails if the list is full.
     fn answer_later(&mut self, stream: u32, answer: Answer) -> Result<(), Violation> {
         let Some(failover) = &mut self.failover else { return Err(Violation::Kind) };
         let resuming = &mut failover.streams[stream as usize];
@@ -476,7 +466,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         resuming.gets[..resuming.asked as usize].first().copied()
     }
 
-    /// Stores the unanswered rest of the oldest get, or removes the get.
     fn get_answered(&mut self, stream: u32, rest: Option<Answer>) {
         let Some(failover) = &mut self.failover else { return };
         let resuming = &mut failover.streams[stream as usize];
@@ -489,8 +478,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a piece that answers a get may take a number. Leaves room in the window for
-    /// operations.
+    /// Answers to gets leave room in the window for operations.
     fn may_send_piece(&self, stream: u32) -> bool {
         let window = self.config.window;
         let pieces =
@@ -498,8 +486,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.streams[stream as usize].in_flight() < window.into() && pieces < (window / 4).max(1)
     }
 
-    /// Returns whether operations of this side are in flight. Answers to the peer do not count, so
-    /// a peer that keeps getting or sending does not hold up a fence.
+    /// Answers do not count, so a peer that keeps getting or sending does not hold up a fence.
     pub(super) fn has_operations_in_flight(&self, stream: u32) -> bool {
         let in_flight = self.streams[stream as usize].in_flight();
         let answers = |failover: &Failover<'_>| {
@@ -509,7 +496,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         in_flight != 0 && in_flight > self.failover.as_ref().map_or(0, answers)
     }
 
-    /// Records a piece that was posted under the next number.
     fn keep_piece_sent(&mut self, stream: u32, what: Sent) {
         self.keep(stream, what, Untrusted::from_slice(&[]));
         let s = &mut self.streams[stream as usize];
@@ -517,24 +503,20 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.stats.posted += 1;
     }
 
-    /// Returns whether data to and from a peer can travel in messages.
     pub(super) fn can_carry(&self, peer: u16) -> bool {
         self.block_size() != 0 && self.piece_max(peer) != 0
     }
 
-    /// Returns the size of the blocks for arriving pieces, in bytes. 0 if this engine has no
-    /// blocks.
+    /// Returns 0 if this engine has no blocks for arriving pieces.
     fn block_size(&self) -> u64 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.blocks.size().min(LONGEST) as u64)
     }
 
-    /// Returns how many pieces for device memory this engine stores for each stream. 0 if it stores
-    /// none.
+    /// Returns 0 if this engine stores no pieces for device memory.
     pub(super) fn pieces(&self) -> u8 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.pieces)
     }
 
-    /// Returns the longest piece of a put to a peer, in bytes.
     fn piece_max(&self, peer: u16) -> u64 {
         let theirs = self.pairings[peer as usize].matching.eager;
         let most = self.protocol.as_ref().map_or(0, |protocol| protocol.most_eager);
@@ -542,8 +524,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (most.min(LONGEST as u32) as u64).min(self.room(peer))
     }
 
-    /// Carries an operation in messages after every rail has refused its post. Returns `false` if
-    /// that is impossible.
+    /// Called when every rail has refused the post. Returns `false` if the operation cannot be
+    /// carried.
     #[cold]
     #[inline(never)]
     pub(super) fn carry_instead(&mut self, stream: u32, index: u32, error: PostError) -> bool {
@@ -574,7 +556,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// Returns whether the buffer of a get is device memory.
     fn fetches_to_device(&self, index: u32) -> bool {
         let region = self.pending.slots[index as usize].local_region;
         self.locals.get(region as usize).is_some_and(LocalSlot::is_device)
@@ -587,7 +568,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         slot.kind == OpKind::Fetch && slot.asked != 0 && self.fetches_to_device(index)
     }
 
-    /// Drops the pieces of a get that has failed.
     fn drop_got(&mut self, stream: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         let carriage = &mut protocol.accounts[stream as usize].carriage;
@@ -600,7 +580,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         carriage.placing = 0;
     }
 
-    /// Resolves host or device memory that a peer names. Also returns whether it is device memory.
+    /// Also returns whether the memory is device memory.
     pub(super) fn place_anywhere(
         &self,
         place: Place,
@@ -617,8 +597,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok((slot.ptr.wrapping_add(place.offset as usize), slot.device != 0))
     }
 
-    /// Takes a block for a piece of `stream` and copies the piece into it. The caller has checked
-    /// that the stream may have another piece.
+    /// The caller has checked that the stream may have another piece.
     fn keep_piece(
         &mut self,
         stream: u32,
@@ -639,7 +618,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(block)
     }
 
-    /// Parks a piece of a put into device memory until all earlier numbers are applied.
     #[cold]
     pub(super) fn piece_arrived(
         &mut self,

@@ -4,8 +4,7 @@
 //! # The exchange
 //!
 //! Either side begins, or both at once. A closing side rejects new operations to the peer with
-//! [`PeerError::Closed`]. Earlier operations continue. The side sends a Bye on each of its streams
-//! once two conditions hold:
+//! [`PeerError::Closed`]. The side sends a Bye on each of its streams once two conditions hold:
 //!
 //! - Each of its own operations to the peer has completed: the peer has applied it, and no post of
 //!   it is outstanding.
@@ -54,28 +53,23 @@ use super::wait::Waiter;
 use super::wire::{GENERATION_MASK, HEAD_MAX, KIND_BYE, Owner, get32, get64, put64};
 use super::{Engine, State};
 
-/// Number of passes that a side makes after all Byes were sent and received. Rails do not report
-/// when a copied message was sent, and a provider may send it only while it is polled.
+/// Number of passes that a side makes after all Byes were sent and received.
 const LINGER: u16 = 1024;
 
-/// Length of a Bye, in bytes.
 const LEN: usize = 28;
 
-/// The progress of closing a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parting {
-    /// Whether our Byes may be sent.
     due: bool,
     /// The Byes of the contexts below this number were sent.
     sent: u16,
     /// Number of passes since all Byes were sent and received.
     lingered: u16,
-    /// Contexts with a Bye that has arrived, as a bitmask.
+    /// Contexts whose Bye has arrived.
     heard: [u64; 4],
 }
 
 impl Parting {
-    /// The state before either side has begun to close.
     pub(crate) const NONE: Parting = Parting { due: false, sent: 0, lingered: 0, heard: [0; 4] };
 
     /// Marks all Byes as unsent, because a failed rail may have lost them.
@@ -92,7 +86,7 @@ impl Parting {
     }
 }
 
-/// A Bye: the last message of a stream.
+/// The last message of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bye {
     pub context: u8,
@@ -149,8 +143,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Begins to close the connection to a peer. New operations to the peer are rejected with
     /// [`PeerError::Closed`]. Earlier operations complete as usual, and then the peer is notified.
     /// Long messages of the peer that match from now on fail with `Closed` at both ends. Make
-    /// progress until [`has_left`](Self::has_left) returns `true`. Does not block. Closing
-    /// twice changes nothing.
+    /// progress until [`has_left`](Self::has_left) returns `true`. Does not block. Closing twice
+    /// changes nothing.
     ///
     /// The other side closes too, and answers while it makes progress, without a call of its
     /// program. Operations of the other side that are in flight are applied here first. Sends of
@@ -207,7 +201,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         left.ok_or(()).or_else(|()| self.state.unfinished())
     }
 
-    /// Continues closing a stream's peer. Returns `false` if the stream must not be served.
+    /// Returns `false` if the stream must not be served.
     #[cold]
     pub(super) fn close_step(&mut self, stream: u32) -> bool {
         let peer = self.state.streams[stream as usize].peer;
@@ -222,8 +216,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !self.state.has_parted(peer) {
             self.state.fail_unmatched(peer);
             if self.state.is_busy(peer) {
-                // Stay on the due list, because the completion of the last operation does not make
-                // the stream due.
+                // Stay due, because the completion of the last operation does not make the stream
+                // due.
                 self.state.due.push(self.state.streams, first);
                 return true;
             }
@@ -264,7 +258,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         false
     }
 
-    /// Sends the Bye of a stream. Returns `false` if no rail has room, or if the peer has failed.
     fn post_bye(&mut self, stream: u32) -> bool {
         let s = &self.state.streams[stream as usize];
         let (peer, cursor) = (s.peer, s.window.expected());
@@ -299,13 +292,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Rejects new operations to a connected peer.
     #[cold]
     fn begin_closing(&mut self, peer: u16) {
         self.peers[peer as usize].state = PeerState::Closing;
         self.closing += 1;
-        // Invalidate the regions that the user imported, for new operations. Earlier operations use
-        // only the keys.
+        // Invalidate imported regions for new operations. Earlier operations use only the keys.
         for remote in self.remotes.iter_mut().filter(|remote| remote.is_of(peer) && !remote.auto) {
             (remote.mapped, remote.len, remote.device) = (core::ptr::null_mut(), 0, 0);
         }
@@ -314,22 +305,21 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a Bye of a peer has arrived. The peer sends no new operations, but still
-    /// applies operations that are in flight to it.
+    /// If so, the peer sends no new operations, but still applies operations that are in flight to
+    /// it.
     #[cold]
     pub(super) fn has_said_bye(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.count_heard() != 0
     }
 
-    /// Returns whether our Byes to a peer are due or sent. From then on this side does not read the
-    /// peer's memory, and does not answer the peer.
+    /// If so, this side does not read the peer's memory, and does not answer the peer.
     #[cold]
     pub(super) fn has_parted(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.due
     }
 
-    /// Returns the reason to record for a failed peer: `Closed` once it has sent Byes, unless it
-    /// broke the protocol or was removed.
+    /// Once a peer has sent Byes, its failure counts as `Closed`, unless it broke the protocol or
+    /// was removed.
     #[cold]
     pub(super) fn after_bye(&self, peer: u16, why: PeerError) -> PeerError {
         match why {
@@ -347,8 +337,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.contexts_of(peer).any(|stream| self.streams[stream].silent_posts != 0)
     }
 
-    /// Returns whether answers to a peer with failover are in flight. Answers do not delay the Bye.
-    /// An answer that a failed rail has lost is sent again.
+    /// Answers do not delay the Bye. An answer that a failed rail has lost is sent again.
     fn has_answers(&self, peer: u16) -> bool {
         self.contexts_of(peer).any(|stream| {
             let s = &self.streams[stream];
@@ -356,7 +345,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         })
     }
 
-    /// Returns why the connection to a peer is not closed yet.
     #[cold]
     fn missing_of(&self, peer: u16) -> Missing {
         let told = self.pairings[peer as usize].parting.sent == self.config.contexts;
@@ -367,8 +355,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether an operation to a peer, or a payload from it, is in flight. Slow path: scans
-    /// all receives.
+    /// Slow path: scans all receives.
     #[cold]
     fn is_busy(&self, peer: u16) -> bool {
         self.contexts_of(peer).any(|stream| self.streams[stream].open != 0)
@@ -409,7 +396,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Returns the sends of a stream that wait for a receive.
     fn unmatched(&self, stream: u32) -> impl Iterator<Item = (u32, &PendingSlot)> {
         let s = &self.streams[stream as usize];
         let slot = |index: u32| Some((index, self.pending.slots.get(index as usize)?));
@@ -421,7 +407,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         list(s.ops.head).chain(list(s.closing.head)).filter(waits)
     }
 
-    /// Fails unmatched sends to a peer that has sent its Byes.
     fn fail_unmatched(&mut self, peer: u16) {
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer);
@@ -433,7 +418,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             if !heard || account.fins_said != account.fins_heard {
                 continue;
             }
-            // Fail only acknowledged sends. The rest fail once they are acknowledged.
+            // The rest may fail only once they are acknowledged.
             let mut index = s.closing.head;
             while index != NONE {
                 let slot = &mut self.pending.slots[index as usize];
@@ -450,7 +435,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns an error about the peers that have not left, if any.
     #[cold]
     fn unfinished(&self) -> Result<(), Unfinished> {
         let closing = |peer: &u16| self.peers[*peer as usize].state == PeerState::Closing;

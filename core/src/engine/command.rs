@@ -209,31 +209,27 @@ impl Reply {
     }
 }
 
-/// Maximum number of events that one command can follow.
+/// Maximum number of events that a command can follow.
 pub const MAX_AFTER: usize = 4;
 
 /// A command in its slot.
 #[derive(Debug)]
 pub struct Entry<'m> {
     command: Command,
-    /// The worker notifies these listeners when the command has ended.
     listeners: &'m Listeners<'m>,
-    /// [`PENDING`] or [`DONE`].
     state: AtomicU32,
-    /// The result. Only the worker writes it, once, before it sets `state` to [`DONE`].
+    /// Only the worker writes it, once, before it sets `state` to [`DONE`].
     reply: UnsafeCell<Reply>,
-    /// The worker's state. The queue writes it before the submission, and the worker afterwards.
+    /// The queue writes it before the submission, and the worker afterwards.
     work: UnsafeCell<Work<'m>>,
     watch: Watch,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Work<'m> {
-    /// The events that must happen before the command begins.
     after: [Option<Event<'m>>; MAX_AFTER],
     /// Bytes of a fill or copy that are done.
     pub progress: usize,
-    /// The state of a copy between peers.
     pub relay: Relay,
 }
 
@@ -263,7 +259,7 @@ const _: () = assert!(
 );
 
 impl<'m> Entry<'m> {
-    /// Creates a command. The queue's worker notifies `listeners` when the command has ended.
+    /// The queue's worker notifies `listeners` when the command has ended.
     #[inline]
     pub(crate) fn new(command: Command, listeners: &'m Listeners<'m>) -> Self {
         Entry {
@@ -281,7 +277,7 @@ impl<'m> Entry<'m> {
         &self.command
     }
 
-    /// Makes the command begin only after `event`. Returns `false` if [`MAX_AFTER`] events are set.
+    /// Returns `false` if [`MAX_AFTER`] events are set.
     pub(crate) fn add_after(&mut self, event: Event<'m>) -> bool {
         match self.work.get_mut().after.iter_mut().find(|after| after.is_none()) {
             Some(free) => {
@@ -292,8 +288,8 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// Checks whether all dependencies of the command are done. Drops the events that are done, or
-    /// all events if one failed. `worker` then listens for the first event that is not done.
+    /// Drops the dependencies that are done, or all if one failed. `worker` then listens for the
+    /// first that is not done.
     ///
     /// # Safety
     /// The same as for [`work`](Self::work).
@@ -374,7 +370,6 @@ pub(super) enum Readiness {
     Ready,
     /// The event with this index is not done. [`Listening`] says whether its end will be notified.
     Waits(u16, Listening),
-    /// A dependency failed.
     Never,
 }
 

@@ -24,11 +24,10 @@ use super::window::{Action, Parked};
 use super::wire::{Body, Message, Place};
 use super::{Engine, State};
 
-/// Size of a signal's word, in bytes.
 const SIGNAL: u8 = 8;
 
-/// Lets streams take turns to change words in device memory. `pass` and `last`: the pass and the
-/// stream of the last change. `next`: the first stream that had to wait since then.
+/// `pass` and `last`: the pass and the stream of the last change. `next`: the first stream that had
+/// to wait since then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceTurn {
     pass: u64,
@@ -37,17 +36,15 @@ pub(crate) struct DeviceTurn {
 }
 
 impl DeviceTurn {
-    /// The state before any word was changed.
     pub const NEW: DeviceTurn = DeviceTurn { pass: u64::MAX, last: NONE, next: NONE };
 }
 
-/// A copy of a word, aligned for every width.
 #[repr(align(8))]
 struct Copied([u8; 8]);
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Applies a signal to a word in device memory. Returns `false` without effect if the device
-    /// has no room now, or if this pass has already changed a word in device memory.
+    /// Returns `false` without effect if the device has no room now, or if this pass has already
+    /// changed a word in device memory.
     ///
     /// # Errors
     /// The violation `why` if the word is not in device memory. [`PeerError::Rail`] if the device
@@ -135,8 +132,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
     }
 
-    /// Checks the word of [`wait_signal_anywhere`](Self::wait_signal_anywhere) once. Returns the
-    /// word if the comparison holds, `None` otherwise.
+    /// Returns the word if the comparison holds.
     pub(super) fn look_anywhere(
         &mut self,
         at: LocalAddr,
@@ -169,8 +165,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns whether a stream may change a device's word now. The copies take microseconds, so
-    /// each pass changes one word, and streams take turns.
+    /// The copies take microseconds, so each pass changes one word, and streams take turns.
     fn may_change_device(&mut self, stream: u32) -> bool {
         let DeviceTurn { pass, last, next } = self.device;
         if next != NONE && next != stream && self.streams[next as usize].due {
@@ -183,8 +178,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         may
     }
 
-    /// Handles a message for memory that the processor cannot access. Parks the message if it is a
-    /// signal or an atomic on a word in device memory, or data for device memory.
+    /// Parks signals and atomics on words in device memory, and data for device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn device_word_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
@@ -220,7 +214,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Resolves a word in device memory that a peer names.
     fn device_word(&self, place: Place, width: u8) -> Result<Local, Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
         let Some(start) =

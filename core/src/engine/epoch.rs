@@ -61,7 +61,7 @@ const ANSWERS: usize = 4;
 /// of the same engine.
 const EARLIER: u32 = 1 << 16;
 
-/// The epochs of a connection, ours and the peer's, and the state of their exchange.
+/// The epochs of a connection, and the state of their exchange.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting {
     /// The epoch of incoming words, or 0 if no Hello is needed.
@@ -73,14 +73,13 @@ pub(crate) struct Meeting {
     /// Epochs to which a Hello is due, oldest first.
     answers: [u32; ANSWERS],
     count: u8,
-    /// Whether our streams to the peer are kept for failover. Hellos carry this flag.
+    /// Whether our streams to the peer are kept for failover.
     keeps: bool,
     /// Whether the next Hello reports that earlier Hellos may have been lost.
     again: bool,
 }
 
 impl Meeting {
-    /// The state of a peer that needs no Hellos.
     pub(crate) const NONE: Meeting = Meeting {
         mine: 0,
         theirs: 0,
@@ -91,7 +90,6 @@ impl Meeting {
         again: false,
     };
 
-    /// Returns which epoch is bound here: `epoch`, another one, or none.
     fn bond(&self, epoch: u32) -> Bond {
         match self.theirs {
             0 => Bond::None,
@@ -131,7 +129,6 @@ impl Meeting {
         })
     }
 
-    /// Records that the oldest waiting Hello was sent.
     fn sent(&mut self, hello: Hello) {
         (self.told, self.again) = ((hello.yours, hello.bond), false);
         self.answers.copy_within(1.., 0);
@@ -140,8 +137,8 @@ impl Meeting {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Sends the waiting Hellos to a peer. Returns `false` if the peer has failed, or if no rail
-    /// has room. Hellos that find no room stay queued.
+    /// Returns `false` if the peer has failed, or if no rail has room. Hellos that find no room
+    /// stay queued.
     #[cold]
     pub(super) fn greet(&mut self, peer: u16) -> bool {
         let stream = self.state.stream_of(0, peer);
@@ -171,7 +168,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Begins an attachment. `fresh` is set if the rails keep attachments apart.
+    /// `fresh` is set if the rails keep attachments apart.
     pub(super) fn meet(&mut self, peer: u16, fresh: bool) {
         if fresh {
             return self.establish(peer);
@@ -192,7 +189,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.answer(peer, 0);
     }
 
-    /// Sends a Hello again, because a rail that has failed may have lost the earlier Hellos.
     pub(super) fn meet_again(&mut self, peer: u16) {
         let meeting = &mut self.pairings[peer as usize].meeting;
         (meeting.told, meeting.again) = (Meeting::NONE.told, true);
@@ -200,14 +196,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.answer(peer, theirs);
     }
 
-    /// Drops the waiting Hellos.
     pub(super) fn part(&mut self, peer: u16) {
         let meeting = &mut self.pairings[peer as usize].meeting;
         self.hellos -= meeting.count as u32;
         *meeting = Meeting::NONE;
     }
 
-    /// Returns whether a peer is connected here but has not answered.
     #[cold]
     pub(super) fn is_meeting(&self, peer: u16) -> bool {
         match self.peers[peer as usize].state {
@@ -217,7 +211,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Opens the streams, because both sides know each other's epoch.
     fn establish(&mut self, peer: u16) {
         let Meeting { mine, theirs, .. } = self.pairings[peer as usize].meeting;
         probe!("peer_up", peer, mine);
@@ -244,8 +237,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a `Get` or `Got` message, or a rare message: a Hello, a Bye, a report on a failed
-    /// rail, or an invalid message.
+    /// Handles a `Get` or `Got` message, or a rare or invalid message.
     #[cold]
     pub(super) fn contextless_arrived(
         &mut self,
@@ -331,8 +323,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Handles a word that arrives for no open stream, or with an epoch that is not the stream's.
-    /// Drops the message, unless the word shows that the other side is bound to us.
+    /// Drops the message, unless its word shows that the other side is bound to us.
     #[cold]
     pub(super) fn strange_arrival(
         &mut self,

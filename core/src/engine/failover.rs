@@ -114,13 +114,11 @@ const LOOK: [u64; 2] = [10_000_000, 10_486];
 /// The state of the rails to one peer. Bitmasks use our rail numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverPeer {
-    /// Rails that joined the peer when it was connected.
     pub(super) joined: u16,
     /// Failed rails. The engine fences them once it hears from the peer.
     suspect: u16,
     fencing: u16,
     fenced: u16,
-    /// Rails that the user has disabled.
     disabled: u16,
     /// `allowed`: rails that the peer may leave (see `leave`). `left`: rails that it has left.
     allowed: u16,
@@ -131,27 +129,25 @@ pub struct FailoverPeer {
     /// The answers that are due to the peer: to its request to leave rails, and to its reply to our
     /// request.
     answers: [Option<Leave>; 2],
-    /// The context and the number at which the next report starts, if one is due.
+    /// Where the next report starts, if one is due.
     telling: Option<(u16, Option<Seq>)>,
-    /// Rails about which the peer has confirmed our reports.
+    /// The peer has confirmed our reports about these rails.
     confirmed: u16,
-    /// Number of repetitions of the unconfirmed reports.
+    /// Repetitions of the unconfirmed reports.
     told: u16,
     /// Passes until the reports are repeated.
     wait: u32,
     /// For each rail, the [`Failover::time`] at which its fence began to wait for other peers, or
     /// for this peer to close its endpoint. 0 if the fence does not wait.
     waits: [u64; RAILS_MAX],
-    /// The state of failed rails that return to use.
     back: Back,
     /// Longest write that all joined rails accept, in bytes.
     pub(super) longest: u64,
-    /// Why each rail failed. `None` for a rail in use.
+    /// `None` for a rail in use.
     why: [Option<Fault>; RAILS_MAX],
 }
 
 impl FailoverPeer {
-    /// Starts a new report about all rails, because earlier reports may have been lost.
     fn tell_anew(&mut self) {
         self.telling = Some((0, None));
         (self.told, self.wait) = (0, AGAIN);
@@ -182,18 +178,15 @@ impl FailoverPeer {
 /// The failover state of one stream.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverStream {
-    /// Whether the stream's peer has failover state and the stream may have records.
+    /// Whether the peer has failover state and the stream may have records.
     kept: bool,
     /// The peer has applied every operation before this number. The stream's own cursor may be
     /// lower, because it waits for replies.
     heard: Seq,
     /// Rails that the peer has reported about, as a bitmask.
     told: u16,
-    /// Whether numbers must be posted again.
     lost: bool,
-    /// Whether replies must be sent again.
     answers: bool,
-    /// Whether reads must be posted again.
     pub(super) reads: bool,
     /// Number of the peer's gets in `gets`.
     pub(super) asked: u8,
@@ -228,8 +221,8 @@ impl FailoverStream {
     };
 }
 
-/// Returns the `n`th rail of a bitmask, counted from 0. After the last rail, counting continues
-/// with the first. Returns `None` if the bitmask is empty.
+/// Counts from 0, and continues with the first rail after the last. Returns `None` if the bitmask
+/// is empty.
 fn nth(rails: u16, n: u32) -> Option<usize> {
     let skipped = n.checked_rem(rails.count_ones())?;
     let rest = (0..skipped).fold(rails, |rails, _| rails & (rails - 1));
@@ -237,14 +230,14 @@ fn nth(rails: u16, n: u32) -> Option<usize> {
 }
 
 pub(crate) struct Failover<'m> {
-    /// The entry of a peer is initialized if its first stream is kept.
+    /// Initialized for a peer whose first stream is kept.
     peers: &'m mut [MaybeUninit<FailoverPeer>],
     pub(super) streams: &'m mut [FailoverStream],
     sent: &'m mut [SentSlot],
     window: u32,
     /// Whether an answer of the two-sided protocol has found no room in a window.
     refused: bool,
-    /// For each rail, the endpoint that is to be closed.
+    /// For each rail, the endpoint to close.
     closing: [Closing; RAILS_MAX],
     /// `time`: the clock of waiting fences, which begins at 1. `counted`: the clock of the rails
     /// when `time` was last advanced.
@@ -257,7 +250,6 @@ pub(crate) struct Failover<'m> {
 }
 
 impl Failover<'_> {
-    /// Returns whether a peer has failover state.
     fn keeps(&self, peer: u16) -> bool {
         // The stream of context 0.
         self.streams.get(peer as usize).is_some_and(|stream| stream.kept)
@@ -410,7 +402,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Advances the clock of waiting fences.
     fn count_time(&mut self) {
         let (now, most) = (self.loads.now(), LOOK[self.loads.untimed()]);
         if let Some(failover) = &mut self.failover {
@@ -419,14 +410,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether `limit`, in nanoseconds or passes, has elapsed since the time `since`.
-    /// Returns `false` if `since` is 0.
+    /// `limit` is in nanoseconds or passes. Returns `false` if `since` is 0.
     fn is_over(&self, since: u64, limit: [u64; 2]) -> bool {
         let time = self.failover.as_ref().map_or(0, |failover| failover.time);
         since != 0 && time - since >= limit[self.loads.untimed()]
     }
 
-    /// Returns the failover state of a peer, if its streams are kept.
     #[cold]
     pub(super) fn kept_peer(&self, peer: u16) -> Option<&FailoverPeer> {
         let failover =
@@ -447,8 +436,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.kept_peer(peer).map_or(self.peers[peer as usize].rails, |kept| kept.joined)
     }
 
-    /// Records the rails that lead to a peer, and the longest write and message that all of them
-    /// accept. Any of them may have to take over a post, so both limits stay while rails fail and
+    /// Any of the rails may have to take over a post, so the limits stay while rails fail and
     /// return.
     pub(super) fn keep_peer(&mut self, peer: u16, rails: u16, (longest, message): (u64, u32)) {
         let Some(failover) = &mut self.failover else { return };
@@ -469,8 +457,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Stops keeping the streams to a peer, because the peer's Hello says that it does not keep its
-    /// own. Returns `false` if a rail to the peer has already failed, which fails the peer.
+    /// Called if the peer's Hello says that it keeps no streams. Returns `false` if a rail to the
+    /// peer has already failed, which fails the peer.
     #[cold]
     pub(super) fn keep_no_more(&mut self, peer: u16) -> bool {
         let Some(kept) = self.kept_peer(peer) else { return true };
@@ -498,7 +486,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..contexts).for_each(|context| failover.forget(context * peers + peer as u32));
     }
 
-    /// Returns whether a rail to a peer is out of use.
     fn has_failed(&self, peer: u16, rail: u16) -> bool {
         let in_use = self.peers[peer as usize].rails & rail != 0;
         !in_use
@@ -507,8 +494,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 .is_some_and(|kept| kept.joined & rail != 0 && !kept.back.is_attached(rail))
     }
 
-    /// Handles the failure of a rail to a peer. If no other rail can take over, the peer fails with
-    /// `cost`.
+    /// The peer fails with `cost` if no other rail can take over.
     #[cold]
     pub(super) fn rail_failed(&mut self, peer: u16, rail: usize, why: Fault, cost: PeerError) {
         let Some(slot) = self.peers.get(peer as usize) else { return };

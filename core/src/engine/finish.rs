@@ -1,5 +1,5 @@
 //! Completes operations: by an acknowledgement, by the completion of a post, by a reply, or by the
-//! failure of the peer. Hands the completions to the user.
+//! failure of the peer.
 
 use crate::error::{CompleteError, OpError, PeerError, Violation};
 use crate::mem::RailId;
@@ -14,15 +14,13 @@ use super::table::PeerState;
 use super::{Engine, State};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Returns whether a completion of an operation or a receive can be taken.
     #[inline(always)]
     pub(crate) fn has_ended(&self) -> bool {
         let receives = self.state.protocol.as_ref().and_then(|protocol| protocol.requests.oldest());
         self.state.pending.ended.head != NONE || receives.is_some()
     }
 
-    /// Returns whether the oldest completion belongs to a receive, or `None` if there is no
-    /// completion.
+    /// Returns `None` if there is no completion.
     #[inline(always)]
     pub(crate) fn is_receive_next(&self) -> Option<bool> {
         let State { pending, protocol, .. } = &self.state;
@@ -72,8 +70,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         completion
     }
 
-    /// Handles an acknowledgement: the peer has applied everything below a number, and `ack` has
-    /// the low 32 bits of that number.
+    /// The peer has applied everything below a number, of which `ack` has the low 32 bits.
     #[inline(always)]
     pub(super) fn acknowledged(&mut self, stream: u32, ack: u32) -> Result<(), Violation> {
         if ack == truncate::<32>(self.streams[stream as usize].acked.0) {
@@ -130,7 +127,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a reply with a fetched value.
     pub(super) fn replied(&mut self, peer: u16, token: u64, value: u64) -> Result<(), Violation> {
         let kept = RAILS > 1 && self.kept_peer(peer).is_some();
         let waits = |index: &u32| {
@@ -172,8 +168,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Records the completion of an atomic that a rail executed. The stream has waited for it, and
-    /// continues in the next pass.
+    /// The stream has waited for the atomic, and continues in the next pass.
     #[cold]
     pub(super) fn atomic_done(
         &mut self,
@@ -203,7 +198,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Records the failure of a silent post without a slot.
     #[cold]
     pub(super) fn silent_post_failed(
         &mut self,
@@ -247,9 +241,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.end_if_over(index);
     }
 
-    /// Lets other rails take over a post that has failed with its rail. They post numbered data
-    /// again once the peer has reported it missing, and they repeat reads. Returns `false` if they
-    /// cannot.
+    /// Other rails post numbered data again once the peer has reported it missing, and they repeat
+    /// reads. Returns `false` if they cannot.
     fn is_taken_over(&mut self, rail: usize, index: u32, error: CompleteError) -> bool {
         let PendingSlot { stream, kind, .. } = self.pending.slots[index as usize];
         if stream == NONE || !self.is_kept(stream) {
@@ -274,7 +267,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.peers[peer as usize].state.is_up()
     }
 
-    /// Completes an operation if no part of it is outstanding.
     #[inline]
     pub(super) fn end_if_over(&mut self, index: u32) {
         let slot = &mut self.pending.slots[index as usize];
@@ -304,8 +296,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pending.end(index, report);
     }
 
-    /// Fails a peer. Each operation to the peer fails now, or with the completion of its last post.
-    /// Slow path.
+    /// Each operation to the peer fails now, or with the completion of its last post. Slow path.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: u16, why: PeerError) {
         let before = self.peers[peer as usize].state;
@@ -377,7 +368,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         s.lost = s.lost.saturating_add(1);
     }
 
-    /// Returns the number of failed silent operations since the last call.
+    /// Returns the failed silent operations since the last call.
     pub(super) fn take_lost(&mut self, stream: u32) -> u32 {
         let lost = core::mem::take(&mut self.streams[stream as usize].lost);
         self.troubles -= (lost != 0) as u32;

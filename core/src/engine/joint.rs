@@ -14,7 +14,6 @@ use super::protocol::MatchLimits;
 /// Maximum number of rails of an engine.
 pub const RAILS_MAX: usize = 16;
 
-/// The smallest message limit that a joint may have, in bytes.
 const MESSAGE_MIN: usize = 128;
 
 /// One of our rails, and the rail of the peer that it leads to.
@@ -30,7 +29,7 @@ pub struct Joint {
     pub max_message: usize,
 }
 
-/// The state that two sides agree on: their joints, their epochs, and the progress of closing.
+/// The state that two sides agree on.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairing {
     /// The peer's number for each of our rails, in four bits each.
@@ -44,7 +43,6 @@ pub struct Pairing {
     /// Longest write, in bytes, that all rails to the peer accept in one post and that is not
     /// striped.
     pub(crate) single: u32,
-    /// The peer's limits of tagged messages.
     pub(crate) matching: MatchLimits,
     pub(crate) meeting: Meeting,
     pub(crate) parting: Parting,
@@ -100,14 +98,12 @@ impl Pairing {
         (self.theirs >> (4 * ours) & 15) as usize
     }
 
-    /// Returns the bitmask of our rails that lead to these rails of the peer.
     #[cold]
     pub(super) fn as_ours(&self, theirs: u16) -> u16 {
         (0..RAILS_MAX).fold(0, |ours, rail| ours | (theirs >> self.theirs(rail) & 1) << rail)
     }
 
-    /// Reorders a peer's keys from its rail order to ours, for the rails in the bitmask. Returns
-    /// `None` if a key is missing.
+    /// Returns `None` if the key of a rail in the bitmask is missing.
     pub(crate) fn in_our_order<const RAILS: usize>(
         &self,
         rails: u16,

@@ -38,7 +38,6 @@ pub struct Posted<'m> {
 }
 
 impl<'m> Posted<'m> {
-    /// Wraps a command for a ring.
     pub(crate) fn new(entry: Shared<'m, Entry<'m>>, report: bool) -> Self {
         Posted { raw: entry.into_raw(), report }
     }
@@ -107,8 +106,8 @@ pub struct Pending {
     pub recv: usize,
 }
 
-/// One side's ends of the two rings. Dropping it stores the ends in the lane. If the other side has
-/// already left, dropping it empties the rings instead.
+/// Dropping it stores the ends in the lane. If the other side has already left, dropping it empties
+/// the rings instead.
 pub(crate) struct Side<'m> {
     pub outgoing: ManuallyDrop<Producer<'m, Posted<'m>>>,
     pub incoming: ManuallyDrop<Consumer<'m, Posted<'m>>>,
@@ -119,8 +118,6 @@ pub(crate) struct Side<'m> {
 }
 
 impl<'m> Side<'m> {
-    /// Creates the two sides of a lane. `to_worker` and `from_worker` are the ends of its two
-    /// rings.
     pub fn both(
         lane: &'m mut Lane<'m>,
         to_worker: (Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>),
@@ -138,7 +135,6 @@ impl<'m> Side<'m> {
         [side(to_worker.0, from_worker.1, QUEUE), side(from_worker.0, to_worker.1, CONSUMER)]
     }
 
-    /// Sends a command to the other side.
     #[inline]
     pub fn push(&mut self, posted: Posted<'m>) {
         if let Err(full) = self.outgoing.push(posted) {
@@ -148,13 +144,11 @@ impl<'m> Side<'m> {
         }
     }
 
-    /// Takes the next command from the other side.
     #[inline]
     pub fn pop(&mut self) -> Option<Posted<'m>> {
         self.incoming.pop()
     }
 
-    /// Returns how many entries each side has not taken.
     pub fn pending(&mut self) -> Pending {
         let out = self.outgoing.capacity() - self.outgoing.free();
         let inn = self.incoming.len();
@@ -164,20 +158,18 @@ impl<'m> Side<'m> {
         }
     }
 
-    /// Returns what blocked the worker in its last turn.
     pub fn held(&self) -> Option<Held> {
         // Relaxed: informational, and orders nothing.
         Held::unpack(self.lane.held.load(Ordering::Relaxed))
     }
 
-    /// Returns whether the other side has left. Then [`unsent`](Self::unsent) returns the commands
-    /// that were sent to it.
+    /// Once this is `true`, [`unsent`](Self::unsent) returns the commands that were sent to the
+    /// other side.
     #[inline]
     pub fn is_alone(&mut self) -> bool {
         self.left.is_some() || self.other_left()
     }
 
-    /// Returns a command that the other side had not taken when it left.
     pub fn unsent(&mut self) -> Option<Posted<'m>> {
         self.left.as_mut()?.pop()
     }
@@ -243,7 +235,7 @@ impl Drop for Side<'_> {
     }
 }
 
-/// Releases a command. If it was submitted, ends it as abandoned.
+/// Ends a submitted command as abandoned.
 fn abandon(entry: Shared<'_, Entry<'_>>, was_submitted: bool) {
     if was_submitted {
         // SAFETY: the caller acts for the worker, and has taken the command out of the ring or the
@@ -279,8 +271,8 @@ pub(super) struct Job<'m> {
 }
 
 impl Job<'_> {
-    /// Returns the ticket of the command's completion: stamp and slot, in 48 bits. The engine
-    /// counts stamps, so a completion for a dropped consumer never matches another command.
+    /// The ticket is stamp and slot, in 48 bits. The engine counts stamps, so a completion for a
+    /// dropped consumer never matches another command.
     #[inline]
     pub(super) fn ticket(&self, stamp: &mut u32) -> u64 {
         *stamp = stamp.wrapping_add(1);
@@ -294,11 +286,9 @@ pub struct CommandConsumer<'m> {
     side: Side<'m>,
     channel: Channel<'m>,
     flights: &'m mut [Flight<'m>],
-    /// Number of commands in the engine.
     pub(super) flying: u32,
-    /// Number of receives in the engine.
     receiving: u32,
-    /// The command that cannot start yet. Later commands wait until it has started.
+    /// It cannot start yet, and later commands wait until it has started.
     pub(super) held: Option<Job<'m>>,
     /// Whether the worker must poll, because nothing notifies it when the held command can start.
     pub(super) restless: bool,
@@ -309,8 +299,7 @@ pub struct CommandConsumer<'m> {
 }
 
 impl<'m> CommandConsumer<'m> {
-    /// Creates the worker's side of the queue that runs in `context`. `flights` is as long as the
-    /// queue's pool.
+    /// `flights` is as long as the queue's pool.
     pub(crate) fn new(
         context: ContextId,
         side: Side<'m>,
@@ -354,14 +343,12 @@ impl<'m> CommandConsumer<'m> {
         unsafe { job.entry.looks_ready(self.channel.send) }
     }
 
-    /// Holds back a command, and all later commands.
     #[cold]
     pub(super) fn hold(&mut self, job: Job<'m>, by: HeldBy) {
         self.note(Held { command: job.entry.index().unwrap_or(u16::MAX), by }.pack());
         self.held = Some(job);
     }
 
-    /// Clears the report about a held command once no command is held.
     #[inline]
     pub(super) fn note_progress(&mut self) {
         if self.noted != 0 && self.held.is_none() {
@@ -400,7 +387,6 @@ impl<'m> CommandConsumer<'m> {
         }
     }
 
-    /// Records that the engine has accepted the job under this ticket.
     #[inline]
     pub(super) fn launch(&mut self, ticket: u64, job: Job<'m>, part: Part) {
         match self.flights.get_mut(ticket as u16 as usize) {
@@ -414,7 +400,6 @@ impl<'m> CommandConsumer<'m> {
         }
     }
 
-    /// Takes the job of a completion. Returns `None` if the completion belongs to another consumer.
     #[inline]
     pub(super) fn land(&mut self, ticket: u64) -> Option<(Job<'m>, Part)> {
         let flight = self.flights.get_mut(ticket as u16 as usize)?;
@@ -437,8 +422,7 @@ impl<'m> CommandConsumer<'m> {
         self.side.pending()
     }
 
-    /// Notifies the waiters of events that ended since the last call. Returns the number of
-    /// wake-ups.
+    /// Returns the number of wake-ups.
     #[inline]
     pub(super) fn notify<H: Host + ?Sized>(&mut self, host: &H) -> u64 {
         if !self.answered {

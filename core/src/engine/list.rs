@@ -1,10 +1,8 @@
 //! Intrusive lists through the slots of a table, linked by index. Insertion and removal take
 //! constant time. A slot may be in several lists, distinguished by their number `LIST`.
 
-/// The index that stands for no slot.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A slot's neighbours in a list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Links {
     pub next: u32,
@@ -21,7 +19,7 @@ pub(crate) trait Listed<const LIST: usize = 0> {
     fn links_mut(&mut self) -> &mut Links;
 }
 
-/// A list of slots, oldest first.
+/// Oldest first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fifo<const LIST: usize = 0> {
     pub head: u32,
@@ -41,7 +39,6 @@ impl<const LIST: usize> Fifo<LIST> {
         self.tail = index;
     }
 
-    /// Removes the head of a non-empty list.
     #[inline(always)]
     pub(crate) fn pop<T: Listed<LIST>>(&mut self, slots: &mut [T]) {
         self.head = slots[self.head as usize].links().next;

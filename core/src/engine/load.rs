@@ -122,7 +122,6 @@ impl<const RAILS: usize> Loads<RAILS> {
         self.clock.map_or(self.passes, |clock| clock())
     }
 
-    /// Records an accepted post that is pending.
     #[inline(always)]
     pub(crate) fn posted(&mut self, rail: usize, bytes: u64) {
         if RAILS > 1 {
@@ -184,20 +183,18 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// Returns the lowest known cost of the rails in `shared`, or `u64::MAX`.
+    /// Returns `u64::MAX` if no cost is known.
     fn fastest(&self) -> u64 {
         let known =
             ahead(self.shared, 0).map(|rail| self.rails[rail].cost).filter(|&cost| cost != 0);
         known.min().unwrap_or(u64::MAX)
     }
 
-    /// Finds the rails that are too slow for short posts.
     fn judge(&mut self, fastest: u64) {
         let slow = |load: &Load| load.cost > SLOW.saturating_mul(fastest) && load.late >= LATE;
         self.slow = (0..RAILS).map(|rail| u16::from(slow(&self.rails[rail])) << rail).sum();
     }
 
-    /// Forgets the speed of a rail that returns to a peer.
     #[cold]
     pub(crate) fn renew(&mut self, rail: usize) {
         let now = self.now();
@@ -207,16 +204,15 @@ impl<const RAILS: usize> Loads<RAILS> {
         self.judge(self.fastest());
     }
 
-    /// Returns whether posts may be outstanding on a rail. Always `true` with a single rail,
-    /// because its posts are not counted.
+    /// Always `true` with a single rail, because its posts are not counted.
     pub(crate) fn has_posts(&self, rail: usize) -> bool {
         RAILS == 1 || self.rails[rail].posts != 0
     }
 
-    /// Chooses one of `rails` for a post of `bytes` bytes, beginning with rail `turn`. The rails in
-    /// `full` have refused the post. At least one of `rails` is not in `full`. `wait` is the state
-    /// of the peer. Returns `None` if the post must wait: each rail has its maximum outstanding, or
-    /// waiting for a full rail takes less time.
+    /// Chooses one of `rails`, beginning with rail `turn`. The rails in `full` have refused the
+    /// post. At least one of `rails` is not in `full`. `wait` is the state of the peer. Returns
+    /// `None` if the post must wait: each rail has its maximum outstanding, or waiting for a full
+    /// rail takes less time.
     pub(crate) fn choose(
         &mut self,
         rails: u16,
@@ -238,8 +234,8 @@ impl<const RAILS: usize> Loads<RAILS> {
         ahead(fast, turn).min_by_key(|&rail| self.rails[rail].bytes - self.rails[rail].stuck)
     }
 
-    /// Counts a short post that passes over slow rails. Their slowness lapses, because without long
-    /// posts nothing would show that they are fast again.
+    /// The slowness of a rail lapses, because without long posts nothing would show that they are
+    /// fast again.
     #[cold]
     fn avoid(&mut self, slow: u16) {
         for rail in ahead(slow, 0) {
@@ -314,7 +310,6 @@ impl<const RAILS: usize> Loads<RAILS> {
     }
 }
 
-/// Returns the rails of a bitmask, beginning with rail `turn`.
 pub(crate) fn ahead(rails: u16, turn: u8) -> impl Iterator<Item = usize> {
     let turn = u32::from(turn);
     let mut ahead = rails.rotate_right(turn);

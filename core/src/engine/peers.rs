@@ -42,7 +42,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Returns the rails that join a peer, as a bitmask.
     #[inline]
     pub(crate) fn rails_to(&self, peer: PeerId) -> u16 {
         let slot = self.state.peers.get(peer.index as usize);
@@ -194,7 +193,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(self.state.streams[self.state.stream_of(0, peer.index) as usize].live)
     }
 
-    /// Returns why a peer has failed, or `None` if it has not.
+    /// Returns why a peer has failed, if it has.
     pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, AttachError> {
         let slot = self.state.peers.get(peer.index as usize).ok_or(AttachError::UnknownPeer)?;
         match slot.state {
@@ -210,13 +209,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns the slot of a peer, if the id is current.
     pub(crate) fn peer_mut(&mut self, peer: PeerId) -> Option<&mut PeerSlot> {
         let slot = self.peers.get_mut(peer.index as usize)?;
         (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)
     }
 
-    /// Sets up the tables of a peer slot, if that was not done before.
+    /// Does nothing if the tables were set up before.
     fn set_up_peer(&mut self, peer: u16) {
         if core::mem::replace(&mut self.peers[peer as usize].ready, true) {
             return;

@@ -1,8 +1,8 @@
 //! Operations in flight: a fixed table of slots, and the lists through it.
 //!
-//! A slot is free, open, or ended. An open slot is on the list of its stream until it is
-//! acknowledged. An ended slot waits until its completion is taken. Lists are linked by index:
-//! insertion and removal cost a few stores. Nothing allocates.
+//! An open slot is on the list of its stream until it is acknowledged. An ended slot waits until
+//! its completion is taken. Lists are linked by index: insertion and removal cost a few stores.
+//! Nothing allocates.
 
 use crate::error::OpError;
 use crate::op::{Fault, Outcome, Token};
@@ -29,11 +29,10 @@ pub(crate) enum OpKind {
     Write,
     /// Reads, which have no number.
     Read,
-    /// Only a numbered message.
+    /// A numbered message alone.
     Message,
     /// An atomic that a rail executes. It has no number.
     Atomic,
-    /// A tagged message.
     Send,
     /// A put with its data in numbered messages, then perhaps a numbered message.
     Carry,
@@ -49,14 +48,13 @@ pub struct PendingSlot {
     pub(crate) links: Links,
     pub(crate) name: Name,
     pub(crate) stream: u32,
-    /// The number after the operation's last number, once the operation is posted.
+    /// The number after the operation's last, once the operation is posted.
     pub(crate) end: Seq,
     /// Number of outstanding posts, and of parts of the payload that failover may have to post
     /// again.
     pub(crate) posts: u32,
     pub(crate) state: State,
     pub(crate) kind: OpKind,
-    /// Whether everything is posted.
     pub(crate) posted: bool,
     /// Whether every number is acknowledged. Also true without numbers.
     pub(crate) acked: bool,
@@ -74,13 +72,12 @@ pub struct PendingSlot {
     pub(crate) value: u64,
     pub(crate) outcome: Outcome,
 
-    /// The start of the local memory that is not posted yet.
+    /// The start of the local memory not yet posted.
     pub(crate) local: *mut u8,
-    /// The registered region of `local`.
     pub(crate) local_region: u16,
     /// The imported region of the data.
     pub(crate) remote: u16,
-    /// The offset in the imported region at which the unposted part starts.
+    /// The offset of the unposted part in the imported region.
     pub(crate) offset: u64,
     /// Bytes not yet posted.
     pub(crate) left: u64,
@@ -98,9 +95,7 @@ pub struct PendingSlot {
     /// Bytes that a [fetch](OpKind::Fetch) has requested. `request` of them have not arrived.
     pub(crate) asked: u64,
     pub(crate) pull_next: u32,
-    /// How a tagged message travels.
     pub(crate) form: Form,
-    /// The tag of a tagged message.
     pub(crate) envelope: Tag,
     /// The block that holds the payload of a tagged message, or [`NONE`].
     pub(crate) outgoing: u32,
@@ -147,8 +142,7 @@ impl PendingSlot {
         outgoing: NONE,
     };
 
-    /// Makes the slot a fully posted operation with `posts` posts outstanding. `end` is the number
-    /// after the operation's last number.
+    /// `end` is the number after the operation's last number.
     #[inline(always)]
     pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
         (self.stream, self.posts, self.end) = (stream, posts, end);
@@ -166,7 +160,6 @@ impl PendingSlot {
         Token(self.name.word())
     }
 
-    /// Resets the slot to an operation with nothing posted.
     pub(crate) fn set_open(&mut self, stream: u32, kind: OpKind, notice: Notice) {
         let (report, tag) = match notice {
             Notice::Report(tag) => (true, tag),
@@ -215,7 +208,7 @@ impl PendingSlot {
         }
     }
 
-    /// Records the first failure. A failure after which data may still land takes precedence.
+    /// The first failure counts, but one after which data may still land takes precedence.
     #[cold]
     pub(crate) fn fail(&mut self, fault: Fault, quiescent: bool) {
         if self.kind == OpKind::Carry {
@@ -257,7 +250,7 @@ impl Slot for PendingSlot {
 
 pub(crate) struct Pending<'m> {
     pub slots: Slots<'m, PendingSlot>,
-    /// Completed operations that wait until their completion is taken, oldest first.
+    /// Completed operations with a completion to take, oldest first.
     pub ended: Fifo,
     /// Number of completions so far, of operations and of receives.
     pub ends: u64,
@@ -268,8 +261,7 @@ impl<'m> Pending<'m> {
         Pending { slots: Slots::new(slots, PendingSlot::EMPTY), ended: Fifo::EMPTY, ends: 0 }
     }
 
-    /// Ends an operation that is on no list. Queues its completion, or frees the slot if no report
-    /// is wanted.
+    /// Queues the completion of an operation that is on no list, or frees its slot.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, report: bool) {
         if report {
@@ -290,7 +282,7 @@ impl<'m> Pending<'m> {
         self.slots.free(index);
     }
 
-    /// Returns the slot of a token, if its completion was not taken.
+    /// Fails if the completion was taken.
     #[inline]
     pub(crate) fn find(&self, token: Token) -> Result<u32, OpError> {
         self.slots.find(token.0).ok_or(OpError::StaleToken)

@@ -17,7 +17,6 @@ use crate::mem::{RailId, Untrusted};
 use super::window::{Action, Parked};
 use super::wire::{KIND_GET, KIND_GOT, NO_TOKEN, Place};
 
-/// The rail that copies to and from device memory.
 pub(super) const COPIER: RailId = RailId(0);
 
 /// Longest piece, in bytes. Pieces are staged on the stack.
@@ -40,7 +39,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// An unused entry: zeros.
+    /// Zeros.
     pub const NONE: Answer = Answer {
         at: Place { region: 0, generation: 0, offset: 0 },
         token: 0,
@@ -49,12 +48,10 @@ impl Answer {
         piece: 0,
     };
 
-    /// Restores an answer from a [parked](Self::parked) message.
     pub(super) fn of(at: Place, token: u64, left: u64, into: u64) -> Answer {
         Answer { at, token, left, into: into >> PIECE_BITS, piece: into as u16 }
     }
 
-    /// Returns the message to park until the answer continues.
     pub(super) fn parked(&self) -> Parked {
         let Answer { at, token, left, into, piece } = *self;
         Parked {
@@ -64,10 +61,10 @@ impl Answer {
     }
 }
 
-/// Length of a [`Get`], in bytes.
+/// In bytes.
 const GET: usize = 56;
 
-/// Length of a [`Got`] before its payload, in bytes.
+/// In bytes, before the payload.
 const GOT: usize = 32;
 
 /// A request for `len` bytes of registered memory, in pieces of at most `piece` bytes. The bytes
@@ -89,7 +86,6 @@ pub(super) struct Get {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Got {
     pub context: u8,
-    /// Whether this is the last piece that answers a Get.
     pub last: bool,
     pub word: u32,
     pub ack: u32,
@@ -107,8 +103,7 @@ impl Get {
         bytes
     }
 
-    /// Copies a Get out of untrusted memory and checks its form. Returns `None` for another kind of
-    /// message.
+    /// Returns `None` for another kind of message.
     pub(super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Get, Violation>> {
         let mut raw = [0; GET];
         let len = bytes.copy_out(&mut raw);

@@ -21,7 +21,6 @@ use super::stream::KEPT;
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag};
 use super::{Engine, RailPolicy, State};
 
-/// Why posting stopped.
 pub(super) enum Blocked {
     /// The window is full. Posting continues after an acknowledgement.
     Window,
@@ -35,12 +34,11 @@ pub(super) enum Blocked {
     Budget,
     /// The operation cannot be posted.
     Refused(RailId, PostError),
-    /// The peer has failed, and its operations with it.
+    /// The peer has failed, with its operations.
     PeerDown,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Posts as much of a stream as possible.
     pub(super) fn advance(&mut self, stream: u32) {
         let mut budget = self.state.config.batch.max(4);
         loop {
@@ -73,7 +71,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts an inject at once, or returns an error.
     pub(super) fn post_inject(&mut self, stream: u32, index: u32) -> Result<(), OpError> {
         let mut budget = 1;
         match self.post_slot(stream, index, &mut budget) {
@@ -90,7 +87,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts the rest of one operation.
     fn post_slot(&mut self, stream: u32, index: u32, budget: &mut u32) -> Result<(), Blocked> {
         let slot = &self.state.pending.slots[index as usize];
         if slot.fenced {
@@ -221,7 +217,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Posts an operation's message under the next number.
     #[inline]
     fn post_numbered(&mut self, stream: u32, index: u32, body: Body) -> Result<(), Blocked> {
         let s = &self.state.streams[stream as usize];
@@ -282,7 +277,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends a message on any rail with room, together with the cursor of the reverse stream.
     #[inline(always)]
     pub(super) fn post_message(
         &mut self,
@@ -303,7 +297,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.post_bytes(stream, peer, &head[..len], payload, owner, cursor)
     }
 
-    /// Sends a message with this `cursor` on any rail with room.
     #[inline(never)]
     pub(super) fn post_bytes(
         &mut self,
@@ -353,8 +346,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Chooses a rail that is not in `exclude` for the next post to a peer. The rails in `full`
-    /// have refused the post.
+    /// The rails in `exclude` are not chosen, and those in `full` have refused the post.
     #[inline(always)]
     pub(super) fn pick(&mut self, peer: u16, exclude: u16, full: u16, bytes: u64) -> Option<usize> {
         if RAILS == 1 {
@@ -365,8 +357,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pick_from(peer, rails & !exclude, full, bytes)
     }
 
-    /// Chooses one of the rails in `rails` for a post to a peer. The rails in `full` have refused
-    /// the post.
+    /// The rails in `full` have refused the post.
     #[inline(always)]
     pub(super) fn pick_from(
         &mut self,
@@ -406,7 +397,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(rail)
     }
 
-    /// Records that a rail accepted a long post, which ends the wait of other posts for it.
+    /// Ends the wait of other posts for the rail, which has accepted a long post.
     #[inline(always)]
     pub(super) fn not_waiting(&mut self, peer: u16, rail: usize) {
         if RAILS > 1
@@ -416,9 +407,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns a bitmask of the rails to a peer that cannot carry a message of this length. It may
-    /// include rails that do not reach the peer. With one rail the bitmask is empty, because the
-    /// sender already respects the limit.
+    /// Returns the rails that cannot carry a message of this length. It may include rails that do
+    /// not reach the peer. With one rail there are none, because the sender already respects the
+    /// limit.
     #[inline(always)]
     pub(super) fn too_short(&self, peer: u16, bytes: u32) -> u16 {
         if RAILS == 1 || bytes <= self.shortest {
@@ -435,7 +426,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         rails & self.inject.iter().enumerate().map(copies).sum::<u16>()
     }
 
-    /// Returns whether a put-signal of this many bytes to a peer is one message.
     #[inline(always)]
     pub(super) fn is_eager(&self, peer: u16, bytes: u64) -> bool {
         let most = |limit: u64| bytes <= limit && bytes > 0;
@@ -448,8 +438,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (longest as u64).saturating_sub(HEAD_MAX as u64)
     }
 
-    /// Returns how many of `left` bytes belong in one post, if the rail accepts them. An inject is
-    /// never cut.
+    /// An inject is one post, whatever its length.
     #[inline(always)]
     fn piece(&self, peer: u16, left: u64, inject: bool) -> u64 {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
@@ -464,8 +453,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Blocked::Rail
     }
 
-    /// Handles a permanent rejection: fails the operation, the rail, or the peer. Returns `Ok` if
-    /// other rails may take the post.
+    /// Fails the operation, the rail, or the peer. Returns `Ok` if other rails may take the post.
     #[cold]
     pub(super) fn hard_error(
         &mut self,
@@ -486,7 +474,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if self.peers[peer as usize].state.is_up() { Ok(()) } else { Err(Blocked::PeerDown) }
     }
 
-    /// Returns the owner of a post that carries a message without a number.
     #[inline(always)]
     pub(super) fn control(&self, peer: u16) -> Owner {
         Owner::Control(Peer(peer), self.peers[peer as usize].generation & GENERATION_MASK)

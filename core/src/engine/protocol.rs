@@ -1,6 +1,6 @@
 //! Two-sided messages: moves payloads from senders to matched receives.
 //!
-//! Nothing here blocks except the waits. Nothing allocates: all memory is borrowed at
+//! Only the waits block, and nothing allocates: all memory is borrowed at
 //! [`Engine::attach_matching`], and its size sets every limit. An engine has one matched queue. A
 //! message matches in the order of its (context, peer) stream, on any rail.
 //!
@@ -148,7 +148,6 @@ impl MatchConfig {
         MatchLimits { eager: self.eager, credits: self.credits, headers: self.headers }
     }
 
-    /// Returns how many payloads of any length an engine with this number of streams can keep.
     const fn payloads(&self, streams: usize) -> usize {
         streams * self.credits as usize + self.shared_credits as usize
     }
@@ -182,7 +181,6 @@ pub struct MatchLimits {
 }
 
 impl MatchLimits {
-    /// The limits of a peer that is configured like this engine.
     pub(crate) const ALIKE: MatchLimits =
         MatchLimits { eager: u32::MAX, credits: u32::MAX, headers: u32::MAX };
 }
@@ -246,12 +244,9 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub blocks: Blocks<'m>,
     pub headers: Headers<'m, RAILS>,
     pub outgoing: Blocks<'m>,
-    /// Sends with a payload that the receiver pulls in chunks.
     pub pulled: rendezvous::Pulled,
-    /// Number of our operations that read payloads.
     pub reads: u32,
-    /// Longest payload that travels in its message, if rails and peer accept it. `most_eager` is
-    /// its upper limit.
+    /// Longest payload that travels in its message, if rails and peer accept it.
     pub eager: u32,
     pub most_eager: u32,
     pub credits: Room,
@@ -265,7 +260,6 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Protocol<'_, RAILS> {
-    /// Returns the number of messages sent on the fast path to peers that are not removed.
     pub(super) fn at_once(&self) -> u64 {
         self.accounts.iter().map(|account| account.at_once).sum()
     }
@@ -386,7 +380,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Returns the counters of two-sided messages; zero without matching.
+    /// Returns zeros without matching.
     pub fn matching_stats(&self) -> ProtocolStats {
         match &self.state.protocol {
             Some(protocol) => ProtocolStats {
@@ -398,8 +392,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Sends a Room message: the stream's limits together with an acknowledgement. Returns `false`
-    /// if no rail has room, or if the peer has failed.
+    /// Returns `false` if no rail has room, or if the peer has failed.
     #[cold]
     pub(super) fn post_room(&mut self, stream: u32) -> bool {
         let Some(protocol) = &self.state.protocol else { return true };
@@ -443,7 +436,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         account().unwrap_or(0) as usize
     }
 
-    /// Returns the eager limit before rails and receivers lower it. 0 without matching.
+    /// Returns the limit before rails and receivers lower it.
     pub(crate) fn eager_setting(&self) -> u32 {
         self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager)
     }
@@ -482,7 +475,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Records the total of credits that a stream's peer has returned.
     #[inline(always)]
     pub(super) fn credits_freed(&mut self, stream: u32, freed: u32) -> Result<(), Violation> {
         match &mut self.protocol {
@@ -499,13 +491,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
             .is_some_and(|protocol| protocol.requests.due() + protocol.pulled.len() != 0)
     }
 
-    /// Returns the total of credits returned to a stream's peer. Acknowledgements carry it.
+    /// Acknowledgements carry it.
     #[inline(always)]
     pub(super) fn returned(&self, stream: u32) -> u32 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.accounts[stream as usize].returned)
     }
 
-    /// Records that the current total of returned credits was sent to the peer.
     #[inline(always)]
     pub(super) fn credits_told(&mut self, stream: u32) {
         if let Some(protocol) = &mut self.protocol {
@@ -514,8 +505,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Grants more credits when a message is about to carry only returned credits, so that such
-    /// messages become rarer.
+    /// Called when a message is about to carry only returned credits, so that such messages become
+    /// rarer.
     #[cold]
     pub(super) fn credits_alone(&mut self, stream: u32) {
         let Some(protocol) = &mut self.protocol else { return };
@@ -526,7 +517,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Announces a stream's room again, because a failed rail may have lost the Room message.
+    /// A failed rail may have lost the Room message.
     #[cold]
     pub(super) fn say_room_again(&mut self, stream: u32) {
         if let Some(protocol) = &mut self.protocol {
@@ -542,7 +533,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.protocol.as_ref().is_some_and(|protocol| protocol.accounts[stream as usize].grown)
     }
 
-    /// Returns whether returned credits must be announced to the peer, and whether that is urgent.
+    /// Also returns whether the announcement is urgent.
     #[inline(always)]
     pub(super) fn credits_owed(&self, stream: u32) -> (bool, bool) {
         match &self.protocol {

@@ -32,7 +32,6 @@ use super::super::{Engine, State};
 use super::rejoin::{Rejoin, Stage};
 use super::{AGAIN, PeerError, RARELY};
 
-/// Number of repetitions of an offer before it lapses.
 const OFFERS: u16 = 6;
 
 /// The epoch of one rail, and the serials of the messages about it.
@@ -69,15 +68,13 @@ pub(super) struct Back {
     due: u16,
     /// Number of repetitions of the reports so far.
     repeated: u16,
-    /// Passes until the next repetition.
+    /// Passes until the next repetition of the reports.
     wait: u32,
-    /// The peer's last message about a rail to attach.
     incoming: Option<Rejoin>,
     turns: [Turn; RAILS_MAX],
 }
 
 impl Back {
-    /// The state of a peer without failed rails.
     pub(super) const NONE: Back = Back {
         ready: 0,
         offered: 0,
@@ -101,12 +98,10 @@ impl Back {
         self.turns.map(|turn| turn.epoch)
     }
 
-    /// Returns whether a rail is attached again but not in use.
     pub(super) fn is_attached(&self, rail: u16) -> bool {
         self.attached & rail != 0
     }
 
-    /// Returns whether the peer may have begun the next epoch of a rail.
     pub(super) fn may_have_begun(&self, rail: u16) -> bool {
         self.offered & rail != 0
     }
@@ -117,7 +112,6 @@ impl Back {
         self.due &= !rails;
     }
 
-    /// Stops bringing these rails back.
     pub(super) fn stop(&mut self, rails: u16) {
         self.rest(rails);
         for set in [
@@ -132,14 +126,13 @@ impl Back {
         }
     }
 
-    /// Reports the stage of rails in the next pass, and restarts the repetitions.
     fn say(&mut self, rails: u16) {
         self.due |= rails;
         (self.repeated, self.wait) = (0, AGAIN);
     }
 
-    /// Counts a pass. When the wait is over, makes the reports about `rails` due again. After
-    /// [`OFFERS`] repetitions, stops offering the rails in `able`.
+    /// Makes the reports about `rails` due again when the wait is over. After [`OFFERS`]
+    /// repetitions, stops offering the rails in `able`.
     fn repeat(&mut self, rails: u16, able: u16) {
         self.wait = self.wait.saturating_sub(1);
         if rails == 0 || self.wait != 0 {
@@ -158,7 +151,6 @@ fn hash(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Iterates over the rails of a bitmask.
 fn each(mut rails: u16) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
         let rail = rails.trailing_zeros() as usize;
@@ -168,7 +160,6 @@ fn each(mut rails: u16) -> impl Iterator<Item = usize> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Continues to bring back the failed rails of a peer.
     pub(super) fn rejoin_rails(&mut self, peer: u16) {
         if self.state.peers[peer as usize].state != PeerState::Connected {
             return;
@@ -192,7 +183,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Attaches the peer at the address in its last message.
     fn attach_incoming(&mut self, peer: u16) {
         let able = self.state.able(peer);
         let Some(kept) = self.state.kept_peer_mut(peer) else { return };
@@ -230,8 +220,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         kept.back.say(bit);
     }
 
-    /// Reports to the peer the stage that a rail has reached here. Returns `false` if no rail has
-    /// room, or if the peer has failed.
+    /// Returns `false` if no rail has room, or if the peer has failed.
     fn say_stage(&mut self, peer: u16, rail: usize) -> bool {
         let bit = 1 << rail;
         let in_use = self.state.peers[peer as usize].rails & bit != 0;
@@ -281,7 +270,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Posts a probe on the returning rail, once.
     fn post_probe(&mut self, peer: u16, rail: usize) {
         let epoch = self.state.epoch_of(peer, rail);
         let word = self.state.streams[self.state.stream_of(0, peer) as usize].stamp;
@@ -315,7 +303,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Records that rails to a peer may return.
     #[cold]
     pub(in super::super) fn may_return(&mut self, peer: u16, rails: u16) {
         let Some(slot) = self.peers.get(peer as usize) else { return };
@@ -330,8 +317,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the rails that can be offered: both sides have reported everything about the epoch
-    /// that ended.
+    /// Returns the rails about which both sides have reported everything of the epoch that ended.
     fn able(&self, peer: u16) -> u16 {
         match self
             .kept_peer(peer)
@@ -377,8 +363,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Begins the next epoch of a rail because the peer has begun it. The rail has failed
-    /// meanwhile.
+    /// Called if the rail has failed after the peer has begun the epoch.
     pub(super) fn begin_epoch(&mut self, peer: u16, rail: usize) {
         self.next_epoch(peer, rail);
         if let Some(kept) = self.kept_peer_mut(peer) {
@@ -391,7 +376,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.rail_failed(peer, rail, why, PeerError::Rail(RailId(rail as u8)));
     }
 
-    /// Handles a peer's message about the stage of a rail.
     #[cold]
     pub(in super::super) fn rejoin_arrived(
         &mut self,

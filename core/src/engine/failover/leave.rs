@@ -47,7 +47,6 @@ use super::super::{Engine, State};
 use super::sent::Carried;
 use super::{AGAIN, Failover, nth};
 
-/// Length of a [`Leave`] message, in bytes.
 const LEAVE: usize = 24;
 
 /// Maximum of the upper half of a ticket. Our clock stops at this value, because a peer may send
@@ -64,7 +63,6 @@ const ENOUGH: u32 = 1 << 12;
 /// gets few requests.
 const DOUBLINGS: u32 = 6;
 
-/// The kind of a [`Leave`] message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Stage {
     /// The sender asks the receiver to leave a rail.
@@ -95,8 +93,7 @@ impl Leave {
         bytes
     }
 
-    /// Copies a message out of untrusted memory and checks its form. Returns `None` for another
-    /// kind of message.
+    /// Returns `None` for another kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Leave, Violation>> {
         let mut raw = [0; LEAVE];
         bytes.copy_out(&mut raw);
@@ -136,7 +133,7 @@ pub(super) struct Closing {
     /// asked.
     wait: u32,
     passes: u32,
-    /// Number of times that the peers were asked. Selects the rail that carries the request.
+    /// Number of requests so far. Selects the rail that carries the request.
     asked: u32,
     /// The first peer that could not be asked in the last round, because a rail had no room.
     next: u16,
@@ -150,8 +147,7 @@ impl Closing {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Returns whether the endpoint of a rail may be closed to fence a peer. Until then, asks the
-    /// other peers to leave the rail.
+    /// Until the endpoint may be closed, asks the other peers to leave the rail.
     pub(super) fn may_close(&mut self, peer: u16, rail: usize) -> bool {
         let first = self.state.asks(rail) == Some(peer);
         let Some(closing) = self.state.closing(rail) else { return true };
@@ -213,8 +209,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Asks a peer to leave a rail. The caller repeats the request, so a request may be lost.
-    /// Returns `false` if the rail for the request has no room.
+    /// The caller repeats the request, so a request may be lost. Returns `false` if the rail for
+    /// the request has no room.
     fn ask_to_leave(&mut self, peer: u16, rail: usize, ticket: u64, turn: u32) -> bool {
         let rest = self.state.peers[peer as usize].rails & !(1 << rail);
         let Some(over) = nth(rest, turn) else { return true };
@@ -223,7 +219,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.post_leave(peer, Leave { rail, over, stage: Stage::Asks, word: 0, epoch, ticket })
     }
 
-    /// Posts the answers to a peer's messages. They may be lost, because requests are repeated.
     pub(super) fn answer_leave(&mut self, peer: u16) {
         let Some(kept) = self.state.kept_peer_mut(peer) else { return };
         for answer in core::mem::take(&mut kept.answers).into_iter().flatten() {
@@ -248,7 +243,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns whether the endpoint of a rail is to be closed.
     fn is_closing(&self, rail: usize) -> bool {
         self.failover.as_ref().is_some_and(|failover| failover.closing[rail].ticket != 0)
     }
@@ -263,7 +257,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(closing)
     }
 
-    /// Restarts the wait of a closing endpoint, because another rail of a peer must return first.
+    /// Restarts the wait, because another rail of a peer must return first.
     pub(super) fn closing_waits(&mut self, rail: usize) {
         if let Some(closing) = self.closing(rail) {
             let Closing { ticket, asked, .. } = *closing;
@@ -271,7 +265,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Forgets endpoints that no longer need to be closed.
     pub(super) fn closings_looked(&mut self) {
         for rail in 0..RAILS {
             if !self.is_closing(rail) {
@@ -296,15 +289,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..self.peers.len() as u16).filter_map(wants).min().map(|(_, peer)| peer)
     }
 
-    /// Returns the peer that repeats the request to leave a rail in its passes, if any. If no peer
-    /// needs a fence, only a request that was already sent is repeated.
+    /// If no peer needs a fence, only a request that was already sent is repeated.
     fn asks(&self, rail: usize) -> Option<u16> {
         let Closing { ticket, asked, .. } = self.failover.as_ref()?.closing[rail];
         let all = 0..if ticket != 0 && asked != 0 { self.peers.len() as u16 } else { 0 };
         self.wants_to_close(rail).or_else(|| all.clone().find(|&peer| self.may_leave(peer, rail)))
     }
 
-    /// Returns whether a peer was asked to leave a rail, and may still do so.
     pub(super) fn is_asked(&self, peer: u16) -> bool {
         self.failover.as_ref().is_some_and(|failover| {
             let mut rails = failover.closing.iter().enumerate();
@@ -312,14 +303,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         })
     }
 
-    /// Returns the ticket of the request to leave a rail, if any.
     fn request(&self, rail: usize) -> Option<u64> {
         let ticket = self.failover.as_ref()?.closing[rail].ticket;
         (ticket != 0 && self.asks(rail).is_some()).then_some(ticket)
     }
 
-    /// Returns whether this side has an older request about another rail. A request that waits for
-    /// a rail to return does not count.
+    /// A request that waits for a rail to return does not count.
     fn has_older_request(&self, rail: usize, ticket: u64) -> bool {
         let waits = |rail: usize| {
             self.failover.as_ref().is_some_and(|failover| failover.closing[rail].waits)
@@ -330,7 +319,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..RAILS).any(|other| older(other) && !waits(other))
     }
 
-    /// Returns whether a peer uses a rail, and another rail joins it too.
     fn may_leave(&self, peer: u16, rail: usize) -> bool {
         let PeerSlot { state, rails, .. } = self.peers[peer as usize];
         let up = state.is_up() && !self.is_meeting(peer) && self.kept_peer(peer).is_some();
@@ -345,7 +333,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         leaving && self.carries(peer, rail)
     }
 
-    /// Returns whether a number in flight to a peer is on this rail.
     fn carries(&self, peer: u16, rail: usize) -> bool {
         let Some(failover) = &self.failover else { return false };
         (0..self.config.contexts).any(|context| {
@@ -361,8 +348,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         })
     }
 
-    /// Returns whether a rail must be fenced: the peer has left it, a number in flight is on it, or
-    /// a read must be repeated.
+    /// A rail must be fenced if the peer has left it, a number in flight is on it, or a read must
+    /// be repeated.
     pub(super) fn needs_fence(&self, peer: u16, rail: usize) -> bool {
         let reads = |failover: &Failover<'_>| {
             (0..self.config.contexts)
@@ -372,9 +359,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         left || self.carries(peer, rail) || self.failover.as_ref().is_some_and(reads)
     }
 
-    /// Records that the endpoint of a rail was closed. This fences all peers on the rail. Data sent
-    /// to undrained peers may still land there, so these peers must fence the rail as after a
-    /// failure.
+    /// Closing the endpoint fences all peers on the rail. Data sent to undrained peers may still
+    /// land there, so these peers must fence the rail as after a failure.
     pub(super) fn closed(&mut self, rail: usize) {
         let (bit, id) = (1 << rail, RailId(rail as u8));
         for peer in 0..self.peers.len() as u16 {
@@ -409,7 +395,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a peer's message about a rail to leave.
     #[cold]
     pub(in super::super) fn leave_arrived(
         &mut self,

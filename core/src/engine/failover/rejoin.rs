@@ -34,7 +34,6 @@ pub(super) enum Stage {
     Probe,
 }
 
-/// A decoded message about a rail that returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Rejoin {
     pub(super) rail: u8,
@@ -76,8 +75,7 @@ impl Rejoin {
         bytes
     }
 
-    /// Copies a message out of untrusted memory and checks its form. Returns `None` for another
-    /// kind of message.
+    /// Returns `None` for another kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Rejoin, Violation>> {
         let mut raw = [0; REJOIN];
         bytes.copy_out(&mut raw);

@@ -20,8 +20,7 @@ use super::sent::{Carried, Sent};
 use super::{Asks, FailoverStream, SentSlot};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Continues the failover of a stream. For the first stream of a peer, also continues the
-    /// fencing and the return of its rails.
+    /// For the first stream of a peer, also continues the fencing and the return of its rails.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn mend(&mut self, stream: u32) {
@@ -37,8 +36,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.read_again(stream);
     }
 
-    /// Sends answers of the two-sided protocol that found no room earlier. Runs before operations
-    /// take the room.
+    /// Sends answers that found no room earlier, before operations take the room.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn answer_first(&mut self) {
@@ -51,7 +49,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts lost numbers again, in order.
     fn repost_lost(&mut self, stream: u32) {
         if !self.state.resuming(stream).is_some_and(|resuming| resuming.lost) {
             return;
@@ -85,7 +82,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Requests the reply to the fetching atomic with this number.
     fn ask_reply(&mut self, stream: u32, number: Seq, token: u64) -> Result<(), Blocked> {
         let s = &self.state.streams[stream as usize];
         let (peer, cursor) = (s.peer, s.window.expected());
@@ -99,7 +95,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Posts one number again, on any rail with room.
     fn repost(&mut self, stream: u32, seq: Seq) -> Result<(), Blocked> {
         let Some(failover) = &mut self.state.failover else { return Ok(()) };
         let SentSlot { what, bytes, .. } = *failover.at(stream, seq);
@@ -154,8 +149,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Returns the payload of a number that is posted again. Copies device memory to `into` first,
-    /// and fails until that copy has completed.
+    /// Copies a payload in device memory to `into` first, and fails until that copy has completed.
     fn stage_again<'a>(
         &mut self,
         stream: u32,
@@ -221,7 +215,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends the replies to fetching atomics again if the peer requested it.
     fn reply_again(&mut self, stream: u32) {
         if !self.state.resuming(stream).is_some_and(|resuming| resuming.answers) {
             return;
@@ -263,7 +256,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts the reads again that failed rails have interrupted.
     fn read_again(&mut self, stream: u32) {
         if !self.state.resuming(stream).is_some_and(|resuming| resuming.reads) {
             return;
@@ -320,8 +312,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns whether failover has more to do for a stream. For the first stream of a peer, also
-    /// covers the peer itself.
+    /// For the first stream of a peer, also covers the peer itself.
     #[cold]
     pub(in super::super) fn is_broken(&self, stream: u32) -> bool {
         let s = &self.streams[stream as usize];
@@ -335,8 +326,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         s.live && (peer || lost || answers || reads || asked != 0)
     }
 
-    /// Returns the start, the region and the length of the payload to post again. Returns `None` if
-    /// the payload is empty or in the record of the number.
+    /// Returns `None` if the payload is empty or in the record of the number.
     fn source_again(&self, what: &Sent) -> Option<(*mut u8, u16, usize)> {
         let of = |op: u32| {
             self.pending.slots.get(op as usize).map_or(u16::MAX, |slot| slot.local_region)

@@ -32,7 +32,6 @@ pub(super) enum Carried {
 #[repr(u8)]
 pub(in super::super) enum Sent {
     Nothing,
-    /// A piece of a write.
     Write {
         op: u32,
         len: u32,
@@ -46,7 +45,6 @@ pub(in super::super) enum Sent {
         body: Body,
         local: *const u8,
     },
-    /// A tagged message.
     Tagged {
         op: u32,
     },
@@ -115,7 +113,6 @@ impl SentSlot {
     };
 }
 
-/// Clears the records that were used. Memory that was never written stays untouched.
 pub(super) fn clear(slots: &mut [SentSlot]) {
     let used = |slot: &&mut SentSlot| {
         !matches!(slot.what, Sent::Nothing) || slot.again != NO_TOKEN || slot.reply != 0
@@ -124,7 +121,6 @@ pub(super) fn clear(slots: &mut [SentSlot]) {
 }
 
 impl Failover<'_> {
-    /// Returns the records of a stream's window.
     pub(super) fn of(&mut self, stream: u32) -> &mut [SentSlot] {
         let window = self.window as usize;
         &mut self.sent[stream as usize * window..(stream as usize + 1) * window]
@@ -137,8 +133,7 @@ impl Failover<'_> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Returns whether an operation in flight may be posted again from a registered region, or to
-    /// an imported region. Slow path: looks at every number in flight.
+    /// Slow path: looks at every number in flight.
     pub(in super::super) fn may_repost(&self, local: Option<u16>, remote: Option<u16>) -> bool {
         let Some(failover) = &self.state.failover else { return false };
         let window = failover.window as usize;
@@ -194,8 +189,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether an answer of the two-sided protocol may take a number. Leaves room in the
-    /// window for operations.
+    /// Answers leave room in the window for operations.
     #[cold]
     pub(in super::super) fn may_answer(&mut self, stream: u32) -> bool {
         let (window, in_flight) = (self.config.window, self.streams[stream as usize].in_flight());
@@ -235,8 +229,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the number of data messages in flight on a stream. Slow path: looks at every number
-    /// in flight.
+    /// Slow path: looks at every number in flight.
     #[cold]
     pub(in super::super) fn data_in_flight(&self, stream: u32) -> u32 {
         let s = &self.streams[stream as usize];
@@ -250,8 +243,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..count).filter(|&n| is_data(slot(n))).count() as u32
     }
 
-    /// Handles the arrival of all numbers below `cursor` at the peer. Returns a cursor: operations
-    /// with lower numbers may complete.
+    /// Returns a cursor: operations with lower numbers may complete.
     #[cold]
     pub(in super::super) fn kept_arrived(&mut self, stream: u32, cursor: Seq) -> Seq {
         let cursor = self.hold_back(stream, cursor);
@@ -259,8 +251,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         cursor
     }
 
-    /// Returns a cursor: operations with lower numbers may complete. The cursor stops before an
-    /// atomic with a missing reply, so that the target keeps the fetched value.
+    /// Stops the cursor before an atomic with a missing reply, so that the target keeps the fetched
+    /// value.
     fn hold_back(&mut self, stream: u32, cursor: Seq) -> Seq {
         let Some(failover) = &mut self.failover else { return cursor };
         let heard = &mut failover.streams[stream as usize].heard;
@@ -281,7 +273,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         cursor
     }
 
-    /// Handles an arrived reply: applies the acknowledgements that the missing reply held back.
+    /// Applies the acknowledgements that a missing reply held back.
     #[cold]
     pub(in super::super) fn let_go(&mut self, stream: u32) {
         let Some(failover) = &mut self.failover else { return };
@@ -299,7 +291,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a peer's request for the reply to a fetching atomic.
     #[cold]
     pub(in super::super) fn asked_again(
         &mut self,

@@ -20,7 +20,6 @@ use super::{AGAIN, Failover, FailoverPeer, LOOK, RARELY, Told, nth};
 /// counts as impossible.
 const PATIENCE: [u64; 2] = [1_000_000_000, 1 << 20];
 
-/// The cost to another peer if all peers of a rail are fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cost {
     /// Other rails lead to that peer.
@@ -32,8 +31,8 @@ enum Cost {
 }
 
 impl FailoverPeer {
-    /// Returns whether reports to the peer must be repeated: a failed rail is not fenced yet, or
-    /// the peer has not confirmed the report of a fenced rail.
+    /// Whether a failed rail is not fenced yet, or the peer has not confirmed the report of a
+    /// fenced rail. Then reports to it are repeated.
     pub(super) fn is_unconfirmed(&self) -> bool {
         self.suspect | self.fencing | self.fenced & !self.confirmed != 0
     }
@@ -67,8 +66,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Fences a peer on a rail. If this closes the endpoint, asks the other peers to leave the rail
-    /// first.
+    /// If the fence closes the endpoint, asks the other peers to leave the rail first.
     fn fence_rail(&mut self, peer: u16, rail: usize) -> Fence {
         let bit = 1 << rail;
         let id = Peer(peer);
@@ -127,8 +125,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         fence
     }
 
-    /// Updates the fences after the rails have checked which peers are alive. Forgets endpoints
-    /// that no longer need to be closed, and advances the time if the rails have no clock.
+    /// Forgets endpoints that no longer need to be closed, and advances the time if the rails have
+    /// no clock.
     pub(in super::super) fn fences_looked(&mut self) {
         self.state.closings_looked();
         if self.state.loads.untimed() == 1
@@ -138,7 +136,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Reports to a peer which rails have failed, and which numbers of its streams have arrived.
     pub(super) fn tell_fenced(&mut self, peer: u16) {
         let Some(kept) = self.state.kept_peer_mut(peer) else { return };
         if kept.telling.is_none() && kept.is_unconfirmed() {
@@ -239,8 +236,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Builds the report about a stream. The report begins at the number `from`, or at the cursor
-    /// if `from` is `None`. Also returns the number at which the next report continues.
+    /// The report begins at the number `from`, or at the cursor if `from` is `None`. Also returns
+    /// the number at which the next report continues.
     fn told(&mut self, stream: u32, from: Option<Seq>) -> (Told, Option<Seq>) {
         let freed = self.returned(stream);
         let s = &self.streams[stream as usize];
@@ -310,16 +307,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         heard
     }
 
-    /// Returns the rail for the next repetition of a report. Each repetition uses another rail,
-    /// because any rail may have failed unnoticed. Returns `None` for the first report, which may
-    /// use any rail.
+    /// Each repetition of a report uses another rail, because any rail may have failed unnoticed.
+    /// Returns `None` for the first report, which may use any rail.
     fn turn_to_tell(&self, peer: u16) -> Option<usize> {
         let kept = self.kept_peer(peer).filter(|kept| kept.told != 0)?;
         nth(self.peers[peer as usize].rails, kept.told.into())
     }
 
-    /// Translates a bitmask of the peer's rails into ours. Drops the rails with an epoch in the
-    /// message that is not current here. A peer may end an epoch that has not begun here.
+    /// Drops the rails with an epoch in the message that is not current here. A peer may end an
+    /// epoch that has not begun here.
     fn of_this_epoch(&mut self, peer: u16, told: &Told, theirs: u16) -> Result<u16, Violation> {
         let joined = self.joined_rails(peer);
         let pairing = &self.pairings[peer as usize];
@@ -350,7 +346,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(rails)
     }
 
-    /// Handles a report that the peer is fencing a rail, or has fenced it.
     pub(super) fn peer_fences(&mut self, peer: u16, rail: usize) {
         let (id, bit) = (RailId(rail as u8), 1 << rail);
         let why = Fault::Rail(id, CompleteError::PeerDown);
@@ -363,8 +358,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         kept.suspect &= !bit;
     }
 
-    /// Handles a peer's report of fenced rails and of the numbers that arrived, or its request for
-    /// such a report.
     #[cold]
     pub(in super::super) fn told_arrived(
         &mut self,

@@ -40,7 +40,6 @@ use crate::sync::seq::Seq;
 use super::super::joint::RAILS_MAX;
 use super::super::wire::{KIND_ASKS, KIND_TOLD};
 
-/// Number of bitmap words in a [`Told`] message.
 pub(in super::super) const WORDS: usize = 8;
 const HEAD: usize = 64;
 pub(in super::super) const TOLD: usize = HEAD + 8 * WORDS;
@@ -48,7 +47,6 @@ pub(in super::super) const TOLD: usize = HEAD + 8 * WORDS;
 /// Length of an [`Asks`] message, in bytes.
 const ASKS: usize = 32;
 
-/// A decoded report of arrived numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Told {
     pub context: u8,
@@ -82,8 +80,7 @@ impl Told {
         bytes
     }
 
-    /// Copies a message out of untrusted memory and checks its form. Returns `None` for another
-    /// kind of message.
+    /// Returns `None` for another kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Told, Violation>> {
         let mut raw = [0; TOLD];
         bytes.copy_out(&mut raw);
@@ -128,7 +125,7 @@ impl Told {
         })
     }
 
-    /// Returns whether a number has arrived, or `None` if another message reports it.
+    /// Returns `None` if another message reports the number.
     pub(super) fn says(&self, seq: Seq, cursor: Seq) -> Option<bool> {
         if seq.is_before(cursor) {
             return Some(true);
@@ -144,7 +141,6 @@ impl Told {
     }
 }
 
-/// A decoded request for a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Asks {
     pub context: u8,
@@ -163,8 +159,7 @@ impl Asks {
         bytes
     }
 
-    /// Copies a message out of untrusted memory and checks its form. Returns `None` for another
-    /// kind of message.
+    /// Returns `None` for another kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Asks, Violation>> {
         let mut raw = [0; ASKS];
         let len = bytes.copy_out(&mut raw);

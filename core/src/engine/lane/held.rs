@@ -24,7 +24,6 @@ pub enum HeldBy {
 }
 
 impl Held {
-    /// Encodes the report as a nonzero word.
     pub(super) fn pack(self) -> u64 {
         let (kind, event) = match self.by {
             HeldBy::Room => (1, 0),

@@ -71,12 +71,10 @@ impl Load {
         passed: 0,
     };
 
-    /// Returns the bytes of long posts that are expected to complete.
     pub(super) fn moving(&self) -> u64 {
         self.long - self.stuck
     }
 
-    /// Returns the expected time for `bytes`.
     pub(super) fn takes(&self, bytes: u64) -> u64 {
         bytes.saturating_mul(self.cost) >> FRACTION
     }
@@ -89,7 +87,7 @@ impl Load {
         ((self.moving() + more).saturating_mul(cost) >> FRACTION).max(silent)
     }
 
-    /// Returns the clock time since the last completion, or 0 if no completion is expected.
+    /// Returns 0 if no completion is expected.
     pub(super) fn silent(&self, now: u64) -> u64 {
         if self.moving() != 0 { now.wrapping_sub(self.since) } else { 0 }
     }
@@ -98,7 +96,6 @@ impl Load {
         self.moving() != 0 && self.moving().saturating_add(more) > self.room
     }
 
-    /// Begins a measurement at `now`, with `busy` of busy time.
     pub(super) fn begin(&mut self, now: u64, busy: u64) {
         (self.since, self.mark, self.began, self.period) = (now, busy, busy, 0);
     }
@@ -109,15 +106,13 @@ impl Load {
         *self = Load { posts, bytes, long, stuck, ..Load::NEW };
     }
 
-    /// Subtracts completed bytes from the bytes of long posts.
     pub(super) fn settle(&mut self, bytes: u64) {
         debug_assert!(self.long >= bytes, "more bytes completed than posted");
         self.long = self.long.saturating_sub(bytes);
         self.stuck = self.stuck.min(self.long);
     }
 
-    /// Measures `bytes` completed at `now`, with `busy` of busy time. Returns the cost of the
-    /// latest bytes if the cost was computed anew.
+    /// Returns the cost of the latest bytes if the cost was computed anew.
     pub(super) fn measure(&mut self, bytes: u64, now: u64, busy: u64) -> Option<u64> {
         let time = busy.saturating_sub(self.mark);
         (self.since, self.mark, self.tries) = (now, busy, 0);

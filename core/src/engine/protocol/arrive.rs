@@ -19,7 +19,6 @@ use super::request::{Received, Sender, Stage};
 use super::stock::{HeaderSlot, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Handles a two-sided message.
     #[inline(never)]
     pub(in super::super) fn tagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         if !self.next_tagged(peer, bytes) {
@@ -27,7 +26,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Stores the payload of a message that the matcher has stored.
+    /// The matcher has stored the message.
     #[inline(never)]
     pub(super) fn store(
         &mut self,
@@ -163,13 +162,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.park_kept(stream, word, tag, kept)
     }
 
-    /// Returns whether a message of this kind is a numbered answer.
     fn is_numbered(&self, stream: u32, kind: u8) -> bool {
         self.is_kept(stream)
             && (head::FIN + head::NUMBERED..=head::CHUNK + head::NUMBERED).contains(&kind)
     }
 
-    /// Handles the next message of a stream, which carries its payload.
     #[inline(always)]
     fn payload(
         &mut self,
@@ -212,7 +209,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Copies a payload into a block, and uses a credit of its sender.
     #[inline(never)]
     pub(super) fn keep_payload(
         &mut self,
@@ -267,7 +263,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(Kept::Header(header))
     }
 
-    /// Stores a payload that arrived out of order.
     #[inline(never)]
     fn park_payload(
         &mut self,
@@ -286,7 +281,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.park(stream, word, Parked { at: Place::default(), what }).map(drop)
     }
 
-    /// Matches a stored message after all earlier messages of its stream.
+    /// All earlier messages of the stream have matched.
     pub(in super::super) fn turn(
         &mut self,
         stream: u32,
@@ -312,8 +307,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Delivers a stored message to a receive. The receive must be in no list and not in the
-    /// matcher.
+    /// The receive must be in no list and not in the matcher.
     pub(super) fn deliver(&mut self, index: u32, tag: Tag, kept: Kept) {
         let Some(protocol) = &mut self.protocol else { return };
         let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {
@@ -344,8 +338,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Delivers a stored message whose payload is at its sender. The receive continues in `stage`,
-    /// or fails if the message is refused.
+    /// The payload is at its sender, so the receive continues in `stage`, or fails if the message
+    /// is refused.
     pub(super) fn deliver_header(&mut self, index: u32, header: u32, mut stage: Stage) {
         let Some(protocol) = &self.protocol else { return };
         let HeaderSlot { source, stream, offer: Offer { len, token, .. }, .. } =
@@ -365,16 +359,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         protocol.requests.push_due(index, stage);
     }
 
-    /// Returns whether to refuse a message of this sender, whose payload is at the sender. While
-    /// the connection closes, all are refused. Otherwise the close would not end while the peer
-    /// keeps sending. An engine that is its own peer accepts the messages that it sent before. Its
-    /// own open send has the token of such a message.
+    /// While the connection closes, all messages whose payload is at the sender are refused.
+    /// Otherwise the close would not end while the peer keeps sending. An engine that is its own
+    /// peer accepts the messages that it sent before. Its own open send has the token of such a
+    /// message.
     #[cold]
     fn refuses(&self, source: PeerId, token: u64) -> bool {
         is_closing(self.peers, source) && self.answered(source.index, token).is_err()
     }
 
-    /// Frees a block or a header. If `credit` is set, returns the credit of the block to its peer.
+    /// If `credit` is set, returns the block's credit to its peer.
     pub(super) fn give_back(&mut self, kept: Kept, credit: bool) {
         let Some(protocol) = &mut self.protocol else { return };
         match kept {
@@ -401,9 +395,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a Fin: the receiver of our send has received all that it wants, or could not receive
-    /// it, or has refused it. The Fin may overtake the acknowledgement of chunks. A send that is
-    /// kept for failover ends only after both.
+    /// The receiver of our send has received all that it wants, or could not receive it, or has
+    /// refused it. The Fin may overtake the acknowledgement of chunks. A send that is kept for
+    /// failover ends only after both.
     fn finned(&mut self, stream: u32, peer: u16, head: &Head) -> Result<(), Violation> {
         let [token, delivered] = head.words;
         let index = self.answered(peer, token)?;
@@ -426,7 +420,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Handles a Pull: the receiver requests the payload of our send in chunks.
     fn pull_asked(
         &mut self,
         peer: u16,
@@ -457,8 +450,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if theirs && waits { Ok(index) } else { Err(Violation::Reply) }
     }
 
-    /// Handles a Room: the peer has more room for our messages. An older Room that arrives late
-    /// changes nothing.
+    /// The peer has more room for our messages. An older Room that arrives late changes nothing.
     fn room_given(&mut self, stream: u32, words: [u64; 2]) -> Result<(), Violation> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let account = &mut protocol.accounts[stream as usize];
@@ -470,7 +462,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Handles a chunk for a receive that pulls its payload.
     fn chunk(
         &mut self,
         stream: u32,
@@ -514,7 +505,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Fails a receive. It must be in no list and not in the matcher.
+    /// The receive must be in no list and not in the matcher.
     #[cold]
     pub(super) fn fail_receive(&mut self, index: u32, outcome: Received) {
         let Some(protocol) = &mut self.protocol else { return };
@@ -531,7 +522,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 }
 
-/// Returns whether the connection to a peer is closing.
 #[cold]
 pub(super) fn is_closing(peers: &[PeerSlot], peer: PeerId) -> bool {
     let slot = &peers[peer.index as usize];

@@ -1,8 +1,7 @@
 //! Two-sided messages from and into device memory, which the processor may not access. A send from
-//! device memory keeps its payload, whatever its length, until the receiver reads it. A receive
-//! into device memory reads a payload like any other receive. A payload that arrives in a message
-//! or in chunks goes into a block first, and a rail then copies it to the device. Slow paths, which
-//! wait only for a device.
+//! device memory keeps its payload, whatever its length, until the receiver reads it. A payload
+//! that arrives in a message or in chunks goes into a block first, and a rail then copies it to the
+//! device. Slow paths, which wait only for a device.
 
 use crate::error::{AttachError, OpError, PostError, Violation};
 use crate::mem::{RailId, Untrusted, copy_bytes};
@@ -24,8 +23,8 @@ use super::stock::Kept;
 const CHUNK: usize = 2048;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Resolves the buffer of a receive in memory that only rails access. `error` is the error of
-    /// the ordinary look-up. It is returned unchanged if the buffer is not in such memory.
+    /// `error` comes from the ordinary look-up. Returns it unchanged if the buffer is not in memory
+    /// that only rails access.
     #[cold]
     #[inline(never)]
     pub(super) fn device_buffer(
@@ -41,7 +40,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Resolves the memory that a receive fills. Also returns whether it is device memory.
+    /// Also returns whether the memory is device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn buffer_anywhere(&mut self, into: Destination) -> Result<(Buffer, bool), OpError> {
@@ -57,7 +56,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         ))
     }
 
-    /// Starts reading the payload of a receive into device memory. The receive must be in no list.
+    /// The receive must be in no list.
     #[cold]
     #[inline(never)]
     pub(super) fn bring_device(&mut self, index: u32) {
@@ -116,7 +115,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.give_back(Kept::Header(header), false);
     }
 
-    /// Copies a payload from a block to the device: from an outgoing block if `ours` is set. The
+    /// Copies from an outgoing block if `ours` is set, and from a received one otherwise. The
     /// receive must be in no list. `late` is the value of [`Stage::Place`].
     #[cold]
     #[inline(never)]
@@ -158,8 +157,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         protocol.requests.end(index, &mut self.state.pending.ends);
     }
 
-    /// Sends a chunk of a payload in device memory. Returns `false` if the chunk must be tried
-    /// again.
+    /// Returns `false` if the chunk must be tried again.
     #[cold]
     #[inline(never)]
     pub(super) fn send_chunk_of_device(&mut self, index: u32, most: u64) -> bool {
@@ -195,7 +193,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Handles a payload that arrived in a message and matched a receive into device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn matched_device(
@@ -220,7 +217,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Delivers a stored message to a receive into device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn deliver_device(&mut self, index: u32, tag: Tag, kept: Kept) {
@@ -242,7 +238,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a chunk for a receive into device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn chunk_for_device(
@@ -281,8 +276,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Fails a receive into device memory because its payload cannot be transferred. Notifies the
-    /// sender.
+    /// The payload cannot be transferred. Notifies the sender.
     #[cold]
     #[inline(never)]
     pub(super) fn unreadable(&mut self, index: u32, fault: Fault) {
@@ -293,7 +287,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Fails the receives from a removed peer with a payload that is not copied to the device yet.
-    /// Frees their blocks.
     #[cold]
     #[inline(never)]
     pub(super) fn forget_placing(&mut self, peer: u16) {

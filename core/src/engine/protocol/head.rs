@@ -41,9 +41,8 @@ use super::super::tag::Tag;
 pub(crate) const HEAD: usize = 32;
 /// Length of a Sync message before its payload, in bytes.
 pub(crate) const SYNC: usize = 40;
-/// Length of an Rts before its keys, in bytes.
 pub(crate) const RTS: usize = 72;
-/// Length of the longest header, in bytes: an Rts with a key for every rail.
+/// Length of an Rts with a key for every rail, in bytes.
 pub(crate) const LONGEST: usize = RTS + 16 * RAILS_MAX;
 
 /// The lowest kind of a two-sided message. All lower kinds belong to one-sided operations.
@@ -72,7 +71,6 @@ pub(crate) const UNREADABLE: u16 = u16::MAX;
 /// [`Rail::read_address`](crate::rail::Rail::read_address) reads such a payload.
 pub(crate) const ADDRESS: u16 = u16::MAX - 1;
 
-/// The first 32 bytes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub kind: u8,
@@ -99,7 +97,7 @@ impl Head {
         bytes
     }
 
-    /// Copies the head out of a message. Returns the head and the rest of the message.
+    /// Returns the head and the rest of the message.
     #[inline(always)]
     pub(crate) fn read(bytes: Untrusted<'_>) -> Result<(Head, Untrusted<'_>), Violation> {
         let (head, rest) = bytes.split_at(HEAD).ok_or(Violation::Length)?;
@@ -120,7 +118,6 @@ impl Head {
         Ok((head, rest))
     }
 
-    /// Returns the tag, for a kind that carries one.
     #[inline(always)]
     pub(crate) fn tag(&self) -> Result<Tag, Violation> {
         if self.words[1] >> 32 != 0 {
@@ -130,7 +127,7 @@ impl Head {
     }
 }
 
-/// The body of a request to send. It describes where the payload is at the sender.
+/// The body of an Rts: describes where the payload is at the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer<const RAILS: usize> {
     /// Identifies the send at the sender. Never 0.
@@ -144,8 +141,8 @@ pub(crate) struct Offer<const RAILS: usize> {
     /// The number of the region at the sender. Without keys, [`UNREADABLE`] or [`ADDRESS`].
     pub region: u16,
     pub generation: u16,
-    /// The rails that join the two sides, as a bitmask of our rail numbers. On the wire, the
-    /// bitmask has the sender's rail numbers.
+    /// The rails that join the two sides, by our numbers. On the wire they have the sender's
+    /// numbers.
     pub rails: u16,
     /// The keys of the region on these rails.
     pub keys: [RailKey; RAILS],
@@ -163,12 +160,12 @@ impl<const RAILS: usize> Offer<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 
-    /// Returns the address of the payload in the sender's process, if the offer has one.
+    /// Returns `None` if the offer has no address.
     pub(crate) fn address(&self) -> Option<u64> {
         (self.region == ADDRESS && self.rails == 0).then_some(self.offset)
     }
 
-    /// Writes the body after the head. Returns the length of head and body.
+    /// Returns the length of head and body.
     pub(crate) fn write(&self, out: &mut [u8; LONGEST]) -> usize {
         let mut rest = Writer::new(&mut out[HEAD..]);
         rest.put_u64(self.token).put_u64(self.len).put_u64(self.offset).put_u64(self.size);
@@ -180,8 +177,8 @@ impl<const RAILS: usize> Offer<RAILS> {
         HEAD + rest.len()
     }
 
-    /// Copies the body of a peer's message out and checks it. `ours` is the bitmask of our rails
-    /// that reach the peer. If the key of one of them is missing, the payload counts as unreadable.
+    /// `ours` is the bitmask of our rails that reach the peer. If the key of one of them is
+    /// missing, the payload counts as unreadable.
     pub(crate) fn read(
         rest: Untrusted<'_>,
         pairing: &Pairing,
@@ -225,7 +222,6 @@ impl<const RAILS: usize> Offer<RAILS> {
     }
 }
 
-/// Returns the 64-bit word that follows the header, and the remaining bytes.
 pub(crate) fn trailing(rest: Untrusted<'_>) -> Result<(u64, Untrusted<'_>), Violation> {
     let (front, rest) = rest.split_at(8).ok_or(Violation::Length)?;
     let mut raw = [0u8; 8];

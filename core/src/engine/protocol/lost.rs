@@ -14,7 +14,6 @@ use super::request::{DEVICE, Received, Stage};
 use super::stock::{Account, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Ends the receives that the failure of a peer affects.
     #[cold]
     pub(in super::super) fn fail_matching(&mut self, peer: u16, why: PeerError) {
         let failed = Received::Failed(Fault::Peer(why));
@@ -63,11 +62,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Removes a peer and all its messages that were not received.
+    /// Also removes the messages that were not received.
     #[cold]
     pub(in super::super) fn forget_matching(&mut self, peer: u16) {
         self.forget_placing(peer);
-        // Free parked messages.
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer);
             for place in 0..self.config.window {

@@ -86,7 +86,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// Handles an unexpected message. `id` is `None` if the matcher had no room for the message.
+    /// `id` is `None` if the matcher had no room for the message.
     #[inline(never)]
     fn next_unexpected(&mut self, stream: u32, id: Option<UnexpectedId>, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {
@@ -104,12 +104,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Continues a message that has matched a receive into device memory.
     #[cold]
     #[inline(never)]
     fn next_for_device(&mut self, stream: u32, context: u64, tag: Tag, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {
-            // The message is stored, so do not return its credit yet.
+            // Do not return the credit yet.
             let account = &mut protocol.accounts[stream as usize];
             account.returned = account.returned.wrapping_sub(1);
         }

@@ -16,7 +16,6 @@ use super::request::{
 };
 use super::stock::Kept;
 
-/// Number of passes before a wait reads the clock or sleeps.
 const QUICK_PASSES: u32 = 256;
 
 /// A message that only the holder of this value can receive. If it is neither received nor
@@ -65,8 +64,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts a receive into host memory on the fast path, if its message has not arrived. Returns
-    /// `None` in any other case, and changes nothing.
+    /// Returns `None` and changes nothing if the slow path must take the call.
     #[inline(always)]
     fn recv_now(
         &mut self,
@@ -96,7 +94,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(protocol.requests.open(index, &buffer, word, posted))
     }
 
-    /// Handles all other receives, and all errors.
     #[inline(never)]
     fn recv_slow(
         &mut self,
@@ -206,7 +203,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.mrecv(message, Destination::Nothing, 0).map(|request| self.forget(request))
     }
 
-    /// Detaches a receive: its status is dropped when it ends.
     pub(in super::super) fn forget(&mut self, request: Request) {
         if let Some(protocol) = &mut self.state.protocol
             && let Ok(index) = protocol.requests.find(request)
@@ -219,8 +215,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns whether the payload of a matched message is still in flight. Slow path: scans every
-    /// receive.
+    /// Slow path: scans every receive.
     pub(in super::super) fn is_receiving(&self) -> bool {
         let protocol = self.state.protocol.as_ref();
         protocol
@@ -354,7 +349,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Searches for a message. If none is found, makes a pass and searches again.
+    /// Makes a pass and searches again if no message is found.
     fn look_for(
         &mut self,
         source: Option<PeerId>,
@@ -376,7 +371,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(None)
     }
 
-    /// Does the protocol's due work after a stored message has matched outside a pass.
     #[inline(never)]
     pub(super) fn after_match(&mut self) {
         if self.state.has_chores() {
@@ -394,8 +388,7 @@ fn refused(error: TagError) -> OpError {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Checks that a receive may name this peer. It may name a failed peer that left a matching
-    /// message.
+    /// A receive may name a failed peer that left a matching message.
     #[inline(always)]
     fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
         match self.peers.get(source.index as usize) {

@@ -90,8 +90,8 @@ enum Read {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Does the protocol's due work: at most a batch of receives and a batch of chunks.
     #[inline(never)]
+    /// Serves at most a batch of receives and a batch of chunks.
     pub(in super::super) fn serve_protocol(&mut self) {
         let batch = self.state.config.batch;
         let due =
@@ -129,14 +129,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns why the sender of a receive's message is unreachable, or `None` if it is reachable.
+    /// Returns `None` if the sender is reachable.
     pub(super) fn sender_lost(&self, index: u32) -> Option<Fault> {
         let protocol = self.state.protocol.as_ref()?;
         let source = protocol.requests.slots[index as usize].source.get()?;
         self.state.lost(source)
     }
 
-    /// Starts reading the payload of a receive. The receive must be in no list.
+    /// The receive must be in no list.
     fn bring(&mut self, index: u32, by_message: bool) {
         if let Some(fault) = self.sender_lost(index) {
             return self.state.fail_receive(index, Received::Failed(fault));
@@ -189,8 +189,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends a Fin and ends a receive. The receive must be in no list. `late` is the value of
-    /// [`Stage::Tell`].
+    /// The receive must be in no list. `late` is the value of [`Stage::Tell`].
     pub(super) fn tell(&mut self, index: u32, late: bool) {
         let lost = self.sender_lost(index).is_some();
         let Some(protocol) = &mut self.state.protocol else { return };
@@ -214,7 +213,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Reads `want` bytes of a receive's message into its buffer, over all rails.
+    /// Reads over all rails.
     fn read(&mut self, index: u32, want: u64) -> Read {
         let Some(protocol) = &self.state.protocol else { return Read::Unable };
         let slot = &protocol.requests.slots[index as usize];
@@ -248,8 +247,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Copies the next part of a receive's message out of the sender's process. `delivered` counts
-    /// the bytes copied so far.
+    /// `delivered` counts the bytes copied so far.
     #[inline(never)]
     fn read_address(&mut self, index: u32, want: u64, source: PeerId, address: u64) -> Read {
         let Some(protocol) = &mut self.state.protocol else { return Read::Unable };
@@ -275,7 +273,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if slot.delivered == want { Read::Copied } else { Read::Later }
     }
 
-    /// Posts reads of `want` bytes of a receive's message. Returns `false` if no slot is free.
+    /// Returns `false` if no slot is free.
     pub(super) fn start_read(&mut self, index: u32, want: u64, remote: u16, stage: Stage) -> bool {
         let Some(protocol) = &self.state.protocol else { return false };
         let slot = &protocol.requests.slots[index as usize];
@@ -306,7 +304,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Returns the imported region of an offer. Imports it on first use.
+    /// Imports the region on first use.
     pub(super) fn reach(
         &mut self,
         source: PeerId,
@@ -378,7 +376,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Records that the next `len` bytes of a send were sent.
     pub(super) fn chunk_sent(&mut self, index: u32, len: u64) {
         let slot = &mut self.state.pending.slots[index as usize];
         slot.offset += len;
@@ -400,7 +397,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 pub(crate) const HINTS: usize = 64;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns why a peer is unreachable, or `None` if it is reachable.
+    /// Returns `None` if the peer is reachable.
     pub(super) fn lost(&self, peer: PeerId) -> Option<Fault> {
         match self.peers.get(peer.index as usize) {
             Some(slot) if slot.generation == peer.generation => match slot.state {
@@ -416,7 +413,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles the completion of a read of a payload.
     pub(in super::super) fn read_over(&mut self, op: u32) {
         let slot = &mut self.pending.slots[op as usize];
         slot.inner = false;

@@ -50,7 +50,6 @@ pub enum Received {
 }
 
 impl Received {
-    /// Returns whether the buffer holds a message, whole or truncated.
     #[inline(always)]
     pub(crate) fn has_message(self) -> bool {
         matches!(self, Received::Ok | Received::Truncated)
@@ -162,7 +161,6 @@ pub(crate) enum Stage {
     /// Matched. The payload must be read. If the value is `true`, the payload cannot be read, and
     /// must be pulled in chunks.
     Read(bool),
-    /// One of our operations reads the payload.
     Reading,
     /// The sender sends the payload in chunks.
     Chunks,
@@ -233,10 +231,10 @@ pub struct RecvSlot {
     pub(crate) links: Links,
     pub(crate) name: Name,
     pub(crate) ptr: *mut u8,
-    /// Capacity of the buffer, in bytes.
+    /// Of the buffer, in bytes.
     pub(crate) capacity: u64,
     pub(crate) word: u64,
-    /// Length of the message, in bytes.
+    /// Of the message, in bytes.
     pub(crate) len: u64,
     pub(crate) tag: Tag,
 
@@ -244,14 +242,14 @@ pub struct RecvSlot {
     pub(crate) order: u64,
     pub(crate) posted: ReceiveId,
     pub(crate) source: Sender,
-    /// Index of the buffer's region.
+    /// The buffer's region.
     pub(crate) region: u16,
     pub(crate) stage: Stage,
     pub(crate) fit: Fit,
     /// Whether to drop the status when the receive ends.
     pub(crate) unclaimed: bool,
     pub(crate) stream: u32,
-    /// Index of the header that describes the payload at the sender.
+    /// The header that describes the payload at the sender.
     pub(crate) header: u32,
     /// The sender's token of the send. In stage `ChunksDevice`, the block that the chunks fill.
     pub(crate) token: u64,
@@ -294,7 +292,6 @@ impl RecvSlot {
         outcome: Received::Ok,
     };
 
-    /// Returns whether the receive fills this registered region.
     #[cold]
     pub(crate) fn uses(&self, region: u16) -> bool {
         self.stage != Stage::Ended && self.capacity != 0 && self.region == region
@@ -310,8 +307,7 @@ impl RecvSlot {
         self.is_moving() && !matches!(self.stage, Stage::Tell(true) | Stage::Place(true))
     }
 
-    /// Returns how many bytes of a message of `len` bytes fit the buffer, and whether the message
-    /// is cut.
+    /// Also returns whether the message is cut.
     #[inline(always)]
     pub(crate) fn fit(&self, len: u64) -> (u64, Fit) {
         if len <= self.capacity { (len, Fit::Whole) } else { (self.capacity, Fit::Cut) }
@@ -372,7 +368,7 @@ impl Slot for RecvSlot {
 
 pub(crate) struct Requests<'m> {
     pub slots: Slots<'m, RecvSlot>,
-    /// Ended receives that wait until their status is taken, oldest first.
+    /// Receives with a status to take, oldest first.
     ended: Fifo,
     /// Receives with something to post. `due_len` is their number.
     due: Fifo,
@@ -385,7 +381,6 @@ impl<'m> Requests<'m> {
         Requests { slots, ended: Fifo::EMPTY, due: Fifo::EMPTY, due_len: 0 }
     }
 
-    /// Opens a receive in the first free slot, `index`.
     #[inline(always)]
     pub(super) fn open(
         &mut self,
@@ -413,8 +408,7 @@ impl<'m> Requests<'m> {
         self.slots.find(request.0).ok_or(OpError::StaleToken)
     }
 
-    /// Ends a receive. Records `order` as its position among all completions, and increments
-    /// `order`.
+    /// Records `order` as the receive's position among all completions, and increments `order`.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, order: &mut u64) {
         let slot = &mut self.slots[index as usize];
@@ -428,14 +422,13 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Queues a receive in this stage for the next pass.
     pub(crate) fn push_due(&mut self, index: u32, stage: Stage) {
         self.slots[index as usize].stage = stage;
         self.due.push(&mut self.slots, index);
         self.due_len += 1;
     }
 
-    /// Removes the first receive from the due list. Returns the receive and its stage.
+    /// Leaves the receive in hand, and returns its previous stage.
     pub(crate) fn pop_due(&mut self) -> Option<(u32, Stage)> {
         let index = self.due.first()?;
         self.remove_due(index);
@@ -458,7 +451,6 @@ impl<'m> Requests<'m> {
         self.ended.first()
     }
 
-    /// Returns the position of the oldest ended receive among all completions.
     #[inline(always)]
     pub(crate) fn oldest_order(&self) -> Option<u64> {
         self.slots.get(self.ended.head as usize).map(|slot| slot.order)
@@ -490,8 +482,7 @@ impl<'m> Requests<'m> {
         Some(status)
     }
 
-    /// Takes the status of an ended receive. The id of the receive becomes stale. Inlined, so that
-    /// a caller loads only the fields that it uses.
+    /// The id becomes stale. Inlined, so that a caller loads only the fields that it uses.
     #[inline(always)]
     pub(crate) fn take(&mut self, index: u32) -> Status {
         let status = self.status(index);

@@ -35,10 +35,8 @@ pub enum Payload<'a> {
     Span(Span),
 }
 
-/// How a send is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Sent with its payload.
     Eager,
     /// Sent with its payload. Completes once a receive has matched.
     Sync,
@@ -106,8 +104,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.send_slow(context, to, tag, payload, notice, true)
     }
 
-    /// Returns whether the receiver of a send reads its payload. The completion of the send must
-    /// not have been taken.
+    /// The completion of the send must not have been taken.
     pub(crate) fn is_fetched(&self, token: Token) -> bool {
         let index = self.state.pending.find(token);
         index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)
@@ -185,7 +182,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Issued::Done { value: len as u64 })
     }
 
-    /// Sends messages that cannot be posted at once, and returns all errors.
     #[inline(never)]
     fn send_slow(
         &mut self,
@@ -296,8 +292,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// Posts bytes that have a credit or a grant, on any rail. Fails if no rail accepts them,
-    /// because no copy is kept for a retry.
+    /// Fails if no rail accepts them, because no copy is kept for a retry.
     fn send_bytes(
         &mut self,
         stream: u32,
@@ -344,7 +339,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Done { value: bytes.len() as u64 })
     }
 
-    /// Posts a send that is queued on its stream.
     pub(in super::super) fn post_send(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {
         let s = &self.state.streams[stream as usize];
         let (seq, word) = (s.next, s.word(self.state.mask));
@@ -363,7 +357,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Posts a send with this word.
     pub(in super::super) fn post_send_as(
         &mut self,
         stream: u32,
@@ -402,8 +395,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.post_headed(stream, peer, head, &mut out, len, payload, Owner::Op(index))
     }
 
-    /// Posts a message of the protocol on any rail with room. `out` holds the bytes after the
-    /// header, up to `len`.
+    /// `out` holds the bytes after the header, up to `len`.
     #[expect(clippy::too_many_arguments, reason = "the parts of one message")]
     pub(super) fn post_headed(
         &mut self,
@@ -424,10 +416,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(posted)
     }
 
-    /// Posts an answer of the protocol. If the stream is kept for failover, the answer takes the
-    /// next number, unless it is a Room. `payload` has the slot of a send, the address of a part of
-    /// its source, and the bytes to post. The part may be read again until that send has ended.
-    /// Returns `None` if there is no room, or if the peer has failed.
+    /// If the stream is kept for failover, the answer takes the next number, unless it is a Room.
+    /// `payload` has the slot of a send, the address of a part of its source, and the bytes to
+    /// post. The part may be read again until that send has ended. Returns `None` if there is no
+    /// room, or if the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,
@@ -472,8 +464,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Describes where the payload of a send is: in a region, or at an address for a peer that may
-    /// read addresses.
+    /// The payload is in a region, or at an address for a peer that may read addresses.
     fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
         let offer = self.state.offer(peer, slot, token);
         let address = slot.local.addr() as u64;
@@ -487,7 +478,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Offer { offset: address, size: address + slot.left, region: head::ADDRESS, ..offer }
     }
 
-    /// Posts an answer of the protocol. The word is already in `head`.
+    /// `head` already has the word.
     pub(in super::super) fn post_answer_as(
         &mut self,
         stream: u32,
@@ -507,9 +498,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
-/// Records an eager message. The message takes the next number, and carries the cursor and all
-/// returned credits. It needs no slot: the stream counts as `open` until the message is
-/// acknowledged.
+/// An eager message takes the next number, and carries the cursor and all returned credits. It
+/// needs no slot: the stream counts as `open` until the message is acknowledged.
 ///
 /// Writes few cache lines, and only fields that change. Stores retire in program order. So while a
 /// store to a lane waits for its cache line, all later stores wait too.
@@ -530,7 +520,7 @@ fn sent_at_once(s: &mut Stream, account: &mut Account, open: &mut u32) {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Describes where the payload of a send is, with the region's keys if they fit in a message.
+    /// Includes the region's keys if they fit in a message.
     fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
         let mut offer = Offer { token, len: slot.left, size: slot.left, ..Offer::NONE };
         let rails = self.joined_rails(peer);
@@ -548,7 +538,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         offer
     }
 
-    /// Stops sending the payload of a pulled send.
     pub(in super::super) fn stop_pulling(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         if core::mem::take(&mut self.pending.slots[index as usize].pulled) {
@@ -556,7 +545,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Releases the resources of a send. Called once, when the send ends.
+    /// Called once, when the send ends.
     pub(in super::super) fn send_over(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut self.pending.slots[index as usize];
