@@ -7,9 +7,6 @@
 //! Then the [`Wire`] exchanges the caller's messages, such as region handles. In each exchange,
 //! both sides send one message and receive one.
 //!
-//! The listener serves many connections at once, so an unrelated client costs only its own
-//! connection.
-//!
 //! All calls are setup: they allocate, and block at most until their deadline. While a wire waits,
 //! it calls the caller's closure, so that the caller can poll a rail with manual progress. Received
 //! lengths are checked before anything is stored, and every field is validated. A wire that stays

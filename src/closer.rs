@@ -10,7 +10,7 @@ use std::{ptr, thread};
 use fishplate_core::sync::turns::Turns;
 use fishplate_shm::{close_aside, has_aside, set_closer};
 
-/// Counts the closing threads, at most four. While all of them are blocked, descriptors wait.
+/// While all of them are blocked, descriptors wait.
 static CLOSING: Turns = Turns::new(4);
 
 /// Closes the descriptors that `fishplate-shm` sets aside, on separate threads. The threads exist
@@ -20,8 +20,7 @@ pub fn close_in_background() {
     set_closer(start);
 }
 
-/// Starts a closing thread, unless the maximum number of them is running. Never waits. If no thread
-/// can be started, the descriptors stay open until the next call.
+/// Never waits. If no thread can be started, the descriptors stay open until the next call.
 fn start() {
     let thread =
         || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);

@@ -67,12 +67,10 @@ pub const GAUGES: usize = 2;
 const BYTES: usize = 4096;
 const FIRST: usize = 8;
 
-/// The number of the next node of this process.
 static NODES: AtomicU64 = AtomicU64::new(0);
 
 type Words = [AtomicU64; BYTES / 8];
 
-/// The mapped page of a node.
 pub(crate) struct Page {
     words: NonNull<Words>,
     _fd: OwnedFd,
@@ -83,7 +81,6 @@ pub(crate) struct Page {
 unsafe impl Send for Page {}
 
 impl Page {
-    /// Creates a page, and maps it.
     pub fn create() -> Result<Page, Errno> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a C string. A descriptor that the call returns is new, so nothing
@@ -155,7 +152,6 @@ impl Drop for Page {
     }
 }
 
-/// Returns the counters in the order of [`NAMES`].
 fn in_order(stats: &Stats, [peers, rails]: [u64; GAUGES]) -> [u64; NAMES.len()] {
     let Stats {
         posted,
@@ -204,6 +200,7 @@ pub struct Snapshot {
 /// Reads the pages of a process, in the order of its nodes. Makes system calls, but does not
 /// disturb that process.
 ///
+/// # Errors
 /// There is no such process, or this process may not inspect it.
 pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
     let folder = format!("/proc/{pid}/fd");

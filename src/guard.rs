@@ -81,10 +81,8 @@ pub struct Guard<R> {
     pub(crate) watch: Watch,
 }
 
-/// The link and the peers that a guard watches.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// The number of the rail in its engine.
     pub id: RailId,
     link: Option<LinkWatch>,
     peers: Vec<Watched>,

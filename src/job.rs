@@ -88,7 +88,6 @@ pub struct Job {
 enum Links {
     /// Rank 0: the connections to ranks 1 and up, in order.
     Leader(Vec<Conn>),
-    /// The other ranks: the connection to rank 0.
     Follower(Conn),
     /// A call has failed, so later calls fail too: the rest of a failed round could be mistaken for
     /// the next round.
@@ -260,7 +259,6 @@ impl Job {
     }
 }
 
-/// Returns the deadline of a timeout that starts now. Timeouts are capped at 2^32 - 1 seconds.
 fn deadline(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(Duration::from_secs(u32::MAX.into()))
 }
@@ -269,7 +267,6 @@ fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, why.into())
 }
 
-/// The ranks that have not arrived yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ranks {
     count: u32,

@@ -34,9 +34,8 @@
 //! | calls on device memory of this node | for the device               | some           |
 //! | all others                          | no                           | possibly       |
 //!
-//! Calls with a timeout are `wait`, `wait_completion`, `wait_recv`, `quiet`, `quiet_all`, `fetch`,
-//! `fetch_add`, `recv` and `close`. Of these, only `recv` and `close` allocate, but any of them may
-//! allocate while it connects peers.
+//! Of the calls with a timeout, only `recv` and `close` allocate, but any of them may allocate
+//! while it connects peers.
 //!
 //! # Device memory
 //!
@@ -147,7 +146,6 @@ pub struct Node {
     profile: Profile,
     /// The settings to agree on with peers that have a device. `None` if this node has no device.
     agrees: Option<GpuProfile>,
-    /// Agreements with peers on those settings that are in progress.
     agreements: Vec<(PeerId, GpuAgreement)>,
     on_device: OnDevice,
     contacts: Vec<Contact>,
@@ -162,7 +160,6 @@ pub struct Node {
     own: Own,
     builder: Builder,
     passes: u32,
-    /// The counter page that other processes read.
     page: Option<Page>,
     driver: Driver,
 }
@@ -260,9 +257,8 @@ impl Node {
     }
 
     /// Copies the counters to the page of a node with [`Builder::counters`](Builder::counters),
-    /// unless that was done in the last 10 ms. Waits, [`arm`](Self::arm),
-    /// [`failed_peers`](Self::failed_peers) and a worker copy them too. Only programs that use none
-    /// of these need this call.
+    /// unless that was done in the last 10 ms. Only programs that use no waits, no worker,
+    /// [`arm`](Self::arm) or [`failed_peers`](Self::failed_peers) need this call.
     pub fn publish_counters(&mut self) {
         let Some(page) = &mut self.page else { return };
         let (home, contacts, rails) = (&self.home, &self.contacts, &self.rails);
@@ -332,14 +328,12 @@ impl Node {
         }
     }
 
-    /// Returns the deadline of a timeout that starts now, on the host's clock.
     #[inline]
     fn deadline_ns(&self, timeout: Duration) -> u64 {
         let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         self.home.host().now_ns().saturating_add(timeout)
     }
 
-    /// Returns the end of the next slice of a wait, at most `deadline_ns`.
     #[inline]
     fn slice_ns(&self, deadline_ns: u64) -> u64 {
         let longest = if self.meeting { MEETING_SLICE } else { SLICE };

@@ -271,8 +271,7 @@ pub fn open(
     Err(RailsError::Provider(refused))
 }
 
-/// Opens the rails of one provider. If the inner result is an error, the caller tries the next
-/// provider.
+/// If the inner result is an error, the caller tries the next provider.
 fn on_provider(
     wanted: Wanted<'_>,
     library: Library,

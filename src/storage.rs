@@ -122,7 +122,7 @@ impl<T: Zeroable> Zeros<T> {
 }
 
 /// Owns the memory that an engine borrows for tagged messages. Allocates in [`MatchStorage::new`]
-/// and never again. Memory for payloads is not touched before it is used.
+/// and never again.
 pub struct MatchStorage<const RAILS: usize> {
     posted: Vec<PostedSlot>,
     unexpected: Zeros<UnexpectedSlot>,

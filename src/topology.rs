@@ -4,12 +4,6 @@
 //! Everything here runs at setup. It reads files and allocates, but starts no threads and keeps
 //! nothing open. [`Machine::read`] takes the root of the tree as an argument, so that it can also
 //! read recorded trees. A missing or malformed file affects only its own information.
-//!
-//! - `pci` names devices and the bridges above them.
-//! - `scan` reads the tree.
-//! - `choose` distributes NICs over *all* GPUs of the machine, so that independent jobs do not
-//!   share a NIC.
-//! - `pairing` pairs the chosen rails of two processes.
 
 mod choose;
 mod pairing;
@@ -109,7 +103,6 @@ impl Machine {
     }
 }
 
-/// Returns the distance between two devices, from the known path and NUMA node of each.
 fn distance(a: (Option<&PciPath>, Option<u32>), b: (Option<&PciPath>, Option<u32>)) -> Distance {
     if let (Some(a), Some(b)) = (a.0, b.0) {
         if a.shared_bridges(b) > 0 {

@@ -17,14 +17,12 @@ pub const REPEATS: u64 = 1000;
 /// that scan in every unit run a 16th as many.
 pub const UNITS: u64 = 65_536;
 
-/// The instruction limit of one path.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Name of the benchmark function in `instructions/`.
     pub name: &'static str,
     /// Number of values that one repeat moves. The table also prints figures per value.
     pub per: u64,
-    /// Repeats per benchmark.
     pub repeats: u64,
     /// Maximum instructions per repeat. `None` for other libraries.
     pub limit: Option<f64>,
@@ -206,7 +204,6 @@ pub fn limit(name: &str) -> u64 {
     (per_repeat * repeats as f64) as u64
 }
 
-// Checks that each limit is the measured value plus a small slack.
 const _: () = {
     let mut i = 0;
     while i < BUDGETS.len() {

@@ -33,14 +33,12 @@ static ECHOED: [AtomicU64; 3] = [AtomicU64::new(0), AtomicU64::new(0), AtomicU64
 /// Length of an echoed message: the rail's header and an engine's Hello.
 const ECHO: usize = 24;
 
-/// A completion queue: the contexts of completed posts.
 #[repr(C)]
 struct Queue {
     fid: fid_cq,
     posts: [(*mut c_void, u64); ROOM],
     head: usize,
     tail: usize,
-    /// Number of accepted writes, and number of answered writes.
     accepted: u64,
     answered: u64,
     /// Buffer and context of the last posted receive.
@@ -340,7 +338,6 @@ unsafe extern "C" fn getname(_: *mut fid, name: *mut c_void, len: *mut usize) ->
     0
 }
 
-/// Records a post as complete.
 #[inline(always)]
 unsafe fn posted(ep: *mut fid_ep, context: *mut c_void, flags: u64) -> isize {
     // SAFETY: this file created the endpoint, and its queue is bound.
@@ -489,7 +486,6 @@ unsafe extern "C" fn rma_injectdata(
     0
 }
 
-/// Returns the fake library.
 pub fn library() -> Library {
     let entries =
         Entries { getinfo, freeinfo, dupinfo, fabric, version, strerror: words, tostr: show };

@@ -7,7 +7,6 @@ use fishplate_core::engine::{
 };
 use fishplate_core::mem::{Region, RegionKind};
 
-/// Leaks `len` copies of a value.
 pub fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
     Box::leak(vec![value; len].into_boxed_slice())
 }
@@ -26,7 +25,6 @@ pub fn memory(config: &Config, operations: usize) -> EngineMemory<'static, 1> {
     }
 }
 
-/// Returns a leaked region of 512 bytes.
 pub fn region() -> Region {
     let words = leak(0u64, 64);
     // SAFETY: the words are leaked, so they stay valid. From here on only the engine and atomics

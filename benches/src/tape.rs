@@ -11,19 +11,16 @@ use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Si
 
 const MESSAGE: usize = 256;
 
-/// A recorded post.
 #[derive(Clone)]
 pub enum Event {
     /// A write, with its completion data.
     Landed(u32),
-    /// A message.
     Message(Box<[u8]>),
 }
 
 /// Number of posts between two arrivals on a [`paced`](Tape::paced) tape. A power of two.
 pub const PACE: u32 = 32;
 
-/// The posts recorded so far, and the arrivals to replay.
 pub struct Tape {
     /// The recorded posts, oldest first. `None` if the tape does not record.
     posted: Option<Vec<Event>>,
@@ -35,7 +32,6 @@ pub struct Tape {
 }
 
 impl Tape {
-    /// Creates a tape that records posts.
     pub fn recording() -> Self {
         Tape { posted: Some(vec![]), arrivals: vec![], played: 0, pending: None, waiting: 0 }
     }
@@ -52,7 +48,6 @@ impl Tape {
         Tape { posted: None, arrivals, played: 0, pending: Some([0; PACE as usize]), waiting: 0 }
     }
 
-    /// Appends arrivals to those not delivered yet.
     pub fn play(&mut self, mut arrivals: Vec<Event>) {
         self.arrivals.append(&mut arrivals);
     }
@@ -62,7 +57,6 @@ impl Tape {
         self.posted.as_ref().map_or(0, Vec::len)
     }
 
-    /// Takes the recorded posts, oldest first.
     pub fn take(&mut self) -> Vec<Event> {
         self.posted.replace(vec![]).unwrap_or_default()
     }

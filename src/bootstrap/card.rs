@@ -16,7 +16,6 @@ use super::BootstrapError;
 use crate::config::RAILS_LIMIT;
 use crate::topology::{Pairing, RailEnd};
 
-/// Maximum size of an endpoint address in bytes.
 const ADDRESS_MAX: usize = 1100;
 
 /// The description of one rail.

@@ -27,7 +27,6 @@ use super::{BootstrapError, Card, Wire};
 /// Time limit of each handshake.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// Pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(20);
 
 type Nonce = [u8; 16];
@@ -137,7 +136,6 @@ fn file_id(path: &Path) -> Option<FileId> {
     Some((found.dev(), found.ino()))
 }
 
-/// Returns whether the path is a socket that no process listens at.
 fn is_abandoned(address: &SocketAddr) -> bool {
     let is_socket = |path: &Path| {
         std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
@@ -147,11 +145,9 @@ fn is_abandoned(address: &SocketAddr) -> bool {
             .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// The address of a listener.
 enum Place<'a> {
     /// HOST:PORT.
     Network(&'a str),
-    /// A path.
     File(&'a str),
     /// An abstract socket.
     Abstract(&'a str),
@@ -166,7 +162,6 @@ impl Place<'_> {
         }
     }
 
-    /// Returns the address of a socket on this host.
     fn local(&self) -> Result<SocketAddr, BootstrapError> {
         let address = match self {
             Place::Abstract("") | Place::Network(_) => Err(io::ErrorKind::InvalidInput.into()),
@@ -229,8 +224,8 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
 
 /// Exchanges cards over a connected stream socket, such as one end of a socket pair.
 ///
+/// # Errors
 /// [`BootstrapError::Deadline`] or [`BootstrapError::HungUp`], or the reason why the cards do not
-/// match.
 /// match.
 pub fn over(
     socket: OwnedFd,
@@ -240,7 +235,6 @@ pub fn over(
     meet(Greeting::new(socket, &Shown::new(ours)?, false)?, deadline)
 }
 
-/// Our card, and its encoding.
 #[derive(Clone, Debug)]
 struct Shown {
     card: Arc<Card>,
@@ -253,7 +247,6 @@ impl Shown {
     }
 }
 
-/// One side of a handshake.
 #[derive(Debug)]
 struct Greeting {
     wire: Wire,
@@ -277,7 +270,6 @@ impl Greeting {
         Ok(Greeting { wire, ours: ours.clone(), nonce, greeted: false, judges })
     }
 
-    /// Advances the handshake. Returns the peer's card once it has arrived.
     fn go_on(&mut self) -> Result<Option<Card>, BootstrapError> {
         loop {
             let moved = self.wire.pump();

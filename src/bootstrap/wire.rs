@@ -42,7 +42,6 @@ impl Wire {
         Wire { socket, inward: vec![], outward: vec![], sent: 0, longest: MESSAGE_MAX }
     }
 
-    /// Limits the size of messages that arrive after this call. `longest` is in bytes.
     pub(super) fn accept_at_most(&mut self, longest: usize) {
         self.longest = longest.min(MESSAGE_MAX);
     }
@@ -53,8 +52,8 @@ impl Wire {
     /// handled. Pauses between these calls after many of them without events. Stops waiting if
     /// `idle` returns `None`. If a message arrived before that, or before the peer closed the
     /// connection, it is still returned.
-    /// connection, is still returned.
     ///
+    /// # Errors
     /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`] or [`BootstrapError::Stopped`], or
     /// an error that describes a malformed message of the peer. After an error the wire cannot be
     /// used.
@@ -129,18 +128,16 @@ impl Wire {
         self.socket.try_clone().map(Lifeline).map_err(code)
     }
 
-    /// Parses `inward` as received bytes, for `fuzzing`.
     pub(super) fn heard(socket: OwnedFd, inward: &[u8]) -> Result<Option<Vec<u8>>, BootstrapError> {
         let mut wire = Wire { inward: inward.to_vec(), ..Wire::over(socket) };
         wire.hear()
     }
 
-    /// Returns the events to poll for.
     pub(super) fn events(&self) -> i16 {
         libc::POLLIN | if self.sent < self.outward.len() { libc::POLLOUT } else { 0 }
     }
 
-    /// Queues a message. The previous message must have been sent.
+    /// The previous message must have been sent.
     pub(super) fn say(&mut self, message: &[u8]) -> Result<(), BootstrapError> {
         if message.len() > MESSAGE_MAX {
             return Err(BootstrapError::TooLong { len: message.len() as u64, max: MESSAGE_MAX });
@@ -255,14 +252,12 @@ fn is_open(socket: BorrowedFd<'_>) -> bool {
     found <= 0 || look.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0
 }
 
-/// Sends as much as the socket accepts. Returns the number of bytes sent.
 fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, BootstrapError> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: `bytes` is readable for its length.
     attempt(unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
 }
 
-/// Receives the available bytes. Returns their number.
 fn recv(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, BootstrapError> {
     // SAFETY: `into` is writable for its length.
     attempt(unsafe {
@@ -270,7 +265,7 @@ fn recv(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, BootstrapError> {
     })
 }
 
-/// Converts a system call's result. Returns 0 if the call would block.
+/// Returns 0 if the call would block.
 fn attempt(moved: isize) -> Result<usize, BootstrapError> {
     match moved {
         0 => Err(BootstrapError::HungUp),

@@ -25,9 +25,7 @@ const LAUNCHERS: [[&str; 2]; 5] = [
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 
-/// How the processes of the job find each other.
 pub(super) enum Way {
-    /// A host and a port.
     Address(String, u16, Entry),
     Folder(PathBuf, Entry),
     Pmi(RawFd, Entry),
@@ -36,7 +34,6 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Joins the job, and waits until all processes have joined.
     pub fn join(self, timeout: Duration) -> io::Result<Job> {
         match self {
             Way::Address(host, port, entry) => {
@@ -68,7 +65,6 @@ impl fmt::Display for Way {
     }
 }
 
-/// Determines how the processes of the job find each other. Does not connect.
 pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Way> {
     let get = |name: &str| get(name).filter(|value| !value.is_empty());
     if let Some(place) = get("FISHPLATE_RENDEZVOUS") {

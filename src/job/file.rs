@@ -19,8 +19,6 @@ use super::{ID_LEN, Job};
 
 const NAME: &str = "fishplate-job";
 
-/// Joins the job that forms through a file in this folder. Becomes rank 0 if no other process has
-/// claimed the file.
 pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     let path = folder.join(NAME);
     let claim = |entry: &Entry| {
@@ -45,7 +43,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// Creates and locks the file. Returns `None` if another process holds the lock.
+    /// Returns `None` if another process holds the lock.
     fn take(path: &Path) -> io::Result<Option<Claim>> {
         let file = open(OpenOptions::new().write(true).create(true).mode(0o600), path)?;
         // SAFETY: `file` keeps the descriptor open.
@@ -86,7 +84,6 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Err(io::Error::new(ErrorKind::PermissionDenied, text))
 }
 
-/// Reads the addresses and the cookie of rank 0.
 fn find(path: &Path) -> io::Result<(Vec<SocketAddr>, Cookie)> {
     let file = open(OpenOptions::new().read(true), path)?;
     let mut bytes = vec![];

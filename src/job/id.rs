@@ -57,7 +57,6 @@ impl FromStr for Cookie {
     }
 }
 
-/// Omits the secret.
 impl fmt::Debug for Cookie {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Cookie(..)")
@@ -118,7 +117,6 @@ impl UniqueId {
         bytes.filter(valid).map(UniqueId).ok_or_else(refusal)
     }
 
-    /// Returns the bytes as hexadecimal digits, for channels that carry text.
     pub(super) fn to_hex(self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }

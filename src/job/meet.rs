@@ -22,7 +22,6 @@ use super::id::{Cookie, UniqueId};
 use super::round::{self, Conn, Heard, MISSING, RANK, REFUSED, TELL, WELCOME, sleep_on};
 use super::{Job, Ranks, SIZE_MAX, deadline, invalid};
 
-/// The first bytes that a process sends; the cookie follows.
 const HELLO: [u8; 8] = *b"FPjob\0\0\x01";
 /// Length in bytes of the hello with the cookie, and of the size and rank that follow it.
 const HELLO_LEN: usize = 40;
@@ -86,7 +85,6 @@ impl Entry {
     }
 }
 
-/// "rank 2 of 4", or "a job of 4".
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.rank {
@@ -132,7 +130,6 @@ pub(super) fn meet(
     }
 }
 
-/// Joins at an address that all processes know.
 pub(super) fn at_address(addresses: &[SocketAddr], entry: &Entry) -> io::Result<Job> {
     let claim = |entry: &Entry| match listen(addresses) {
         Ok(Some(listener)) => Ok(Some(Job::leader(lead(&listener, entry, || Ok(()))?, entry))),
@@ -144,7 +141,6 @@ pub(super) fn at_address(addresses: &[SocketAddr], entry: &Entry) -> io::Result<
     meet(entry, claim, || Ok((addresses.to_vec(), entry.cookie)))
 }
 
-/// Joins the job of the leader that an id names.
 pub(super) fn at_leader(id: &UniqueId, entry: &Entry) -> io::Result<Job> {
     meet(entry, |_| Ok(None), || Ok((id.addresses(), id.cookie())))
 }
@@ -181,14 +177,13 @@ fn listen(addresses: &[SocketAddr]) -> io::Result<Option<TcpListener>> {
     Err(refusal)
 }
 
-/// A connection from a process that has not joined yet.
 struct Newcomer {
     conn: Conn,
     welcome: bool,
 }
 
 /// Accepts connections as rank 0 until all other ranks have joined. Returns their connections, by
-/// rank. Fails if the deadline expires or `check` fails.
+/// rank.
 pub(super) fn lead(
     listener: &TcpListener,
     entry: &Entry,
@@ -331,7 +326,6 @@ fn place(mut newcomer: Newcomer, places: &mut [Option<Conn>], entry: &Entry) -> 
     }
 }
 
-/// The reason why a process with the right cookie cannot join.
 #[derive(Clone, Copy)]
 enum Refusal {
     Size = 1,
@@ -353,8 +347,6 @@ enum Failed {
     Over(io::Error),
 }
 
-/// Joins the leader at one of these addresses, and waits until all have joined. Returns this
-/// process's rank and its connection.
 fn follow(addresses: &[SocketAddr], entry: &Entry) -> Result<(u32, Conn), Failed> {
     let again = |why: String| Failed::Again(io::Error::other(why));
     let mut refused = again("no address is known".into());

@@ -19,7 +19,6 @@ const KEY: &str = "fishplate-job";
 /// Maximum length of an accepted answer, in bytes.
 const LINE_MAX: usize = 4096;
 
-/// Joins the job through the launcher at the other end of `fd`, with the entry's rank.
 pub(super) fn join(fd: RawFd, entry: &Entry) -> io::Result<Job> {
     let mut pmi = Pmi { fd, entry, received: vec![] };
     pmi.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;
@@ -50,7 +49,6 @@ struct Pmi<'a> {
 }
 
 impl Pmi<'_> {
-    /// Sends a line, and returns the answer.
     fn ask(&mut self, line: &str, wanted: &str) -> io::Result<String> {
         let line = format!("{line}\n");
         let mut rest = line.as_bytes();
@@ -131,12 +129,10 @@ pub(super) fn answer(received: &mut Vec<u8>, wanted: &str) -> io::Result<Option<
     if good { Ok(Some(answer)) } else { Err(failed(wanted, &answer)) }
 }
 
-/// Reads rank 0's id from the answer to a `get`.
 pub(super) fn id(answer: &str) -> io::Result<UniqueId> {
     UniqueId::from_hex(value(answer, "value").ok_or_else(|| failed("get", answer))?)
 }
 
-/// Returns the value of a key in a line of `key=value` words.
 fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split(' ')
         .find_map(|word| word.split_once('=').filter(|(name, _)| *name == key))

@@ -113,7 +113,6 @@ impl Library {
     }
 }
 
-/// Joins the job of the launcher that started this process.
 pub(super) fn join(library: &Library, timeout: Duration) -> io::Result<Job> {
     let mut own = Process { space: [0; 256], rank: 0 };
     // SAFETY: `own` is writable for the answer. A list of zero settings may be null.
@@ -176,7 +175,7 @@ struct Answer {
     there: Condvar,
 }
 
-/// The callback that delivers an answer. The library's thread calls it once for each request.
+/// The library's thread calls it once for each request.
 extern "C" fn answered(status: c_int, value: *mut Value, answer: *mut c_void) {
     // SAFETY: `ask` turned this reference into a pointer for this one call.
     let answer = unsafe { Arc::from_raw(answer.cast_const().cast::<Answer>()) };
@@ -198,7 +197,6 @@ extern "C" fn answered(status: c_int, value: *mut Value, answer: *mut c_void) {
 /// waiting.
 const NOT_FOUND: c_int = -46;
 
-/// Time between two requests for the key.
 const AGAIN: Duration = Duration::from_millis(10);
 
 fn follow(library: &Library, own: &Process, entry: &Entry) -> io::Result<Job> {
@@ -212,7 +210,6 @@ fn follow(library: &Library, own: &Process, entry: &Entry) -> io::Result<Job> {
     }
 }
 
-/// Requests the text that rank 0 has published.
 fn ask(library: &Library, own: &Process, entry: &Entry) -> io::Result<Result<String, c_int>> {
     let (leader, answer) = (Process { rank: 0, ..*own }, Arc::new(Answer::default()));
     let given = Arc::into_raw(answer.clone()).cast_mut().cast();

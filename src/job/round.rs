@@ -33,7 +33,6 @@ pub(super) const TELL: Duration = Duration::from_millis(250);
 /// Maximum number of contributions that are moved between two calls of `meanwhile`.
 const BATCH: usize = 64;
 
-/// A connection between rank 0 and another process.
 #[derive(Debug)]
 pub(super) struct Conn {
     stream: TcpStream,
@@ -65,12 +64,10 @@ impl Conn {
         Ok(true)
     }
 
-    /// Takes the bytes that [`fill`](Self::fill) received.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.inbox)
     }
 
-    /// Receives a frame: its kind and its bytes. Returns `None` if it is incomplete.
     pub fn frame(&mut self) -> io::Result<Option<(u32, Vec<u8>)>> {
         if !self.fill(8)? {
             return Ok(None);
@@ -87,12 +84,10 @@ impl Conn {
         self.inbox.is_empty() && matches!(self.fill(1), Ok(false))
     }
 
-    /// Queues a frame.
     pub fn say(&mut self, kind: u32, bytes: &[u8]) {
         frame(&mut self.outbox, kind, bytes);
     }
 
-    /// Sends queued bytes. Returns whether all were sent.
     pub fn flush(&mut self) -> io::Result<bool> {
         let sent = write(&mut self.stream, &self.outbox)?;
         self.outbox.drain(..sent);
@@ -119,7 +114,6 @@ impl Extend<u8> for Conn {
     }
 }
 
-/// Returns the kind of a frame, and the length of its bytes.
 pub(super) fn head(bytes: [u8; 8]) -> io::Result<(u32, usize)> {
     let [kind, len] = [0, 4].map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n])));
     if len as usize > CONTRIBUTION_MAX {
@@ -128,14 +122,12 @@ pub(super) fn head(bytes: [u8; 8]) -> io::Result<(u32, usize)> {
     Ok((kind, len as usize))
 }
 
-/// Appends a frame.
 pub(super) fn frame(into: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
     into.extend(kind.to_le_bytes());
     into.extend((bytes.len() as u32).to_le_bytes());
     into.extend(bytes);
 }
 
-/// Writes bytes until the socket has no more room. Returns the number of written bytes.
 fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
     let mut sent = 0;
     while sent < bytes.len() {
@@ -162,7 +154,6 @@ pub(super) fn sleep_on(fds: impl Iterator<Item = (RawFd, bool)>, pause: Duration
     };
 }
 
-/// A deadline, and its timeout.
 type Wait = (Instant, Duration);
 
 pub(super) fn expired(missing: &Ranks, timeout: Duration) -> io::Error {
@@ -178,13 +169,11 @@ pub(super) fn gone(ranks: &Ranks) -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, text)
 }
 
-/// Tells the other processes why the job has ended.
 fn end(others: &mut [Conn], kind: u32, ranks: Ranks, timeout: Duration) -> io::Error {
     others.iter_mut().for_each(|conn| conn.mention(kind, &ranks.encode()));
     if kind == GONE { gone(&ranks) } else { expired(&ranks, timeout) }
 }
 
-/// Rank 0's side of a round.
 pub(super) fn lead(
     others: &mut [Conn],
     ours: &[u8],
@@ -237,7 +226,6 @@ pub(super) fn lead(
     Ok(all)
 }
 
-/// Sends the same bytes to all other processes.
 fn answer(
     others: &mut [Conn],
     reply: &[u8],
@@ -326,13 +314,12 @@ pub(super) fn follow(
     Ok(all)
 }
 
-/// A message from rank 0 to a waiting process.
 pub(super) enum Heard {
     Missing(Ranks),
     Frame(u32, Vec<u8>),
 }
 
-/// Receives a message from rank 0. Fails if the message says that the job has ended.
+/// Fails if the message says that the job has ended.
 pub(super) fn hear(leader: &mut Conn, timeout: Duration) -> io::Result<Option<Heard>> {
     let lost = || gone(&Ranks::one(0));
     let Some((kind, bytes)) = leader.frame().map_err(|_| lost())? else { return Ok(None) };

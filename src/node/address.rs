@@ -4,8 +4,7 @@
 //! impersonate the node.
 //!
 //! An address is opaque to the program, and has at most [`ADDRESS_MAX`] bytes. It changes when a
-//! rail is fenced. It contains the node's id, its host, the limits that its peers must respect, and
-//! its libfabric rails. The encoding is little-endian, without padding:
+//! rail is fenced. The encoding is little-endian, without padding:
 //!
 //! ```text
 //! "FPna", version u16, id u64, door u64, host u64, window u32, contexts u16,
@@ -28,23 +27,18 @@ use crate::topology::FabricEnd;
 /// Maximum size of an address in bytes.
 pub const ADDRESS_MAX: usize = 1024;
 
-/// Version of the layout.
 const VERSION: u16 = 3;
 
 const MAGIC: [u8; 4] = *b"FPna";
 
-/// The description of a libfabric rail that peers need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RailAddress {
-    /// Provider, fabric and speed.
     pub end: FabricEnd,
     /// Maximum message size that this end receives, in bytes.
     pub max_message: u32,
-    /// The endpoint's address, as the provider encodes it.
     pub address: Vec<u8>,
 }
 
-/// A node's address, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     /// The node's random id. It is secret, because a node that dials proves its identity with it.
@@ -64,7 +58,6 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// Creates the address of a new node.
     pub fn new(
         config: &Config,
         matching: &MatchConfig,
@@ -85,7 +78,7 @@ impl Address {
         }
     }
 
-    /// Encodes the address. `None` if it is longer than [`ADDRESS_MAX`].
+    /// `None` if it is longer than [`ADDRESS_MAX`].
     pub fn encode(&self) -> Option<Vec<u8>> {
         let mut out = vec![];
         out.put(&MAGIC).put_u16(VERSION).put_u64(self.id).put_u64(self.door).put_u64(self.host);

@@ -73,7 +73,6 @@ pub enum Gpu {
 
 #[cfg(any(feature = "cuda", feature = "hip"))]
 impl Gpu {
-    /// Returns the driver interface and the ordinal of a GPU.
     fn driver(self) -> Option<(Api, u32)> {
         match self {
             Gpu::StandIn => None,
@@ -95,7 +94,6 @@ impl Gpu {
         Ok(AnyDevice::Host(HostDevice::new()))
     }
 
-    /// Returns the place to select NICs near: the place of this device.
     fn anchor(self) -> Anchor {
         #[cfg(any(feature = "cuda", feature = "hip"))]
         if let Some((api, ordinal)) = self.driver() {
@@ -109,7 +107,6 @@ impl Gpu {
         Anchor::here()
     }
 
-    /// Opens the device for a libfabric rail.
     fn behind_nic(self) -> Result<Box<dyn DeviceMemory>, DeviceError> {
         match self {
             Gpu::StandIn => Ok(Box::new(StandIn)),
@@ -134,7 +131,6 @@ impl fmt::Display for Gpu {
 impl FromStr for Gpu {
     type Err = NoSuchGpu;
 
-    /// Parses the text that `Display` writes.
     fn from_str(text: &str) -> Result<Gpu, NoSuchGpu> {
         match text.split_once(':') {
             None if text == "stand-in" => Ok(Gpu::StandIn),
@@ -363,8 +359,7 @@ impl Builder {
         self
     }
 
-    /// Opens a node without a worker. The node is boxed because it is large. Also returns the wait
-    /// object that peers notify.
+    /// The node is boxed because it is large. Also returns the wait object that peers notify.
     pub(super) fn open_here(self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
@@ -482,7 +477,6 @@ impl Builder {
         ))
     }
 
-    /// Opens the requested libfabric rails.
     fn fabric_rails(&self) -> Result<Vec<OpenRail>, OpenError> {
         let count = match self.fabric {
             Fabric::Off => return Ok(vec![]),

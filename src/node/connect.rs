@@ -47,14 +47,11 @@ pub struct Reach {
     pub fabric: usize,
 }
 
-/// A peer, and the state of its connection. This structure is small, because a program may connect
-/// many peers and talk to few of them. The engine's tables and the rails' memory are set up when
-/// the peer is attached.
+/// This structure is small, because a program may connect many peers and talk to few of them. The
+/// engine's tables and the rails' memory are set up when the peer is attached.
 pub(super) struct Contact {
     pub peer: PeerId,
-    /// The peer's limits of tagged messages.
     limits: MatchLimits,
-    /// The id and the door in the peer's address.
     id: u64,
     door: u64,
     stage: Stage,
@@ -66,17 +63,14 @@ static_assertions::const_assert_eq!(size_of::<Contact>(), 48);
 enum Stage {
     /// A peer on this host that is not attached yet.
     Meets(Meeting),
-    /// Attached.
     Joined(Box<Joined>),
     /// Connected, but the peer could not be attached.
     Failed(Box<Error>),
 }
 
-/// The rails to an attached peer.
 #[derive(PartialEq, Eq)]
 struct Joined {
     reach: Reach,
-    /// Libfabric rails that reach the peer.
     pairs: Vec<RailPair>,
 }
 
@@ -104,14 +98,12 @@ enum Step {
 }
 
 impl Meeting {
-    /// Dials again after a pause, and lengthens the next pause.
     fn later(&mut self, now: u32) {
         let pause = self.pause;
         (self.step, self.at) = (Step::Dials, now.wrapping_add(pause.into()));
         self.pause = (pause + pause / 8).min(REDIAL[1]);
     }
 
-    /// Starts to connect again. `dials` is `true` if this node dials.
     fn again(&mut self, dials: bool, now: u32) {
         match dials {
             true => self.later(now),
@@ -119,7 +111,6 @@ impl Meeting {
         }
     }
 
-    /// Returns whether this node dials now.
     fn is_due(&self, now: u32) -> bool {
         self.step == Step::Dials && now.wrapping_sub(self.at) <= u32::MAX / 2
     }
@@ -141,7 +132,6 @@ impl Stage {
 }
 
 impl Contact {
-    /// Returns the state of the connection to a peer on this host that is not attached yet.
     fn meeting(&mut self) -> Option<&mut Meeting> {
         match &mut self.stage {
             Stage::Meets(meeting) => Some(meeting),
@@ -271,8 +261,6 @@ impl Node {
         }
     }
 
-    /// Waits until a peer is attached, at most
-    /// [`Builder::connect_timeout`](super::Builder::connect_timeout).
     #[cold]
     pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {
         let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
@@ -303,7 +291,6 @@ impl Node {
         Some(matches!(contact.stage, Stage::Joined(_)))
     }
 
-    /// Calls [`meet`](Self::meet) in some passes only.
     #[cold]
     pub(super) fn meet_now_and_then(&mut self) {
         self.passes = self.passes.wrapping_add(1);
@@ -350,12 +337,11 @@ impl Node {
         self.meeting = self.contacts.iter().any(|contact| contact.stage.is_meeting());
     }
 
-    /// Returns the host's time in milliseconds. The value wraps.
+    /// The value wraps.
     fn now_ms(&self) -> u32 {
         (self.home.host().now_ns() / 1_000_000) as u32
     }
 
-    /// Accepts peers on this host that have completed their handshake.
     fn accept(&mut self, now: Instant) {
         for _ in 0..self.contacts.len() + 1 {
             let Ok(link) = self.listener.accept(&self.profile, now) else { break };
@@ -363,7 +349,6 @@ impl Node {
         }
     }
 
-    /// Handles a new link to a peer on this host.
     fn met(&mut self, link: Link) {
         let id = link.peer_id();
         let waiting = |contact: &Contact| match contact.stage {
@@ -392,7 +377,6 @@ impl Node {
         }
     }
 
-    /// Attaches a peer on this host, or starts the agreement on device memory.
     fn take_link(
         &mut self,
         peer: PeerId,
@@ -418,7 +402,6 @@ impl Node {
         Ok(Stage::Meets(Meeting { step: Step::Agrees, ..meeting }))
     }
 
-    /// Continues the pending agreements on device memory.
     fn agree(&mut self, now: u32) {
         for contact in self.contacts.iter_mut().filter(|contact| contact.is_at(Step::Agrees)) {
             let (agrees, dials) = (contact.peer, self.address.id < contact.id);
@@ -470,7 +453,6 @@ impl Node {
         Ok(Stage::Meets(meeting))
     }
 
-    /// Attaches the libfabric rails that connect the two nodes.
     fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
         self.home.engine.set_up_peer(peer)?;
         let ends = |address: &Address| -> Vec<FabricEnd> {
@@ -526,7 +508,6 @@ fn joint(ours: RailId, theirs: RailId, max_message: usize) -> Joint {
     Joint { ours, theirs: theirs.0, max_message }
 }
 
-/// Returns the peer's limits of tagged messages.
 fn limits(address: &Address) -> MatchLimits {
     let Address { eager, credits, headers, .. } = *address;
     MatchLimits { eager, credits, headers }

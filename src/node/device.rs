@@ -225,8 +225,7 @@ impl Node {
         }
     }
 
-    /// Handles the deregistration of a region. `kept` is `true` if a provider or a peer may still
-    /// use its memory.
+    /// `kept` is `true` if a provider or a peer may still use its memory.
     pub(super) fn forget_on_device(&mut self, id: LocalId, kept: bool) {
         let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else {
             return;
@@ -242,8 +241,8 @@ impl Node {
     }
 
     /// Asks peers to close all device memory of this node, and waits until they have closed it.
-    /// Without a deadline, waits without limit. Frees and closes deferred memory first, because two
-    /// peers that both close may wait for each other.
+    /// Frees and closes deferred memory first, because two peers that both close may wait for each
+    /// other.
     pub(super) fn revoke_device(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         let deadline = deadline.unwrap_or(Instant::now() + Duration::from_secs(1 << 32));
         let revoked = self.gpu().map(|mut gpu| {

@@ -22,12 +22,10 @@ use super::sleep::Sleep;
 use crate::config::RAILS_LIMIT;
 use crate::storage::{FailoverStorage, Limits, MatchStorage, Storage};
 
-/// The context of a node's operations.
 pub(super) const CONTEXT: ContextId = ContextId(0);
 
 pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
 
-/// The waiter of a node. It sleeps on the node's [`NodeWaitObject`].
 pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeWaitObject>;
 
 /// The wait object of a node: the wait object of its first rail, alone or with a set of
@@ -100,7 +98,6 @@ struct Parts {
     wait_object: NodeWaitObject,
 }
 
-/// Settings that determine the memory of a node.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub config: Config,
@@ -108,20 +105,16 @@ pub(super) struct Sizes {
     pub limits: Limits,
     pub receives: usize,
     pub requests: usize,
-    /// Whether failover is on.
     pub failover: bool,
 }
 
-/// The engine and the waiters of a node, with the parts that they borrow.
 pub(super) struct Home {
     pub engine: ManuallyDrop<NodeEngine>,
     /// The waiter for the start of a wait.
     pub waiter: ManuallyDrop<NodeWaiter>,
     /// The waiter for the rest of a long wait.
     pub sleeper: ManuallyDrop<NodeWaiter>,
-    /// The matched queue, if there are requests.
     pub queue: ManuallyDrop<Option<MqState<'static>>>,
-    /// Maximum number of requests of the queue.
     requests: usize,
     parts: NonNull<Parts>,
 }
@@ -199,8 +192,6 @@ impl Home {
         })
     }
 
-    /// Doubles the tables of the queue, up to its limit. Returns whether they have grown.
-    /// Allocates.
     #[cold]
     pub fn grow_requests(&mut self) -> bool {
         let Some(queue) = self.queue.as_mut() else { return false };
@@ -240,7 +231,6 @@ impl Home {
 /// Initial room of a queue, in requests, unless its limit is lower.
 const FIRST_REQUESTS: usize = 1 << 14;
 
-/// Tables of a queue that has grown.
 struct Grown {
     requests: Vec<MqSlot>,
     receives: Vec<RecvSlot>,

@@ -338,8 +338,7 @@ impl Node {
         self.probed(source, found)
     }
 
-    /// Returns the result of a probe. Also connects peers, because a program may make all its
-    /// progress by probes.
+    /// Also connects peers, because a program may make all its progress by probes.
     fn probed<T>(
         &mut self,
         source: Option<PeerId>,
@@ -404,7 +403,6 @@ impl Node {
         }
     }
 
-    /// Puts a copy back into the cache, or frees it if the cache is full.
     fn give_back(&mut self, copy: Memory) {
         match self.own.free.len() < KEPT && copy.len() <= KEPT_LEN {
             true => self.own.free.push(copy),
@@ -412,19 +410,17 @@ impl Node {
         }
     }
 
-    /// Frees a cached copy. Returns whether there was one.
     pub(super) fn drop_kept_copy(&mut self) -> bool {
         self.reap();
         let kept = self.own.free.pop();
         kept.map(|copy| self.drop_copy(copy)).is_some()
     }
 
-    /// Frees a copy's memory. If a provider still holds the memory, the node keeps it allocated.
+    /// If a provider still holds the memory, the node keeps it allocated.
     fn drop_copy(&mut self, copy: Memory) {
         let _ = self.free(copy);
     }
 
-    /// Reaps completions of the node's own operations.
     pub(super) fn reap(&mut self) {
         for at in (0..self.own.operations.len()).rev() {
             if let Ok(Some(end)) = self.home.engine.test(self.own.operations[at].0) {
@@ -439,7 +435,6 @@ impl Node {
         }
     }
 
-    /// Reaps a completion, if the operation is one of the node's own. Returns whether it is.
     pub(super) fn reap_operation(&mut self, end: &Completion) -> bool {
         let own = self.own.operations.iter().position(|(token, _)| *token == end.token);
         let Some(at) = own else { return false };
@@ -452,7 +447,6 @@ impl Node {
         true
     }
 
-    /// Handles the completion of a receive into a copy.
     fn received(&mut self, copy: Memory, outcome: Received) {
         match outcome {
             // A rail may still write the copy, so it is not reused.

@@ -43,7 +43,6 @@ const LOOK: u64 = 10_000_000;
 /// Number of loads of a signal word between two clock reads.
 const LOOKS: u32 = 256;
 
-/// The state of a call that waits for room.
 pub(super) struct RoomWait {
     /// Time of the last check that peers are alive.
     pub looked_ns: u64,
@@ -261,8 +260,7 @@ impl Node {
         issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0))
     }
 
-    /// Waits for one of the node's own operations. If the operation does not complete in time, it
-    /// is reaped later.
+    /// If the operation does not complete in time, it is reaped later.
     fn finish(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
         match self.wait_completion(token, timeout) {
             Ok(end) if end.outcome == Outcome::Done => Ok(end),
@@ -403,9 +401,9 @@ impl Node {
 
     /// Waits for an operation issued with [`Notice::Report`], and takes its completion.
     ///
+    /// # Errors
     /// [`Error::Wait`]: the operation did not complete before the deadline. [`Error::Op`]: the same
     /// as [`test`](Self::test).
-    /// [`test`](Self::test).
     #[inline]
     pub fn wait_completion(
         &mut self,
@@ -428,7 +426,6 @@ impl Node {
         }
     }
 
-    /// Writes bytes in pieces that the rails accept. The bytes may be reused on return.
     fn inject(&mut self, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
         match issue!(self, engine => engine.inject(CONTEXT, bytes, to)) {
             Err(OpError::TooLong { max, .. }) if max != 0 => {
@@ -499,7 +496,6 @@ impl Node {
         true
     }
 
-    /// Waits in slices, and connects peers in between.
     #[inline(always)]
     pub(super) fn wait_with<T>(
         &mut self,

@@ -23,15 +23,11 @@ const NOT_HERE: u64 = u64::MAX;
 #[repr(u8)]
 #[expect(clippy::large_enum_variant, reason = "a box would cost every post a load, to save little")]
 pub(super) enum NodeRail {
-    /// Shared memory.
     Local(ShmRail<LinuxHost>),
-    /// Libfabric. Carries device memory if the provider supports that.
     Fabric(Guard<FabricRail>),
-    /// Shared memory and device memory.
     Gpu(Box<GpuRail<AnyDevice, LinuxHost>>),
 }
 
-/// The setup calls of a rail in a node's engine.
 pub(super) enum NodeSetup<'a> {
     Local(ShmSetup<'a, LinuxHost>),
     Fabric(GuardSetup<'a, FabricRail>),
@@ -39,7 +35,6 @@ pub(super) enum NodeSetup<'a> {
 }
 
 impl NodeSetup<'_> {
-    /// Attaches a peer on this host through a rail without a device.
     pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
         match self {
             NodeSetup::Local(shm) => shm.attach(peer, link),
@@ -48,7 +43,6 @@ impl NodeSetup<'_> {
         }
     }
 
-    /// Makes this process its own peer.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         match self {
             NodeSetup::Local(shm) => shm.attach_self(peer),
@@ -61,7 +55,6 @@ impl NodeSetup<'_> {
 /// Size of the most frequent message header, the header of an eager message, in bytes.
 const HEAD: usize = 32;
 
-/// Makes a call on a device's rail. Kept out of line.
 #[cold]
 #[inline(never)]
 fn aside<T>(call: impl FnOnce() -> T) -> T {

@@ -22,13 +22,11 @@ const NAP_NS: u64 = 100_000;
 /// [`NAP_NS`] anyway.
 const REFUSALS: u32 = 16;
 
-/// An epoll set, and the descriptors in it.
 pub(super) struct Sleep {
     set: Arc<OwnedFd>,
     /// Readable after [`ring`](Self::ring).
     called: OwnedFd,
     queues: Vec<CqWait>,
-    /// Number of times in a row that a provider has advised against sleeping.
     refused: AtomicU32,
 }
 
@@ -54,12 +52,11 @@ impl Sleep {
         Ok(Sleep { set: Arc::new(set), called, queues, refused: AtomicU32::new(0) })
     }
 
-    /// Returns the set. Links of peers add their sockets to it.
+    /// Links of peers add their sockets to it.
     pub fn set(&self) -> Arc<OwnedFd> {
         self.set.clone()
     }
 
-    /// Returns the descriptor of the set, to wait on.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
     }
@@ -110,7 +107,6 @@ impl Sleep {
         }
     }
 
-    /// Sleeps until a descriptor of the set is readable, for at most `timeout_ns`.
     fn sleep(&self, timeout_ns: u64) -> Woken {
         let mut set = libc::pollfd { fd: self.set.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let timeout = libc::timespec {

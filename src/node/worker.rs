@@ -36,9 +36,7 @@ use crate::closer::without_signals;
 use crate::storage::Limits;
 use crate::worker::Options;
 
-/// The driver of the engine of a [`Node`].
 pub(super) enum Driver {
-    /// The program, in its calls.
     Program,
     /// A worker. This node is the front, and the worker drives the node behind it.
     Worker(Worker),
@@ -83,7 +81,6 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// A thread that makes progress, and its node.
 pub(super) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -152,7 +149,6 @@ impl Builder {
     }
 }
 
-/// Opens a node behind a worker, and returns its front.
 fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     // The front has no peers, so it needs no room for messages.
     let nothing = MatchConfig {
@@ -203,7 +199,6 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     }
 }
 
-/// The state of the worker's thread.
 struct Idler<'a> {
     shared: &'a Shared,
     /// True if the program holds the lock or waits for it.

@@ -6,8 +6,8 @@
 //! Each GPU gets `NICs / GPUs` NICs, at least one: first the nearest NIC, and then only NICs at the
 //! same distance. Among equally near NICs, it takes the NIC that the fewest GPUs have.
 //!
-//! Then GPUs exchange NICs. A GPU exchanges a NIC for a less used NIC that is at least as near: at
-//! least two fewer GPUs use that NIC. This continues until there is no such NIC.
+//! Then each GPU exchanges a NIC for one that is at least as near and that at least two fewer GPUs
+//! use, until there is none.
 
 use std::path::Path;
 
@@ -40,7 +40,6 @@ impl Anchor {
         }
     }
 
-    /// Returns the anchor of a thread that runs on `node` and may use the processors `allowed`.
     fn confined(sys: &Path, node: u32, allowed: &CpuSet) -> Anchor {
         let nodes = sys.join("devices/system/node");
         let several = nodes.join("node1").exists();
@@ -96,7 +95,6 @@ impl Machine {
         usable
     }
 
-    /// Assigns NICs to GPUs. Returns one list of NICs per GPU.
     fn deal(&self, usable: &[usize], limit: usize) -> Vec<Vec<usize>> {
         let gpus = self.gpus.len();
         let share = (usable.len() / gpus.max(1)).max(1).min(limit);
@@ -127,7 +125,6 @@ impl Machine {
         hands
     }
 
-    /// Exchanges a GPU's NIC for a NIC that is at least as near and has at least two fewer users.
     /// Each exchange reduces the sum of the squared numbers of users, so this terminates.
     fn even_out(&self, usable: &[usize], hands: &mut [Vec<usize>], held: &mut [usize]) {
         loop {
@@ -166,7 +163,6 @@ impl Machine {
         }
     }
 
-    /// Returns whether two NICs are ports of one adapter.
     fn one_adapter(&self, a: usize, b: usize) -> bool {
         match (&self.nics[a].path, &self.nics[b].path) {
             (Some(a), Some(b)) => a.address().same_device(&b.address()),

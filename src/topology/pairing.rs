@@ -163,7 +163,6 @@ fn speeds(end: &[RailEnd<'_>]) -> Vec<u32> {
     end.iter().map(|rail| rail.mbit).collect()
 }
 
-/// Sorts rails, fastest first.
 fn by_speed(speeds: &[u32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..speeds.len()).collect();
     order.sort_by_key(|&rail| (std::cmp::Reverse(speeds[rail]), rail));

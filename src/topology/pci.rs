@@ -105,7 +105,6 @@ impl PciPath {
         self.steps.iter().zip(&other.steps).take(most).take_while(|(a, b)| a == b).count()
     }
 
-    /// Counts the bridges on the path between the two devices.
     pub(super) fn hops(&self, other: &PciPath) -> usize {
         let shared = self.shared_bridges(other);
         (self.steps.len() - 1 - shared) + (other.steps.len() - 1 - shared)

@@ -128,7 +128,6 @@ impl Machine {
         }
     }
 
-    /// Returns the PCI path and the NUMA node of the device behind a class entry.
     fn place(&mut self, name: &str, entry: &Path) -> (Option<PciPath>, Option<u32>) {
         let device = entry.join("device");
         if fs::symlink_metadata(&device).is_err() {
@@ -154,8 +153,6 @@ impl Machine {
     }
 }
 
-/// Lists the directories in `folder`, sorted by name. Returns an empty list if `folder` cannot be
-/// read.
 fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     let Ok(listing) = fs::read_dir(folder) else {
         return vec![];
@@ -171,7 +168,6 @@ fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Reads a short file and trims its text. `None` if the file is long or cannot be read.
 fn value(file: &Path) -> Option<String> {
     use std::io::Read;
     let mut text = String::new();
@@ -184,8 +180,7 @@ fn hex(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// Reads the NUMA node. Returns `None` if the kernel reports -1, as on most machines with a single
-/// node.
+/// Returns `None` if the kernel reports -1, as on most machines with a single node.
 fn node(device: &Path) -> Option<u32> {
     value(&device.join("numa_node"))?.parse().ok()
 }

@@ -54,7 +54,6 @@ impl fmt::Debug for CpuSet {
     }
 }
 
-/// The thread ID that stands for the calling thread.
 const THIS_THREAD: c_int = 0;
 
 /// Returns the processors that may run the calling thread.

@@ -7,7 +7,6 @@ use core::{error::Error, ffi::c_int, fmt};
 #[repr(transparent)]
 pub struct Errno(c_int);
 
-/// Defines a constant and a name for each error number.
 macro_rules! named {
     ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
         impl Errno {
@@ -89,7 +88,6 @@ impl Errno {
         Self(unsafe { *libc::__errno_location() })
     }
 
-    /// Converts the result of a call that returns a negative number on failure.
     pub(crate) fn check(returned: impl Into<i64>) -> Result<i64, Self> {
         match returned.into() {
             ..0 => Err(Self::last()),

@@ -59,7 +59,6 @@ impl AddressForm {
     }
 }
 
-/// Returns the part of a string before "://", if it has one.
 fn scheme(address: &[u8]) -> Option<&[u8]> {
     address.windows(3).position(|three| three == b"://").map(|at| &address[..at])
 }

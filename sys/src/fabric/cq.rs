@@ -37,14 +37,12 @@ pub struct CqError {
     pub code: Code,
     /// The provider's error code.
     pub provider: i32,
-    /// Length of `data` in bytes.
     len: usize,
     /// The provider's error data, for [`CompletionQueue::describe`].
     data: [u8; ERROR_DATA],
 }
 
 impl CqError {
-    /// Creates the error of a failed call, which has no completion.
     pub(super) const fn of_call(code: Code) -> CqError {
         CqError {
             op_context: ptr::null_mut(),
@@ -56,13 +54,12 @@ impl CqError {
         }
     }
 
-    /// Returns whether the provider has written error data.
     pub(super) const fn has_data(&self) -> bool {
         self.len != 0
     }
 }
 
-/// An open completion queue, closed when dropped. Reading it does not block or allocate.
+/// An open completion queue, closed when dropped.
 #[derive(Debug)]
 pub struct CompletionQueue {
     fid: NonNull<fid_cq>,
@@ -140,7 +137,6 @@ impl CqWait {
 }
 
 impl WaitObject {
-    /// Adds the descriptor of a queue to the set, if there is one.
     fn add(&self, fd: c_int) -> Result<(), Errno> {
         let set = self.set.load(Relaxed);
         let mut event =

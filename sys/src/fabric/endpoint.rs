@@ -84,7 +84,6 @@ impl Endpoint {
         unsafe { domain.open_in("fi_endpoint", offset, info.as_ptr()) }
     }
 
-    /// Binds and enables a new endpoint, and reads its address.
     fn make_ready(&mut self, info: &Info) -> Result<(), CallError> {
         // SAFETY: endpoint, queue and address vector are open. `Drop` closes the endpoint before
         // the other two.
@@ -126,7 +125,6 @@ impl Endpoint {
         !self.closed
     }
 
-    /// Checks that the tables contain all functions of the data path.
     fn check_tables(&mut self) -> Result<(), CallError> {
         // SAFETY: the endpoint is open, and each table is as long as its `size` field says.
         unsafe {

@@ -13,7 +13,6 @@ use super::raw::*;
 #[repr(transparent)]
 pub struct Code(pub i32);
 
-/// Defines a name for each code.
 macro_rules! named {
     ($($name:ident = $value:expr),* $(,)?) => {
         impl Code {
@@ -75,7 +74,6 @@ impl Code {
         )
     }
 
-    /// Converts the result of a call, which is a count or a negative code.
     #[inline(always)]
     pub(crate) fn check(returned: isize) -> Result<usize, Code> {
         if returned < 0 { Err(Code(returned.wrapping_neg() as i32)) } else { Ok(returned as usize) }
@@ -107,7 +105,6 @@ pub struct CallError {
 }
 
 impl CallError {
-    /// Converts the result of a setup call.
     pub(crate) fn check(call: &'static str, returned: isize) -> Result<usize, CallError> {
         Code::check(returned).map_err(|code| CallError { call, code })
     }

@@ -48,7 +48,6 @@ impl Fabric {
         self.fid.as_ptr()
     }
 
-    /// Returns the provider's `fi_trywait`, if it has one.
     pub(super) fn try_wait(&self) -> Option<TryWait> {
         // SAFETY: the fabric is open, and its table is as long as its `size` field says.
         unsafe { entry((*self.as_ptr()).ops, offset_of!(fi_ops_fabric, trywait)) }

@@ -27,7 +27,6 @@ pub(super) fn set_timeout(address: &[u8]) {
     }
 }
 
-/// Returns true if a descriptor is a socket that listens at `address`.
 fn listens_at(descriptor: i32, address: &[u8]) -> bool {
     let (mut listens, mut len) = (0i32, mem::size_of::<i32>() as u32);
     let into = (&raw mut listens).cast();

@@ -33,11 +33,9 @@ use super::raw::*;
 /// Minimum usable `max_msg_size` in bytes: a message of 256 bytes and the headers.
 const SHORTEST: usize = 256 + 16;
 
-/// Supported `mr_mode` bits.
 const MR_MODES: i32 =
     FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
 
-/// Supported `mode` bits.
 const MODES: u64 = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
 
 /// Capabilities that every rail needs.
@@ -82,7 +80,7 @@ impl Level {
     }
 }
 
-/// Returns the `mr_mode` bits of a request. With device memory a provider may require `FI_MR_HMEM`.
+/// With device memory a provider may require `FI_MR_HMEM`.
 fn mr_modes(ask: &Ask<'_>) -> i32 {
     if ask.devices { MR_MODES | FI_MR_HMEM } else { MR_MODES }
 }
@@ -402,7 +400,6 @@ pub fn offers(
     Ok((Vec::new(), rejected))
 }
 
-/// Turns `FI_ENODATA` into an empty list.
 fn found(list: Result<Vec<Info>, CallError>) -> Result<Vec<Info>, CallError> {
     match list {
         Err(CallError { code: Code::ENODATA, .. }) => Ok(Vec::new()),
@@ -449,7 +446,6 @@ fn wanted(ask: &Ask<'_>, persona: &Persona) -> u64 {
     caps
 }
 
-/// Checks an offer. Returns how targets learn the sender of a write, or why the offer is rejected.
 fn judge(
     info: &Info,
     name: &str,

@@ -96,7 +96,6 @@ use crate::clock::monotonic_ns;
 /// Length of the rail's message header in bytes: signature u32, kind u32.
 const HEAD: usize = 8;
 
-/// Message kinds.
 const USER: u32 = 0x6d_7367;
 const WORD: u32 = 0x77_6f72;
 
@@ -212,19 +211,14 @@ pub struct FabricRail {
     /// Words to send, as (peer, word). Their writes are complete, or precede them in the provider's
     /// order.
     owed: VecDeque<(u16, u32)>,
-    /// Events to report.
     events: VecDeque<Event>,
-    /// When each fenced peer may return, by peer number.
     returns: Vec<Return>,
     entries: Batch,
     sources: [u64; BATCH],
-    /// Buffer for composing injected messages.
     scratch: Box<[u8]>,
 
-    /// The device, if the rail registers device memory.
     device: Option<Reached>,
     broken: bool,
-    /// Whether the provider [frees reads twice](super::persona::Persona::frees_reads_twice).
     frees_reads_twice: bool,
     /// Whether the domain may be damaged, so that the next endpoint is opened in another domain.
     damaged: bool,
@@ -400,7 +394,6 @@ impl FabricRail {
         Some(text)
     }
 
-    /// Records a permanent error.
     #[cold]
     fn note_error(&mut self, code: Code) {
         self.stats.last_error = (code.0, 0);
@@ -425,7 +418,6 @@ impl FabricRail {
         }
     }
 
-    /// Registers memory of a region in a domain.
     fn register_in(
         &mut self,
         domain: &Arc<Domain>,
@@ -443,7 +435,6 @@ impl FabricRail {
         }
     }
 
-    /// Posts a receive buffer.
     #[inline(always)]
     fn post_receive(&mut self, index: u32) -> Result<(), Code> {
         let slot = self.pool.at(index as usize);

@@ -13,28 +13,23 @@ use fishplate_core::error::AttachError;
 
 use crate::fabric::persona::Notify;
 
-/// The first bytes of every address.
 const MAGIC: [u8; 4] = *b"fpfa";
 
 /// Version of the protocol between rails, including the message headers.
 pub(super) const VERSION: u16 = 1;
 
-/// Length of the header in bytes.
 const HEAD: usize = 16;
 
 /// Maximum length of a provider's address, in bytes.
 const LONGEST: usize = 1024;
 
-/// A decoded rail address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address<'a> {
-    /// How the rail learns the sender of an arrived write.
     pub notify: Notify,
     /// Random 32-bit signature of the rail.
     pub number: u32,
     /// The libfabric format of `provider` (`FI_SOCKADDR_IN`, ...).
     pub format: u32,
-    /// The provider's opaque address.
     pub provider: &'a [u8],
 }
 

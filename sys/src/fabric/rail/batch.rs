@@ -21,7 +21,6 @@ impl Batch {
         self.0.as_ptr()
     }
 
-    /// Returns the first `count` entries, at most [`BATCH`].
     #[inline(always)]
     pub fn room(&mut self, count: usize) -> &mut [Entry] {
         // SAFETY: the allocation has `BATCH` entries and lives as long as `self`, which is borrowed

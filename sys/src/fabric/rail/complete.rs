@@ -40,7 +40,7 @@ fn ended_write(entry: &Entry) -> Option<*mut Slot> {
 }
 
 impl FabricRail {
-    /// Reads at most `budget` completions. Only the usual case of an empty queue is inlined.
+    /// Only the usual case of an empty queue is inlined.
     #[inline(always)]
     pub(super) fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         // This one counter guards all rare work, so that an idle poll checks nothing else.
@@ -105,7 +105,6 @@ impl FabricRail {
         waited
     }
 
-    /// Reads one batch of at most `want` completions.
     #[inline(always)]
     fn read_queue(&mut self, want: usize) -> Result<usize, Code> {
         let entries = self.entries.room(want);
@@ -178,8 +177,7 @@ impl FabricRail {
         }
     }
 
-    /// Handles `count` completions. Reports consecutive completions with the same context word
-    /// together.
+    /// Reports consecutive completions with the same context word together.
     #[inline(never)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
         let mut next = self.entries.first();
@@ -233,8 +231,7 @@ impl FabricRail {
         }
     }
 
-    /// Returns the source address of the entry at `place`. Valid only if the provider reports
-    /// sources.
+    /// Valid only if the provider reports sources.
     #[inline(always)]
     fn source(&self, place: *const Entry) -> u64 {
         let at = (place.addr() - self.entries.first().addr()) / size_of::<Entry>();
@@ -282,7 +279,6 @@ impl FabricRail {
         }
     }
 
-    /// Handles an arrived message.
     #[inline(always)]
     fn receive<S: Sink>(&mut self, entry: &Entry, place: *const Entry, sink: &mut S) {
         let slot = entry.op_context.cast::<Slot>();
@@ -333,7 +329,6 @@ impl FabricRail {
         }
     }
 
-    /// Handles a successful completion of a post.
     #[inline]
     fn ended<S: Sink>(&mut self, slot: *mut Slot, sink: &mut S) {
         // SAFETY: contexts of completed posts are from our pool and never move. The provider has
@@ -360,7 +355,6 @@ impl FabricRail {
         }
     }
 
-    /// Returns a context to the pool.
     pub(super) fn free(&mut self, slot: *mut Slot) {
         // SAFETY: the callers pass a context from our pool that the provider has completed or never
         // received.
@@ -370,7 +364,6 @@ impl FabricRail {
         }
     }
 
-    /// Counts a completed post to a peer.
     #[inline(always)]
     pub(super) fn settle(&mut self, peer: u16) {
         let slot = &mut self.peers.slots[peer as usize];
@@ -412,7 +405,6 @@ impl FabricRail {
         count
     }
 
-    /// Handles an error completion.
     #[cold]
     fn failed<S: Sink>(&mut self, error: CqError, sink: &mut S) {
         self.stats.errors += 1;
@@ -450,7 +442,6 @@ impl FabricRail {
         sink.done(cx, Err(end));
     }
 
-    /// Does the queued work: reports events, sends words, posts receive buffers, closes a batch.
     #[cold]
     fn chores<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
@@ -482,8 +473,7 @@ impl FabricRail {
         count
     }
 
-    /// Queues a report. The queue has room for one completion per context and a few events per
-    /// peer.
+    /// The queue has room for one completion per context and a few events per peer.
     pub(super) fn tell(&mut self, event: Event) {
         self.events.push_back(event);
         self.hurry();

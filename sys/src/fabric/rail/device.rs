@@ -122,7 +122,6 @@ pub unsafe trait DeviceMemory: Send {
     fn is_copying(&mut self) -> bool;
 }
 
-/// A device, and the addresses of its registered memory.
 pub(super) struct Reached {
     pub device: Box<dyn DeviceMemory>,
     /// Key and address range of each registration.
@@ -160,7 +159,6 @@ impl Reached {
         self.spans.iter().any(|(_, span)| meets(span)) && self.is_copying()
     }
 
-    /// Returns whether a failed copy may still be running. Asks the device.
     fn is_copying(&mut self) -> bool {
         self.copying = self.copying && self.device.is_copying();
         self.copying

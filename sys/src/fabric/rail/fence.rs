@@ -66,7 +66,6 @@ pub(super) struct Return {
 }
 
 impl FabricRail {
-    /// Fences a peer, together with all other peers of the rail.
     pub(super) fn cut_off(&mut self, peer: Peer) -> Fence {
         match self.peers.slots.get(peer.0 as usize) {
             Some(slot) if slot.fenced => return Fence::Fenced,
@@ -124,7 +123,6 @@ impl FabricRail {
         Fence::Fenced
     }
 
-    /// Marks an attached peer as fenced, and reports it as lost if it is up.
     pub(super) fn shut_out(&mut self, peer: Peer, now: u64) {
         self.take_down(peer, PeerError::Lost);
         let slot = &mut self.peers.slots[peer.0 as usize];
@@ -133,7 +131,6 @@ impl FabricRail {
         (back.at, back.wait) = (now + PAUSE, PAUSE);
     }
 
-    /// Opens an endpoint if there is none. Returns `false` if opening fails.
     pub(super) fn open_again(&mut self) -> bool {
         if self.endpoint.is_open() {
             return true;
@@ -196,7 +193,6 @@ impl FabricRail {
         Ok(())
     }
 
-    /// Reports that a fenced peer may return, if its next report is due.
     pub(super) fn report_up(&mut self, peer: u16, now: u64) {
         let back = &mut self.returns[peer as usize];
         if now >= back.at && !self.broken {
@@ -297,14 +293,12 @@ impl FabricRail {
         }
     }
 
-    /// Reclaims all contexts that the closed endpoint has not completed.
     fn take_back(&mut self) {
         for index in 0..self.caps.depth as usize {
             self.give_up(self.pool.at(index), Err(CompleteError::PeerDown));
         }
     }
 
-    /// Reports a post of the closed endpoint and frees its context.
     fn give_up(&mut self, slot: *mut Slot, result: Result<(), CompleteError>) {
         // SAFETY: the context is from our pool and never moves. The provider no longer uses it,
         // because its endpoint is closed.

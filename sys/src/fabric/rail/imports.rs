@@ -37,13 +37,11 @@ pub(super) struct Imports {
 }
 
 impl Imports {
-    /// Creates a table for `max` regions.
     pub fn new(max: u32) -> Imports {
         let size = (max as usize * 2).next_power_of_two();
         Imports { places: vec![FREE; size].into(), shift: 64 - size.trailing_zeros(), left: max }
     }
 
-    /// Returns the table's size in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.places)
     }
@@ -69,7 +67,6 @@ impl Imports {
         }
     }
 
-    /// Returns whether `len` bytes at `offset` lie inside an imported region.
     #[inline(always)]
     pub fn allows(&self, peer: u16, key: u64, offset: u64, len: u64) -> bool {
         let at = self.start(peer, key);
@@ -82,7 +79,6 @@ impl Imports {
         place.peer == peer as u32 && offset <= place.len && len <= place.len - offset
     }
 
-    /// Probes past the first entry for a region.
     #[cold]
     #[inline(never)]
     fn further(&self, peer: u16, key: u64) -> &Place {
@@ -118,7 +114,6 @@ impl Imports {
         }
     }
 
-    /// Removes all regions of a peer.
     pub fn forget(&mut self, peer: u16) {
         let mut at = 0;
         while at < self.places.len() {

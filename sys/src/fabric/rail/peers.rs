@@ -26,7 +26,6 @@ pub(super) struct PeerSlot {
     pub plain: bool,
     /// Whether the peer is attached and has not failed.
     pub up: bool,
-    /// Whether the peer is attached.
     pub attached: bool,
     /// Whether the provider has ever rejected a post to the peer.
     pub refused: bool,
@@ -84,12 +83,10 @@ const GONE: PeerSlot = PeerSlot {
 };
 
 impl PeerSlot {
-    /// Returns the number of outstanding posts.
     pub fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.ended)
     }
 
-    /// Returns the number of accepted posts. Wraps.
     pub fn accepted(&self) -> u32 {
         self.posted.wrapping_add(self.injected)
     }
@@ -99,13 +96,11 @@ impl PeerSlot {
         self.ended.wrapping_add(self.arrived)
     }
 
-    /// Returns whether the last post was rejected.
     pub fn is_refused(&self) -> bool {
         self.refused && self.refused_at == self.accepted()
     }
 }
 
-/// An entry of [`Names`].
 #[derive(Clone, Copy)]
 struct Name {
     number: u64,
@@ -113,10 +108,8 @@ struct Name {
     peer: u32,
 }
 
-/// Marks a free entry.
 const NOBODY: u32 = u32::MAX;
 
-/// Marks a peer that is attached but has failed.
 const DOWN: u32 = u32::MAX - 1;
 
 const NO_NAME: Name = Name { number: 0, peer: NOBODY };
@@ -144,7 +137,6 @@ impl Names {
         }
     }
 
-    /// Removes all peers, and makes room for `peers` peers.
     fn clear(&mut self, peers: usize) {
         match 2 * peers <= self.places.len() {
             true => self.places.fill(NO_NAME),
@@ -186,12 +178,10 @@ impl Names {
         Some(self.last.peer as u16)
     }
 
-    /// Returns whether an attached peer has this signature or address.
     fn has(&self, number: u64) -> bool {
         self.look_up(number) != NOBODY
     }
 
-    /// Marks the peer with this signature or address as failed.
     fn take_down(&mut self, number: u64, peer: u16) {
         let at = self.place(number);
         if self.places[at].peer == peer as u32 {
@@ -210,7 +200,6 @@ impl Names {
         }
     }
 
-    /// Probes past the first entry for a signature or address.
     #[cold]
     #[inline(never)]
     fn further(&self, number: u64) -> u32 {
@@ -232,8 +221,7 @@ impl Peers {
         Peers { slots: vec![], numbers: Names::new(0), addresses: Names::new(0) }
     }
 
-    /// Attaches a peer to a free slot. Writes shorter than `short_below` are injected. Longer
-    /// writes take the fast path. With `None` all writes take the general path.
+    /// With `short_below` `None`, all writes take the general path.
     pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
         let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
         if self.slots.len() <= peer as usize {
@@ -244,7 +232,6 @@ impl Peers {
         self.rename();
     }
 
-    /// Returns whether an attached peer has this signature.
     pub fn knows(&self, number: u32) -> bool {
         self.numbers.has(number as u64)
     }
@@ -257,7 +244,6 @@ impl Peers {
         Some(peer)
     }
 
-    /// Counts an arrival from this address. Returns its peer if the peer is up.
     #[inline(always)]
     pub fn hear_from(&mut self, addr: u64) -> Option<u16> {
         if addr == FI_ADDR_NOTAVAIL {
@@ -316,7 +302,6 @@ impl Peers {
         }
     }
 
-    /// Frees a slot.
     pub fn detach(&mut self, peer: u16) {
         self.slots[peer as usize] = GONE;
         self.rename();

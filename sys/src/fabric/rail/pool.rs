@@ -14,23 +14,17 @@ use fishplate_core::rail::Local;
 
 use crate::fabric::raw::fi_context2;
 
-/// The use of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum ContextKind {
-    /// In the free list.
     Free,
-    /// A write.
     Write,
     /// A write. The rail sends its word after the write has completed.
     WriteThenWord,
-    /// A read.
     Read,
     /// A message in a bounce buffer.
     Send,
-    /// An atomic.
     Atomic,
-    /// A receive buffer.
     Receive,
     /// An orphan: its completion was already reported, but the provider still holds the context.
     Orphan,
@@ -38,7 +32,6 @@ pub(super) enum ContextKind {
 
 #[repr(C, align(64))]
 pub(super) struct Slot {
-    /// Scratch space of the provider.
     scratch: fi_context2,
     /// The engine's context word.
     pub cx: u64,
@@ -47,15 +40,12 @@ pub(super) struct Slot {
     /// Operand, comparand and result of an atomic. For a write or read, the first word is the
     /// address of its local memory.
     pub words: [u64; 3],
-    /// Index of the context in the pool.
     pub index: u32,
     /// The bounce buffer of a send, or the word that follows a write.
     pub extra: u32,
     /// The next free context, or null.
     next: *mut Slot,
-    /// The target peer.
     pub peer: u16,
-    /// Current use of the context.
     pub kind: ContextKind,
     /// Use of an orphan before its completion was reported.
     pub was: ContextKind,
@@ -114,7 +104,6 @@ impl Pool {
         self.kept = true;
     }
 
-    /// Returns the number of contexts.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -154,7 +143,6 @@ impl Pool {
         (0..self.len).any(|index| unsafe { (*self.at(index)).used_for().0 } == ContextKind::Read)
     }
 
-    /// Returns the context at an index below [`len`](Self::len).
     #[inline(always)]
     pub fn at(&self, index: usize) -> *mut Slot {
         debug_assert!(index < self.len);

@@ -18,7 +18,6 @@ use crate::fabric::persona::Notify;
 use crate::fabric::raw::*;
 
 impl FabricRail {
-    /// Checks a post's peer and remote range, and returns its target.
     #[inline(always)]
     fn target(&self, peer: Peer, remote: Remote, len: usize) -> Result<Target, PostError> {
         let Some(slot) = self.peers.slots.get(peer.0 as usize) else {
@@ -38,7 +37,7 @@ impl FabricRail {
         Ok(Target { peer: slot.addr, addr, key: remote.key.key })
     }
 
-    /// Takes a context for a post. The peer must be up.
+    /// The peer must be up.
     #[inline(always)]
     fn begin(&mut self, peer: Peer, kind: ContextKind, cx: u64) -> Result<*mut Slot, PostError> {
         let Some(slot) = self.pool.take() else { return Err(PostError::Again) };
@@ -51,7 +50,6 @@ impl FabricRail {
         Ok(slot)
     }
 
-    /// Like [`begin`](Self::begin), for a post that reads or writes user memory at `at`.
     #[inline(always)]
     fn begin_at(
         &mut self,
@@ -102,7 +100,6 @@ impl FabricRail {
         }
     }
 
-    /// Maps a provider's error code to a post error.
     #[cold]
     fn refused(&mut self, peer: Peer, code: Code) -> PostError {
         if code == Code::EAGAIN {
@@ -253,7 +250,6 @@ impl FabricRail {
         self.end(peer, slot, result)
     }
 
-    /// Posts a write, with a completion level if the provider needs the level per post.
     unsafe fn write_at_level(
         &mut self,
         from: Buffer,
@@ -275,7 +271,6 @@ impl FabricRail {
         }
     }
 
-    /// Holds a write for the next batch, and posts the write that was held before.
     fn hold(&mut self, peer: Peer, write: Held) -> Result<Posted, PostError> {
         if let Some(before) = self.held {
             let more = if self.batched + 1 < MORE { FI_MORE } else { 0 };
@@ -458,7 +453,6 @@ impl FabricRail {
         self.long_message(peer, addr, head, body, cx)
     }
 
-    /// Posts a message from a bounce buffer, if the peer is up.
     fn long_message(
         &mut self,
         peer: Peer,
@@ -545,7 +539,6 @@ unsafe fn compose(number: u32, head: &[u8], body: Untrusted<'_>, into: *mut u8) 
     }
 }
 
-/// Returns a native word with the value in its first `width` bytes.
 fn narrow(value: u64, width: u8) -> u64 {
     let mut bytes = [0; 8];
     match width {

@@ -161,7 +161,6 @@ impl FabricRail {
     }
 }
 
-/// Opens an endpoint in a domain, with its completion queue and address vector.
 pub(super) fn open_endpoint(
     domain: &Arc<Domain>,
     offer: &Offer,
@@ -186,7 +185,6 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns a random number from the kernel, or from the clock if that fails.
 fn random() -> u64 {
     let mut bytes = [0u8; 8];
     // SAFETY: `bytes` has room for the eight requested bytes.

@@ -5,7 +5,6 @@ use alloc::boxed::Box;
 use alloc::vec;
 use core::ptr::{self, NonNull};
 
-/// Consecutive buffers of equal length, in memory that does not move.
 pub(super) struct Slab {
     pub bytes: NonNull<u8>,
     pub len: usize,

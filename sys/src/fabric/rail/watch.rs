@@ -25,7 +25,6 @@ use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 const ENOUGH: u32 = 1024;
 
 impl FabricRail {
-    /// Checks all peers for expired deadlines and reports all queued events.
     pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
         self.look();
         while let Some(event) = self.events.pop_front() {
@@ -113,7 +112,6 @@ impl FabricRail {
         slot.ended = slot.posted;
     }
 
-    /// Fails the held write, which was accepted but not posted.
     pub(super) fn drop_held(&mut self, code: Code) {
         let Some(held) = self.held.take() else { return };
         // SAFETY: the context belongs to the held write, and the provider has not seen it.
@@ -125,7 +123,6 @@ impl FabricRail {
         self.tell(Event::Done(cx, Err(CompleteError::Failed(code.0))));
     }
 
-    /// Detaches a peer.
     pub(super) fn forget(&mut self, peer: Peer) {
         if !self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
             return;
@@ -157,7 +154,6 @@ impl FabricRail {
         }
     }
 
-    /// Fails all peers.
     #[cold]
     pub(super) fn lose_all(&mut self, code: Code) {
         self.note_error(code);

@@ -1,6 +1,5 @@
 //! Constants: capabilities, flags, modes, orders, classes and errors.
 
-/// Packs a version number in libfabric's format.
 pub const fn fi_version(major: u32, minor: u32) -> u32 {
     major << 16 | minor
 }
@@ -58,18 +57,15 @@ pub const FI_MR_HMEM: i32 = 1 << 10;
 /// A flag of a memory registration, since 1.20.
 pub const FI_MR_DMABUF: u64 = 1 << 40;
 
-// `enum fi_hmem_iface`.
 pub const FI_HMEM_SYSTEM: i32 = 0;
 pub const FI_HMEM_CUDA: i32 = 1;
 pub const FI_HMEM_ROCR: i32 = 2;
 pub const FI_HMEM_ZE: i32 = 3;
 
-// `enum fi_progress`.
 pub const FI_PROGRESS_UNSPEC: i32 = 0;
 pub const FI_PROGRESS_AUTO: i32 = 1;
 pub const FI_PROGRESS_MANUAL: i32 = 2;
 
-// `enum fi_threading`.
 pub const FI_THREAD_UNSPEC: i32 = 0;
 pub const FI_THREAD_SAFE: i32 = 1;
 pub const FI_THREAD_FID: i32 = 2;
@@ -82,13 +78,11 @@ pub const FI_RM_UNSPEC: i32 = 0;
 pub const FI_RM_DISABLED: i32 = 1;
 pub const FI_RM_ENABLED: i32 = 2;
 
-// `enum fi_ep_type`.
 pub const FI_EP_UNSPEC: i32 = 0;
 pub const FI_EP_MSG: i32 = 1;
 pub const FI_EP_DGRAM: i32 = 2;
 pub const FI_EP_RDM: i32 = 3;
 
-// `enum fi_av_type`.
 pub const FI_AV_UNSPEC: i32 = 0;
 pub const FI_AV_MAP: i32 = 1;
 pub const FI_AV_TABLE: i32 = 2;
@@ -118,22 +112,18 @@ pub const FI_ADDR_UNSPEC: u64 = u64::MAX;
 pub const FI_ADDR_NOTAVAIL: u64 = u64::MAX;
 pub const FI_KEY_NOTAVAIL: u64 = u64::MAX;
 
-// `enum fi_cq_format`.
 pub const FI_CQ_FORMAT_UNSPEC: i32 = 0;
 pub const FI_CQ_FORMAT_CONTEXT: i32 = 1;
 pub const FI_CQ_FORMAT_MSG: i32 = 2;
 pub const FI_CQ_FORMAT_DATA: i32 = 3;
 pub const FI_CQ_FORMAT_TAGGED: i32 = 4;
 
-// `enum fi_wait_obj`.
 pub const FI_WAIT_NONE: i32 = 0;
 pub const FI_WAIT_UNSPEC: i32 = 1;
 pub const FI_WAIT_FD: i32 = 3;
 
-// `enum fi_cq_wait_cond`.
 pub const FI_CQ_COND_NONE: i32 = 0;
 
-// Classes of `fid`.
 pub const FI_CLASS_FABRIC: usize = 1;
 pub const FI_CLASS_DOMAIN: usize = 2;
 pub const FI_CLASS_EP: usize = 3;

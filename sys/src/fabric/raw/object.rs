@@ -402,7 +402,6 @@ pub struct fi_ops_atomic {
     pub compwritevalid: Option<atomic_valid>,
 }
 
-/// `fi_getinfo`.
 pub type getinfo = unsafe extern "C" fn(
     version: u32,
     node: *const c_char,
@@ -411,16 +410,11 @@ pub type getinfo = unsafe extern "C" fn(
     hints: *const fi_info,
     info: *mut *mut fi_info,
 ) -> c_int;
-/// `fi_freeinfo`.
 pub type freeinfo = unsafe extern "C" fn(*mut fi_info);
 /// `fi_dupinfo`. For null it allocates an empty structure.
 pub type dupinfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
-/// `fi_fabric`.
 pub type fabric =
     unsafe extern "C" fn(*mut super::fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int;
-/// `fi_version`.
 pub type version = unsafe extern "C" fn() -> u32;
-/// `fi_strerror`.
 pub type strerror = unsafe extern "C" fn(c_int) -> *const c_char;
-/// `fi_tostr`.
 pub type tostr = unsafe extern "C" fn(*const c_void, c_int) -> *mut c_char;
