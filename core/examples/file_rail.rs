@@ -74,7 +74,7 @@ struct Link {
     to: File,
     from: File,
     read: Vec<u8>,
-    /// The next poll reports it once.
+    /// Reported once, by the next poll.
     broken: Option<PeerError>,
     reported: bool,
 }
@@ -219,7 +219,7 @@ impl FileRail {
         Ok(())
     }
 
-    /// Returns `false` if there is none.
+    /// Returns `false` if there is no frame.
     fn poll_link<S: Sink>(&mut self, peer: Peer, sink: &mut S) -> bool {
         let Some(link) = &mut self.links[usize::from(peer.0)] else { return false };
         if link.broken.is_some() {
@@ -253,7 +253,7 @@ impl FileRail {
         true
     }
 
-    /// The next poll reports them as failed.
+    /// The next poll reports the posts as failed.
     fn end_all(&mut self, peer: Peer) {
         let ended = &mut self.ended;
         self.pending.retain(|pending| {

@@ -57,7 +57,6 @@ impl Clock {
         self.step
     }
 
-    /// Creates a clock with ticks of 1 ns that advances by `step` ticks at once, for tests.
     #[cfg(test)]
     pub fn stepping(step: u64) -> Self {
         Clock { step, ..SYSTEM }
@@ -99,7 +98,6 @@ pub fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns the processor time of all threads of this process, in nanoseconds.
 pub fn processor_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is writable for the result. Every Linux has this clock.

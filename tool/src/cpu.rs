@@ -87,7 +87,7 @@ impl Places {
     }
 }
 
-/// Dropping it restores the thread's former processors.
+/// Dropping this restores the thread's former processors.
 #[must_use]
 pub struct Pinned {
     before: affinity::CpuSet,

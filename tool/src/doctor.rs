@@ -45,7 +45,7 @@ struct Finding {
     check: &'static str,
     level: Level,
     found: String,
-    /// Empty if none is needed.
+    /// Empty if no remedy is needed.
     remedy: String,
 }
 
@@ -66,7 +66,7 @@ impl Finding {
 struct Root(PathBuf);
 
 impl Root {
-    /// `None` if it cannot be read.
+    /// `None` if the file cannot be read.
     fn line(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.path(path)).ok()?;
         Some(text.lines().next().unwrap_or("").trim().to_owned())
@@ -86,7 +86,7 @@ impl Root {
     }
 }
 
-/// The exit code is 0 if all pass.
+/// The exit code is 0 if all checks pass.
 pub fn run(args: &DoctorArgs) -> Outcome<ExitCode> {
     let root = Root(args.root.clone());
     if !root.path("proc").is_dir() {

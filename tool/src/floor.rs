@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use super::failure::Outcome;
 
-/// Its memory is aligned to 128.
+/// The memory of a [`Pad`] is aligned to 128.
 pub const PAD_LEN: usize = 512;
 
 /// A batch takes some 5 µs.
@@ -51,7 +51,6 @@ const WORDS: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    /// Offsets of the two words in the pad, in units of 8 bytes.
     words: [usize; 2],
     pause: bool,
 }
@@ -81,8 +80,7 @@ impl Pad {
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// Runs the measuring side. Returns the floor, or `None` if the measurement takes longer than
-    /// `limit`.
+    /// Returns the floor, or `None` if the measurement takes longer than `limit`.
     pub fn measure(
         &self,
         limit: Duration,
@@ -133,8 +131,8 @@ impl Pad {
     }
 }
 
-/// Runs one batch of round trips. Returns `false` if the starting side gave up before the batch
-/// ended. Both words are equal before and after.
+/// Returns `false` if the starting side gave up before the batch ended. Both words are equal before
+/// and after.
 #[inline(never)]
 fn bounce<const PAUSE: bool>(
     mine: &AtomicU64,
@@ -189,7 +187,6 @@ pub struct Floor {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floors {
-    /// The floors before the first half, between the halves, and after the second half.
     pub taken: [Floor; 3],
 }
 

@@ -70,8 +70,7 @@ impl Histogram {
         self.linear.iter().chain(self.coarse.iter()).map(|&count| u64::from(count)).sum()
     }
 
-    /// Returns each duration in ticks with its count, in ascending order. A duration of at least
-    /// [`LINEAR`] ticks is the middle of its bucket.
+    /// A duration of at least [`LINEAR`] ticks is the middle of its bucket.
     pub fn counts(&self) -> impl Iterator<Item = (f64, u32)> {
         let fine = self.linear.iter().enumerate().map(|(ticks, &count)| (ticks as f64, count));
         let coarse =

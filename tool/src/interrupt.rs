@@ -59,8 +59,7 @@ pub fn sleep(time: Duration) -> Outcome {
     Ok(())
 }
 
-/// Ignores Ctrl-C in a process that the tool has started. The parent process handles Ctrl-C and
-/// ends both processes.
+/// The parent process handles Ctrl-C and ends both processes.
 pub fn leave_to_parent() {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };

@@ -72,7 +72,6 @@ fn lacking(size: usize) -> ! {
     }
 }
 
-/// Runs the program so that limits of the process do not end it by a signal.
 pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     // SAFETY: ignoring a signal installs no handler. A write beyond the limit on file sizes
     // (ulimit -f) then fails with EFBIG.
@@ -162,7 +161,6 @@ pub fn attach_failed(what: &str, error: AttachError) -> Failure {
     Failure::run(format!("cannot set up {what}: {error}{}", attach_remedy(error)))
 }
 
-/// Returns the remedy if a limit made a setup step fail.
 #[cold]
 pub fn attach_remedy(error: AttachError) -> &'static str {
     match error {

@@ -56,7 +56,6 @@ impl Pattern {
         unsafe { self.fill(bytes.as_mut_ptr(), bytes.len()) }
     }
 
-    /// Returns whether `bytes` are the whole payload.
     #[inline(always)]
     pub fn is_in(self, bytes: &[u8]) -> bool {
         // SAFETY: the slice is readable for its length.

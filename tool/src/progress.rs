@@ -7,13 +7,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 const MANY: u64 = 8;
 
-/// Hidden if the run needs none.
+/// Hidden if the run needs no bar.
 pub struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// Shows it if standard error is a terminal, and there are many steps or the run is `long`.
+    /// Shows the bar if standard error is a terminal, and there are many steps or the run is
+    /// `long`.
     pub fn new(steps: u64, long: bool) -> Self {
         let shown = (steps >= MANY || long) && std::io::stderr().is_terminal();
         let target =

@@ -42,12 +42,12 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Pass it to `lend` or `give_back`.
+    /// Pass the buffer to `lend` or `give_back`.
     pub fn take(&mut self, node: &mut Node) -> Result<Buffer, Error> {
         self.free.pop().map_or_else(|| Buffer::new(node), Ok)
     }
 
-    /// Returns the completion word for that send.
+    /// Returns the completion word of the send.
     pub fn lend(&mut self, buffer: Buffer, peer: u64) -> u64 {
         self.lent.insert((buffer, peer)) | LENT
     }

@@ -120,7 +120,7 @@ impl State {
         self.step(number)
     }
 
-    /// Call it again while [`copies`](Self::copies) is true.
+    /// Call this again while [`copies`](Self::copies) is true.
     pub fn step(&mut self, number: u64) -> Status {
         let status = self.advance(number);
         if status == Status::IN_PROG && !self.copies(number) {
@@ -133,7 +133,7 @@ impl State {
         self.transfers.get(number).is_some_and(|transfer| transfer.copies)
     }
 
-    /// Makes some passes if it is in progress.
+    /// Makes some passes if the transfer is in progress.
     pub fn check(&mut self, number: u64) -> Status {
         for _ in 0..PASSES {
             match self.transfers.get(number) {
@@ -150,8 +150,7 @@ impl State {
         Status::IN_PROG
     }
 
-    /// Posts no more of its operations. The transfer is removed when the operations in flight
-    /// complete.
+    /// Posts no more operations. The transfer is removed when the operations in flight complete.
     pub fn release(&mut self, number: u64) -> Status {
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         if transfer.outstanding == 0 {
@@ -332,7 +331,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns whether there were any.
+    /// Returns whether there were completions.
     pub fn reap(&mut self) -> bool {
         let mut found = false;
         while let Some(end) = self.node.next_completion() {
@@ -370,8 +369,8 @@ impl State {
     }
 }
 
-/// Otherwise posts pieces as single puts or gets: only the next piece if `one`, else all remaining
-/// pieces.
+/// Copies at most [`STEP`] bytes at once where the node can copy directly. Otherwise posts pieces
+/// as single puts or gets: only the next piece if `one`, else all remaining pieces.
 fn carry_apart(
     node: &mut Node,
     transfer: &mut Transfer,
@@ -479,7 +478,6 @@ impl Copies {
     }
 }
 
-/// A range of registered memory, and whether it is device memory.
 type Known = ((usize, usize), bool);
 
 fn here(local: Option<&Local>) -> Result<Known, Status> {

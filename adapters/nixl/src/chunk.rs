@@ -31,7 +31,6 @@ pub(crate) const RANGE: usize = 20;
 
 pub(crate) const NOTE_WITHIN: usize = 1024;
 
-/// Value of `note` if the chunk has no notification.
 pub(crate) const NO_NOTE: u32 = u32::MAX;
 
 /// Message kinds: the low bits of the tag. Only kinds below 4 can carry a notification.
@@ -70,10 +69,8 @@ pub(crate) struct Head {
     pub status: i32,
 }
 
-/// A range of the target's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// The target's number of the region.
     pub region: u64,
     pub address: u64,
     pub len: u32,
@@ -115,7 +112,6 @@ impl Range {
         out.put_u64(self.region).put_u64(self.address).put_u32(self.len);
     }
 
-    /// Returns the ranges and the sum of their lengths.
     pub fn decode_all(bytes: &[u8]) -> Result<(Vec<Range>, usize), Refused> {
         let (mut found, mut sum) = (Vec::with_capacity(bytes.len() / RANGE), 0usize);
         for bytes in bytes.chunks(RANGE) {

@@ -51,7 +51,7 @@ impl State {
         self.peers.iter().find(|(_, peer)| same(peer)).map(|(number, _)| number)
     }
 
-    /// Creates one if there is none.
+    /// Creates a peer if none has this name and address.
     fn known(&mut self, name: &[u8], address: &[u8]) -> u64 {
         self.find(name, address).unwrap_or_else(|| self.peers.insert(Peer::new(name, address)))
     }
@@ -79,7 +79,6 @@ impl State {
         self.peers.get(number).is_none_or(|peer| peer.stage == Stage::Apart { again: true })
     }
 
-    /// Returns the peer's number.
     pub fn admit(&mut self, question: Question) -> Result<u64, Status> {
         let Question { key, again, name, address } = question;
         // Compares in constant time, so that timing does not reveal the key.

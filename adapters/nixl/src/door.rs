@@ -2,8 +2,7 @@
 //! The other agent's listening sockets, its *door*, receive the question.
 //!
 //! Both agents use threads for this, so an agent can connect to an agent that makes no calls. The
-//! threads wait for sockets, but never while they hold the lock of an agent. They end with the
-//! agent, or some seconds later.
+//! threads wait for sockets, but never while they hold the lock of an agent.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -173,7 +172,7 @@ fn listen(
     }
 }
 
-/// A hostile peer may send one byte at a time.
+/// Has a deadline, because a hostile peer may send one byte at a time.
 fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -> io::Result<()> {
     while !into.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -191,7 +190,6 @@ fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -
     Ok(())
 }
 
-/// Returns the peer's number and its stream if the peer was admitted.
 fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64, UnixStream)>> {
     let deadline = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -261,7 +259,7 @@ fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     result
 }
 
-/// Keeps the stream open, because its end shows that the peer's process has ended.
+/// Keeps the stream open, because the end of the stream shows that the peer's process has ended.
 fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     let deadline = Instant::now() + MEETING;
     while let Some(agent) = agent.upgrade() {

@@ -52,14 +52,11 @@ pub(crate) struct Question {
 pub(crate) struct Export {
     pub start: u64,
     pub len: u64,
-    /// The owning agent's number of the memory.
     pub number: u64,
     pub device: bool,
-    /// The owning node's handle of the region.
     pub handle: Vec<u8>,
 }
 
-/// The reason why the bytes of a peer were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     Malformed,

@@ -29,7 +29,6 @@ pub(crate) struct Away {
     pub export: Export,
     /// Start of the region in the peer's address space.
     pub base: u64,
-    /// The imported region, and the id of the peer that it was imported for.
     pub import: Option<(PeerId, Remote)>,
 }
 

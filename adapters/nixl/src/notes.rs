@@ -23,13 +23,12 @@ use crate::status::Status;
 
 pub(crate) const NOTE_MAX: usize = 64 << 20;
 
-/// Above this limit, no more are received until the program reads them.
+/// Above this limit, no more notifications are received until the program reads them.
 const READY_MAX: usize = 64 << 20;
 
 /// Estimated overhead of an unread notification in bytes.
 const NOTE_COST: usize = 128;
 
-/// Length in bytes of a spare receive buffer, and maximum number of spare buffers.
 const SPARE_LEN: usize = CHUNK_MAX;
 const SPARES: usize = 32;
 
@@ -56,7 +55,6 @@ struct Incoming {
 struct Source {
     count: usize,
     bytes: usize,
-    /// Claimed messages that wait for room, oldest first.
     held: VecDeque<Claimed>,
     /// Claimed answers to our chunks that wait for room. They do not wait behind other messages,
     /// because the peer needs its send buffers back.
@@ -130,16 +128,14 @@ pub(crate) struct Notes {
     ready: VecDeque<Note>,
     ready_bytes: usize,
     incoming: VecDeque<Incoming>,
-    /// Peers with messages in progress. Idle entries are removed.
+    /// Idle entries are removed.
     sources: Sources,
     /// Notifications that wait until their peer is connected, with the peer's number.
     pub outgoing: VecDeque<(u64, Vec<u8>)>,
     spare: Vec<Memory>,
     nowhere: Memory,
     found: bool,
-    /// True if a peer may send chunks.
     pub packs: bool,
-    /// True once an error about too little memory for a notification was printed.
     told: bool,
 }
 
@@ -242,7 +238,7 @@ impl Notes {
         }
     }
 
-    /// Returns `false` if there is no room. The message then stays claimed.
+    /// Returns `false` if there is no room: the message stays claimed.
     fn begin(&mut self, node: &mut Node, peers: &Slab<Peer>, claimed: Claimed) -> bool {
         let source = claimed.envelope.source;
         let kind = Kind::of(claimed.envelope.tag.lo);
@@ -350,7 +346,7 @@ impl Notes {
         }
     }
 
-    /// Returns the notification in it.
+    /// Returns the notification in the chunk.
     fn take_chunk(
         &mut self,
         node: &mut Node,

@@ -103,7 +103,6 @@ fn check(locals: &Slab<Local>, ranges: &[Range]) -> Result<(), Status> {
     Ok(())
 }
 
-/// Returns the answer, and the notification in the chunk.
 pub(crate) fn take_write(
     node: &mut Node,
     sides: &Sides<'_>,

@@ -10,7 +10,7 @@ use crate::state::State;
 use crate::status::Status;
 
 impl State {
-    /// Queues it if the peer is not connected yet.
+    /// Queues the notification if the peer is not connected yet.
     pub fn notify(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
         Notes::check(bytes.len())?;
         if name == self.name {

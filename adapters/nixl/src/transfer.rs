@@ -85,7 +85,6 @@ pub(crate) struct Transfer {
     /// `None` for a transfer within the agent.
     pub(crate) peer: Option<u64>,
     pub(crate) pieces: Vec<Piece>,
-    /// True if one of the regions is device memory.
     pub(crate) device: bool,
     pub(crate) locals: Vec<u64>,
     pub(crate) remotes: Vec<u64>,
@@ -94,7 +93,6 @@ pub(crate) struct Transfer {
     pub(crate) here: Vec<(Memory, usize)>,
     pub(crate) there: Vec<(Remote, u64)>,
     pub(crate) next: usize,
-    /// Number of bytes of the piece at `next` that are copied already.
     pub(crate) cut: usize,
     /// True if the last step copied the maximum of one step, and more is left to copy.
     pub(crate) copies: bool,

@@ -35,7 +35,6 @@ pub(crate) struct Am {
     /// Number of requests in the node's queue. Sends leave one of them to a receive.
     room: usize,
     last_send: u64,
-    /// Number of requests in flight to each peer that has any.
     requests: HashMap<PeerId, usize>,
     unread: u32,
     /// A claimed message, and whether its payload has arrived. The context word of its receive is
@@ -169,7 +168,7 @@ impl Am {
         Ok(())
     }
 
-    /// Sends a message with a completion function. Never waits.
+    /// Never waits.
     ///
     /// # Errors
     /// The errors of [`send`](Self::send).
@@ -189,15 +188,15 @@ impl Am {
         Ok(())
     }
 
-    /// Returns an empty vector if there is no such message.
+    /// Returns an empty vector if no message up to `token` has a completion function.
     pub fn completed(&mut self, from: PeerId, token: u64) -> Vec<(usize, usize)> {
         let Some(waiting) = self.completions.get_mut(&from) else { return vec![] };
         let Ok(last) = waiting.binary_search_by_key(&token, |entry| entry.0) else { return vec![] };
         waiting.drain(..=last).map(|(_, function, context)| (function, context)).collect()
     }
 
-    /// Reports it later if there is no room now. A message without a completion function has the
-    /// token 0.
+    /// Reports later if there is no room now. A message without a completion function has the token
+    /// 0.
     pub fn done(&mut self, to: PeerId, token: u64) {
         if token != 0 {
             self.owed.insert(to, token);

@@ -4,8 +4,8 @@
 //! The node opens on the first call of this interface. Peers learn its address when they connect.
 //!
 //! Handlers run inside calls that make progress: one at a time, in message order, and without a
-//! lock held. A request waits for room, and makes progress meanwhile. A reply never waits. A
-//! request from a handler does not wait either: it is refused if there is no room.
+//! lock held. A request waits for room, and makes progress meanwhile. A request from a handler does
+//! not wait either: it is refused if there is no room.
 
 use std::cell::Cell;
 use std::ffi::c_void;

@@ -25,7 +25,6 @@ enum Stage {
     Failed(Error),
 }
 
-/// A peer that has answered, while its node is being connected.
 struct Meeting {
     peer: PeerId,
     /// The peer's epid, if the peer is on this host. Before a peer is connected, only a local
@@ -108,7 +107,7 @@ pub unsafe extern "C" fn psm2_ep_connect(
     })
 }
 
-/// Returns the stage that each has reached. Returns `None` if the endpoint is not open, or is
+/// Returns the stage that each epid has reached, or `None` if the endpoint is not open, or is
 /// closed meanwhile.
 fn connect(
     ep: *mut Ep,
@@ -162,7 +161,7 @@ fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
     Some(admitted.map_or_else(Stage::Failed, |peer| Stage::Meets(Meeting::new(peer, None))))
 }
 
-/// The inner `None` means that its stage is unchanged.
+/// The inner `None` means that the stage is unchanged.
 fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
     Some(match stage {
         Stage::Asks(dial) => match dial.step(now) {

@@ -9,8 +9,7 @@
 //! | 16..32 | the TCP port |
 //! | 0..32 without an address, 0..16 with one | random |
 //!
-//! For peers on its own host, an endpoint also listens on an abstract AF_UNIX socket. The socket is
-//! named after the epid and the user.
+//! For peers on its own host, an endpoint also listens on an abstract AF_UNIX socket.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::Ipv4Addr;
@@ -178,7 +177,7 @@ pub(crate) fn is_absent(epid: u64) -> bool {
     connect_local(epid).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Does not wait: fails if its backlog is full.
+/// Does not wait: fails if the endpoint's backlog is full.
 fn connect_local(epid: u64) -> io::Result<UnixStream> {
     let stream = socket(libc::AF_UNIX)?;
     let name = name(epid)?;
@@ -198,7 +197,7 @@ fn connect_local(epid: u64) -> io::Result<UnixStream> {
     if connected == 0 { Ok(stream) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Returns `true` once all are sent.
+/// Returns `true` once all bytes are sent.
 pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Result<bool> {
     while *sent < bytes.len() {
         let rest = &bytes[*sent..];
@@ -218,7 +217,7 @@ pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Re
     Ok(true)
 }
 
-/// Returns `true` once all have arrived.
+/// Returns `true` once all bytes have arrived.
 pub(crate) fn get(stream: &mut UnixStream, bytes: &mut [u8], got: &mut usize) -> io::Result<bool> {
     while *got < bytes.len() {
         match stream.read(&mut bytes[*got..]) {

@@ -65,8 +65,8 @@ impl Sockets {
     }
 }
 
-/// The answering thread of an endpoint. Dropping this joins the thread, and the thread takes the
-/// endpoint's lock. So drop this without holding the lock.
+/// Dropping this joins the thread, and the thread takes the endpoint's lock. So drop this without
+/// holding the lock.
 pub(crate) struct Door {
     /// The thread stops when this closes.
     wake: Option<UnixStream>,

@@ -88,7 +88,7 @@ static GLOBAL: AtomicUsize = AtomicUsize::new(PSM_HANDLER);
 
 /// Prints the error and exits.
 pub(crate) const PSM_HANDLER: usize = usize::MAX;
-/// Prints nothing and does not exit. The failed function returns the error.
+/// Prints nothing and does not exit.
 const NO_HANDLER: usize = usize::MAX - 1;
 
 pub(crate) fn global() -> usize {

@@ -28,7 +28,7 @@ pub(crate) struct Frame {
     pub uuid: [u8; 16],
     pub epid: u64,
     pub address: Vec<u8>,
-    /// Empty if there is none.
+    /// Empty without a node for active messages.
     pub am: Vec<u8>,
 }
 

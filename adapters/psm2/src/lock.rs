@@ -39,7 +39,6 @@ const OTHERS: u32 = 64;
 pub(crate) struct Words {
     /// Whether a thread other than the owner has the lock, or the lock is poisoned.
     pub state: AtomicU8,
-    /// Whether the owner has the lock.
     pub inside: AtomicU8,
     /// The number of the owner thread. Once it is set, only a thread that has the lock may change
     /// it, and only to `NOBODY`.
@@ -61,7 +60,7 @@ impl<T> Lock<T> {
         Lock { words, value: UnsafeCell::new(value) }
     }
 
-    /// Returns `None` if it is poisoned.
+    /// Returns `None` if the lock is poisoned.
     #[inline(always)]
     pub fn lock(&self) -> Option<Held<'_, T>> {
         let me = system::me();

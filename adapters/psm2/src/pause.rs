@@ -16,7 +16,6 @@ const UNEXPECTED: u64 = 1 << 21;
 
 const SPINS: u32 = 500;
 
-/// Interval between liveness checks of peers.
 const LOOK: Duration = Duration::from_millis(100);
 
 const CALLS: u32 = 256;
@@ -27,7 +26,6 @@ pub(crate) struct Idle {
     /// Wraps around.
     calls: u32,
     looked: Instant,
-    /// `calls` at the last liveness check.
     calls_at_look: u32,
     /// Set while unexpected messages fill their memory and calls find nothing. Contains the time
     /// when this began, and whether the program may be waiting for a peer that fills the memory.
@@ -68,7 +66,7 @@ impl Idle {
         }
     }
 
-    /// Returns the step that the call takes before it returns.
+    /// Returns the step that the call takes last.
     #[inline]
     pub fn next(&mut self, found: bool) -> Next {
         self.calls = self.calls.wrapping_add(1);

@@ -60,7 +60,7 @@ mod system {
 
 type Shared = Arc<Lock<UnsafeCell<u64>>>;
 
-/// `others` is the initial count of times that other threads have taken it.
+/// `others` is the initial count of times that other threads have taken the lock.
 fn new(others: u32) -> Shared {
     let [state, inside] = [0; 2].map(AtomicU8::new);
     let words = Words { state, inside, owner: AtomicU64::new(0), others: AtomicU32::new(others) };

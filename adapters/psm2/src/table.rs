@@ -87,7 +87,7 @@ impl Home {
         u64::from(self.0 >> 20 << 8 | self.0 & 0xff)
     }
 
-    /// Returns `None` if it is not open.
+    /// Returns `None` if the endpoint is not open.
     #[inline]
     pub fn find(self) -> Option<Found> {
         self.of(self.slot().lock()?)
@@ -136,12 +136,11 @@ pub(crate) struct Endpoint {
     /// have freed their buffers, so the node makes no more passes.
     pub retired: bool,
     pub node: Node,
-    /// `None` until their first use.
+    /// `None` until active messages are first used.
     pub am: Option<Box<Am>>,
     /// The caller must hold no lock.
     pub serve: Option<fn(Home)>,
     pub peers: Vec<Peer>,
-    /// The endpoint's address for itself, or null.
     own: *mut EpAddr,
     pub idle: Idle,
     /// The thread that answers peers. Dropping this joins the thread, and the thread takes the
@@ -183,7 +182,7 @@ impl Endpoint {
         self.peers.iter().find(|peer| peer.epid == epid)
     }
 
-    /// Returns an empty vector if there is no such node.
+    /// Returns an empty vector if there is no node for active messages.
     pub fn am_address(&self) -> Vec<u8> {
         self.am.as_ref().map_or(vec![], |am| am.node.address().to_vec())
     }
@@ -313,7 +312,7 @@ impl Endpoint {
         self.node.queue().ok_or(Error::INTERNAL)
     }
 
-    /// Adds requests to the queue if all are in use.
+    /// Adds requests to the queue if all requests are in use.
     #[inline(always)]
     pub fn request<T>(
         &mut self,

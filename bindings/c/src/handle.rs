@@ -141,7 +141,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// This thread becomes its owner.
+/// This thread becomes the node's owner.
 pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     static WATCH: Once = Once::new();
     // SAFETY: the handler makes plain stores, which are allowed in a forked child.
@@ -181,7 +181,7 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     ))
 }
 
-/// No call can enter it afterwards.
+/// No call can enter the node afterwards.
 pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
     let slot = match idle(node) {
         Err(status) if status != Status(-libc::ENOTRECOVERABLE) => return Err(status),

@@ -79,7 +79,7 @@ impl Data<'_> {
     }
 }
 
-/// Otherwise raises an exception that names the object, `what`.
+/// Raises an exception for objects of other nodes. `what` names the object.
 pub(crate) fn same(
     py: Python<'_>,
     node: &Arc<Shared>,

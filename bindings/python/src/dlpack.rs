@@ -216,7 +216,6 @@ impl Drop for Tensor {
     }
 }
 
-/// A tensor that we lend, and the object that the tensor keeps alive.
 struct Lent {
     managed: Managed,
     len: i64,

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::error::misuse;
 
-/// Opening a node allocates its tables.
+/// Opening a node allocates the tables.
 const PEERS_MAX: u16 = 4096;
 const TABLE_MAX: u32 = 1 << 20;
 
@@ -81,7 +81,7 @@ pub(crate) fn gpu(py: Python<'_>, name: &str) -> PyResult<Gpu> {
     name.parse().map_err(wrong)
 }
 
-/// The [`Node`] that it opens waits neither for room nor for peers.
+/// The [`Node`] that this builder opens waits neither for room nor for peers.
 pub(crate) fn builder(
     py: Python<'_>,
     rails: Rails,

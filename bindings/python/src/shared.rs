@@ -343,7 +343,7 @@ impl Shared {
         }
     }
 
-    /// Returns true if other threads waited for it.
+    /// Returns true if other threads waited for the node.
     fn between(&self, py: Python<'_>) -> PyResult<bool> {
         py.check_signals()?;
         if self.wanted.load(Ordering::Relaxed) == 0 {

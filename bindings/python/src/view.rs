@@ -23,7 +23,7 @@ pub(crate) struct View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Host,
-    /// The GPU is `None` if it is not known.
+    /// The GPU is `None` if unknown.
     Device(Option<On>),
 }
 

@@ -40,7 +40,7 @@ use world::{Fault, State, World};
 /// Maximum number of networks in a process.
 pub const FAKES_MAX: usize = 64;
 
-/// Each has its own `fi_getinfo`.
+/// Each network has its own `fi_getinfo`.
 static WORLDS: [Mutex<Option<Arc<World>>>; FAKES_MAX] = [const { Mutex::new(None) }; FAKES_MAX];
 
 /// The path between a network's NICs and device memory. Also distinguishes device memory from host

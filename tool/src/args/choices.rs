@@ -91,7 +91,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// `FISHPLATE_WINDOW` overrides it. Processes that share memory get a larger window.
+    /// `FISHPLATE_WINDOW` overrides this. Processes that share memory get a larger window.
     pub fn window(self) -> u32 {
         match self {
             Transport::Shm | Transport::Gpu => 256,

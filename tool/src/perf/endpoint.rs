@@ -24,14 +24,13 @@ use crate::report::Moved;
 /// Time limit of one call, which is then repeated after a check.
 pub const SLICE: Duration = Duration::from_millis(100);
 
-/// The memory for measuring the floor precedes them.
+/// The memory for measuring the floor precedes the areas.
 pub const AREAS_AT: usize = 4096;
 
 pub struct Endpoint<const STARTS: bool> {
     pub node: Node,
     pub peer: PeerId,
-    /// The memory of the signal words, here and on the other side. Includes the landing area,
-    /// unless that area is on a device.
+    /// Includes the landing area, unless that area is on a device.
     pub words: (Memory, Remote),
     pub landing: Remote,
     pub buffer: Memory,
@@ -41,7 +40,6 @@ pub struct Endpoint<const STARTS: bool> {
     pub lens: [usize; 2],
     /// The memory of the starting side's words, if both processes have mapped it.
     pub common: Option<NonNull<u8>>,
-    /// Maximum length of a message that is sent from a slice of bytes.
     pub eager: usize,
     pub clock: Clock,
     pub watch: Watch,
@@ -168,7 +166,6 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Maps `len` bytes for a region of `region` bytes.
     pub fn new(region: usize, len: usize) -> Outcome<Self> {
         let len = len.max(1);
         limits::demand(region, len, len)?;

@@ -315,7 +315,7 @@ struct One<'m, R: Rail, const RAILS: usize> {
     /// serves.
     memory: [(LocalId, NonNull<u8>); 2],
     lens: [usize; 2],
-    /// `None` until it is imported.
+    /// `None` until the memory is imported.
     theirs: Option<RemoteId>,
 }
 

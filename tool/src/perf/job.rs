@@ -15,7 +15,6 @@ pub struct Job {
     pub check: bool,
     pub window: u64,
     pub layout: Layout,
-    /// How a signal of `signal-rate` changes its word.
     pub signal: SignalKind,
     pub bidirectional: bool,
     pub seed: u64,
@@ -47,7 +46,6 @@ pub struct Tally {
     /// Number of signals seen before the data that they announce, and of signals and messages out
     /// of order.
     pub misordered: u64,
-    /// Number of arrivals that the engine counted as out of order.
     pub out_of_order: u64,
     /// Processor time of this side's process in the measured part, in nanoseconds.
     pub cpu_ns: u64,
@@ -57,8 +55,8 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Combines the results of both sides of a job. If both sides receive payloads, an iteration
-    /// counts as verified only if both sides have verified it.
+    /// If both sides receive payloads, an iteration counts as verified only if both sides have
+    /// verified it.
     pub fn both(self, answer: Tally, two_way: bool) -> Tally {
         Tally {
             ticks: self.ticks,
@@ -119,7 +117,7 @@ impl Job {
         }
     }
 
-    /// Splits a row into two halves. If the row has one iteration, the second half is empty.
+    /// If the row has one iteration, the second half is empty.
     pub fn halves(self) -> [Job; 2] {
         let second = self.iters / 2;
         [Job { iters: self.iters - second, ..self }, Job { iters: second, ..self }]
@@ -139,7 +137,6 @@ impl Job {
         bounds::layout(self.layout, transport)
     }
 
-    /// Returns whether a sample covers a whole window.
     pub fn is_windowed(&self) -> bool {
         matches!(self.test, Test::Put | Test::SignalRate | Test::TagBw)
     }
@@ -156,7 +153,7 @@ impl Job {
         ((SLOTS_BYTES / self.stride()) as u64).clamp(1, self.window)
     }
 
-    /// If the other side verifies payloads, it verifies them after each window.
+    /// The other side verifies payloads after each window.
     pub fn per_window(&self) -> u64 {
         if self.check && matches!(self.test, Test::Put | Test::TagBw) {
             self.slots()
@@ -169,7 +166,6 @@ impl Job {
         Placement::of(self.layout, self.size)
     }
 
-    /// Returns the number that divides each sample of the histogram.
     pub fn divisor(&self) -> f64 {
         match self.test {
             Test::PutSignal | Test::Tag | Test::Ring => 2.0,

@@ -18,7 +18,7 @@ use crate::limits;
 use crate::sizes;
 use crate::variables;
 
-/// The process frees its memory first.
+/// A finished process frees its memory before it exits.
 const LEAVE: Duration = Duration::from_secs(10);
 
 /// Time limit for a process to exit after it has closed the connection.
@@ -40,7 +40,6 @@ pub struct Met {
     pub theirs: Card,
     pub name: String,
     pub second: Option<Second>,
-    /// Lines to print above the rows: how the two sides are connected.
     pub notes: Vec<String>,
 }
 
@@ -220,7 +219,7 @@ fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     Ok(Met::new((wire, theirs), name))
 }
 
-/// Dropping this value kills it.
+/// Dropping this kills the process.
 pub struct Second {
     child: Child,
 }

@@ -156,7 +156,7 @@ impl Setup {
                 Error::NotConnected(_) => {
                     Failure::run(format!("{who} did not answer in time{}", limits::descriptors()))
                 }
-                // It reports the reason itself if it has time.
+                // The other side reports the reason itself if it has time.
                 Error::Attach(AttachError::Unattached(_)) => {
                     who.gone("it closed before this side opened its memory")
                 }

@@ -99,7 +99,7 @@ fn rounds<V: Verbs, const CHECK: bool>(
     Ok(last.wrapping_sub(begun))
 }
 
-/// Returns whether its payload is right.
+/// Returns whether the payload is right.
 #[inline(always)]
 fn arrival<V: Verbs, const CHECK: bool>(
     verbs: &mut V,

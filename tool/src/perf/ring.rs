@@ -23,8 +23,8 @@ const SLOTS: [usize; 2] = [4096, RING_ARENA / 2];
 const _: () =
     assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);
 
-/// Without a histogram it only prepares: the answering side empties both rings, and the starting
-/// side does nothing.
+/// Without a histogram, only prepares: the answering side empties both rings, and the starting side
+/// does nothing.
 pub fn run<const STARTS: bool>(
     side: &mut Endpoint<STARTS>,
     job: &Job,

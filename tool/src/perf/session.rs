@@ -45,7 +45,7 @@ const COPY_BYTES: usize = 64 << 20;
 /// Time that the first process waits for a failed second process to exit.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// So that the leader reports the error first.
+/// Longer than the leader waits, so that the leader reports the error first.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Interval between checks that the other side is alive, while a side waits for its message, in
@@ -83,7 +83,6 @@ pub struct Session<const STARTS: bool> {
     side: Endpoint<STARTS>,
     met: Met,
     transport: Transport,
-    /// Shared memory for the floor, if there is any.
     pad: Option<Pad>,
     timeout: Duration,
     /// The counts of device-memory copies when the last row began.
@@ -236,7 +235,6 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(met)
     }
 
-    /// Returns the results and the number of iterations.
     fn half(&mut self, plan: &Plan, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
         let span = match plan.duration {
             Some(all) => Span::new(all / 2, self.timeout),

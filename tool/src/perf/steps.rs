@@ -8,7 +8,7 @@ use super::job::{Job, Tally};
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Their times show how many iterations fit into the remaining time.
+/// The times of these steps show how many iterations fit into the remaining time.
 const TRIALS: [u64; 4] = [1, 16, 128, 1024];
 
 const WARMUP: u64 = 100;

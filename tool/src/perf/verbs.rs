@@ -1,4 +1,4 @@
-//! Each call names a side, and a process executes the call if it runs that side.
+//! Each call of [`Verbs`] names a side, and a process executes the call if it runs that side.
 //!
 //! Every call ends by the job's deadline.
 

@@ -1,4 +1,5 @@
-//! Every loop of every test uses it, so that the loop ends by the deadline and detects a lost peer.
+//! Every loop of every test uses a [`Watch`], so that it ends by the deadline and detects a lost
+//! peer.
 //!
 //! Nothing here blocks. A loop that records samples reads the clock anyway ([`Watch::lap`]). Other
 //! loops count their turns ([`Watch::turn`]).

@@ -222,7 +222,7 @@ fn empty() -> Box<fi_info> {
     }
 }
 
-/// Its PCI address depends on the index of the interface.
+/// The PCI address depends on the index of the interface.
 fn nic(persona: &Persona, interface: &str) -> *mut fid_nic {
     let at = persona.interfaces.iter().position(|name| *name == interface).unwrap_or(0);
     // SAFETY: zeros are valid: null pointers, numbers, and the first value of every enumeration.

@@ -84,7 +84,7 @@ pub(super) enum Verb {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Waits for a post without that flag.
+    /// Posted with `FI_MORE`: waits for a post without that flag.
     Held,
     Leaving,
     Flying,
@@ -105,7 +105,7 @@ pub(super) struct Op {
     pub local: *mut u8,
     pub len: usize,
     pub of_device: bool,
-    /// Once it exists, the program may reuse the source.
+    /// Once there is a copy, the program may reuse the source.
     pub copy: Option<Vec<u8>>,
     pub data: Option<u64>,
     pub addr: u64,
@@ -230,7 +230,7 @@ impl State {
         }
     }
 
-    /// Returns false if the program must not use it.
+    /// Returns false if the program must not use the context.
     pub fn own(&mut self, context: *mut c_void) -> bool {
         let words = self.context_words();
         if words == 0 {

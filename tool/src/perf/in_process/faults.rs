@@ -80,7 +80,6 @@ impl<R: Rail, const RAILS: usize> Nodes for Ends<'_, '_, R, RAILS> {
     }
 }
 
-/// Totals of both engines' counters over runs with faults.
 #[derive(Clone, Copy, Default)]
 pub struct Counters([u64; 6]);
 

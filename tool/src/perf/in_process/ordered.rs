@@ -12,7 +12,6 @@ use super::{InProcess, One};
 use crate::failure::{Failure, Outcome};
 use crate::payload::Pattern;
 
-/// Offset of the signal word of a stream of put-signals.
 const WORD: usize = 0;
 
 impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {

@@ -3,20 +3,17 @@
 /// Tags have 44 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// `None` accepts any.
+    /// `None` accepts any source.
     pub source: Option<u32>,
     pub tag: u64,
-    /// Bits of the tag that are not compared.
     pub ignore: u64,
 }
 
 impl Wanted {
-    /// Creates criteria that accept one source, and compare every bit of the tag.
     pub const fn exact(source: u32, tag: u64) -> Self {
         Wanted { source: Some(source), tag, ignore: 0 }
     }
 
-    /// Creates criteria that accept any source, and compare every bit of the tag.
     pub const fn any_source(tag: u64) -> Self {
         Wanted { source: None, tag, ignore: 0 }
     }
@@ -45,7 +42,7 @@ pub trait Engine {
     /// Delivers a message from `source`. `cookie` identifies the message.
     fn arrive(&mut self, source: u32, tag: u64, cookie: u32);
 
-    /// Returns whether it was still posted.
+    /// Returns whether the receive was still posted.
     fn cancel(&mut self, context: u32) -> bool;
 
     fn probe(&mut self, wanted: Wanted) -> bool;

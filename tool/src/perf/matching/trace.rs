@@ -27,9 +27,7 @@ use Trace::*;
 /// A step has 32 bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
-    /// Posts a receive with this context.
     Post(Wanted, u32),
-    /// A message arrives: source, tag, cookie.
     Arrive(u32, u64, u32),
 }
 
@@ -55,7 +53,7 @@ impl Random {
 impl Trace {
     pub const ALL: [Trace; 6] = [T1, T2, T3, T4, T5, T6];
 
-    /// A depth counts its neighbours, peers, workers, senders, threads or posted receives.
+    /// A depth counts neighbours, peers, workers, senders, threads or posted receives.
     pub fn depths(self) -> &'static [u32] {
         match self {
             T1 => &[6, 18, 26],

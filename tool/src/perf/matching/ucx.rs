@@ -100,7 +100,6 @@ functions! {
     ucp_request_free(*mut c_void);
 }
 
-/// A receive: the destination of its 8 bytes, and the data for its completion callback.
 struct Receive {
     bytes: u64,
     context: u32,
@@ -192,7 +191,7 @@ impl Ucx {
         (tag, source_mask | ALL_TAG & !wanted.ignore)
     }
 
-    /// Records its pair if the receive completes at once.
+    /// Records the pair if the receive completes at once.
     #[inline(always)]
     fn start(
         &mut self,

@@ -75,7 +75,7 @@ impl Workload {
     }
 }
 
-/// With a background: *D* entries that no unit matches.
+/// Units per round of a workload with a background: *D* entries that no unit matches.
 const ROUND: u64 = 64;
 const FRESH_MASK: u64 = 16;
 const MASKS: u64 = 32;
@@ -100,7 +100,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Does not prepare its background.
+    /// Does not prepare the background.
     pub fn new(workload: Workload, depth: u32) -> Self {
         let mut order: Vec<u32> = (0..depth).collect();
         let mut random = 0x5eed_u64;

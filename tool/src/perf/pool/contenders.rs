@@ -47,7 +47,7 @@ impl Pools for Fishplate {
     }
 }
 
-/// Other blocks come from the allocator and return to it.
+/// Keeps [`KEPT`] free blocks. Other blocks come from the allocator and return to it.
 pub struct Ring(Mutex<VecDeque<Box<MaybeUninit<Body>>>>);
 
 const KEPT: usize = 64;
@@ -58,7 +58,7 @@ impl Ring {
     }
 }
 
-/// Dropping it returns it to the ring.
+/// Dropping this returns the block to the ring.
 pub struct OfRing<R: Deref<Target = Ring>> {
     block: Option<Box<MaybeUninit<Body>>>,
     ring: R,

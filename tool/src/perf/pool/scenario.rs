@@ -14,13 +14,12 @@ use std::time::Instant;
 pub trait Pools {
     const NAME: &'static str;
     type Own: Send;
-    /// Dropping it returns it to the pool, on any thread.
+    /// Dropping this returns the block to the pool, on any thread.
     type Held: Send;
     /// Each stream has at most `capacity` blocks in use at once.
     fn streams(streams: usize, capacity: usize) -> Vec<Self::Own>;
     /// `None` if all blocks of a bounded pool are in use.
     fn take(own: &mut Self::Own) -> Option<Self::Held>;
-    /// Returns a block to the stream that took it.
     fn give(own: &mut Self::Own, held: Self::Held);
     /// Takes a block for two holders, which both release it. The pool must assume that the first
     /// holder is on another thread. Returns `false` if no block is free.
@@ -94,7 +93,6 @@ impl Scenario {
         }
     }
 
-    /// Returns all scenarios, each with its number of streams.
     pub fn all(streams: &[usize]) -> Vec<(Scenario, usize)> {
         let mut all: Vec<_> = [1, 64, 4096].map(|window| (Scenario::Single(window), 1)).into();
         all.extend(streams.iter().map(|&streams| (Scenario::Streams, streams)));
@@ -106,7 +104,7 @@ impl Scenario {
         all
     }
 
-    /// Returns `None` if it does not apply: a pool without a bound is never exhausted.
+    /// Returns `None` if the scenario does not apply: a pool without a bound is never exhausted.
     pub fn run<P: Pools>(self, streams: usize, ops: u64) -> Option<Figures> {
         match self {
             Scenario::Single(window) => Some(windows::<P>(1, window, ops)),
@@ -263,8 +261,8 @@ impl<T> Way<T> {
     }
 }
 
-/// One thread takes blocks, and hands them in batches to `releasers` threads. They return blocks of
-/// a burst in random order.
+/// One thread takes blocks, and hands them in batches to `releasers` threads. These return the
+/// blocks of a burst in random order.
 fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
     let handful = burst.max(HANDFUL);
     let capacity = (releasers * (PLACES + 2) * handful).next_power_of_two();

@@ -24,7 +24,7 @@ impl Pattern {
             Pattern::Pairs if rank < size / 2 => vec![rank + size / 2],
             Pattern::OneToMany if rank == 0 => (1..size).collect(),
             Pattern::ManyToOne if rank != 0 => vec![0],
-            // Not all ranks send to the same rank first.
+            // Starts with the next rank, so that not all ranks send to the same rank first.
             Pattern::AllToAll => (1..size).map(|step| (rank + step) % size).collect(),
             Pattern::Ring => vec![(rank + 1) % size],
             _ => vec![],

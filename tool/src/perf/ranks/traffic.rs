@@ -28,7 +28,6 @@ pub struct Traffic {
     targets: Vec<Target>,
     sources: Vec<Source>,
     remotes: Vec<Remote>,
-    /// Distance between two slots in bytes, and the number of slots of a flow.
     stride: usize,
     window: u64,
     done: u64,
@@ -182,7 +181,7 @@ impl Traffic {
         Ok(if seed.is_some() { (right, wrong) } else { (0, wrong) })
     }
 
-    /// Returns whether it sent any.
+    /// Returns whether any message was sent.
     #[inline]
     fn send(
         &mut self,

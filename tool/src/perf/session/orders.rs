@@ -41,7 +41,7 @@ fn head(len: usize) -> Vec<u8> {
     head
 }
 
-/// Its node is its own peer.
+/// The follower's node is its own peer.
 fn follower() -> Session<false> {
     let setup = Setup {
         transport: Transport::Shm,

@@ -44,7 +44,7 @@ unsafe extern "C" fn register(
     }
 }
 
-/// Device memory is given by its address or by a dmabuf descriptor.
+/// Device memory is given by address or by a dmabuf descriptor.
 unsafe extern "C" fn register_attr(
     domain: *mut fid,
     attr: *const fi_mr_attr,
