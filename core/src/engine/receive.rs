@@ -14,7 +14,6 @@ use super::table::in_bounds;
 use super::window::{Action, Arrival, Cells, Parked, Window, bitmap_words};
 use super::wire::{Body, GENERATION_MASK, Message, NO_TOKEN, Owner, Place, PostTag, context_of};
 
-/// The sink of one rail.
 pub(super) struct Reports<'s, 'm, const RAILS: usize> {
     state: &'s mut State<'m, RAILS>,
     rail: usize,
@@ -26,7 +25,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Reports { state: self, rail }
     }
 
-    /// Returns the receive window of a stream with its cells.
     #[inline(always)]
     pub(super) fn window(&mut self, stream: u32) -> (&mut Window, Cells<'_>) {
         let (size, words) = (self.config.window as usize, bitmap_words(self.config.window));
@@ -37,7 +35,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         (&mut self.streams[at].window, Cells { arrived, message, parked, mask: self.mask })
     }
 
-    /// Resolves the registered memory that a peer names, if `len` bytes lie inside it.
+    /// Fails unless `len` bytes lie inside the region.
     #[inline(always)]
     pub(super) fn place(&self, place: Place, len: u64) -> Result<*mut u8, Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
@@ -51,7 +49,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(unsafe { slot.ptr.add(place.offset as usize) })
     }
 
-    /// Resolves the word that a peer names. The word must be aligned to its width.
+    /// The word must be aligned to its width.
     #[inline(always)]
     pub(super) fn word(&self, place: Place, width: u8) -> Result<*mut u8, Violation> {
         if place.offset & (width as u64 - 1) != 0 {
@@ -86,8 +84,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(old)
     }
 
-    /// Returns the stream of a peer's context, if the word's epoch matches. Returns `None` if the
-    /// word belongs to an earlier attachment, or to no attachment.
+    /// Returns `None` if the word belongs to an earlier attachment, or to no attachment.
     #[inline(always)]
     pub(super) fn arrival_stream(
         &mut self,
@@ -104,7 +101,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         }
     }
 
-    /// Counts an arrival that was applied at once.
     #[inline(always)]
     pub(super) fn in_order(&mut self, stream: u32) {
         self.stats.arrived += 1;
@@ -125,7 +121,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// Handles a landed write on the fast path. Returns `false` if the write is not next in order.
+    /// Returns `false` if the write is not next in order.
     #[inline(always)]
     fn write_in_order(&mut self, peer: Peer, data: u32) -> bool {
         if peer.0 as usize >= self.reached {
@@ -154,8 +150,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
-    /// Records the arrival of a message that may be applied out of order. Returns `true` if the
-    /// message is new.
+    /// The message may be applied out of order. Returns `true` if it is new.
     #[inline(always)]
     pub(super) fn is_fresh(&mut self, stream: u32, word: u32) -> Result<bool, Violation> {
         if self.streams[stream as usize].window.take_in_order(word, self.mask) {
@@ -168,8 +163,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(arrival != Arrival::Duplicate)
     }
 
-    /// Parks a message until all earlier numbers are applied. Returns `true` if the message and its
-    /// payload are new.
+    /// Returns `true` if the message and its payload are new.
     #[inline(never)]
     pub(super) fn park(
         &mut self,
@@ -183,7 +177,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(arrival != Arrival::Duplicate)
     }
 
-    /// Handles a message of a one-sided operation.
     #[inline(never)]
     fn untagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         match self.untagged_checked(peer, bytes) {
@@ -268,7 +261,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
-    /// Handles the failed post of a message without a number.
     #[cold]
     fn control_failed(&mut self, rail: usize, peer: Peer, generation: u16, error: CompleteError) {
         if error == CompleteError::PeerDown && self.kept_peer(peer.0).is_none() {

@@ -114,7 +114,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             .encode(self.rails.len(), into)
     }
 
-    /// Returns what still uses a registered region, if anything does.
     fn use_of(&mut self, index: u16, slot: &LocalSlot<RAILS>) -> Option<Use> {
         let State { pending, protocol, remotes, .. } = &self.state;
         if pending.slots.iter().any(|op| op.uses_local(index)) || self.may_repost(Some(index), None)
@@ -158,8 +157,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.import_evicting(peer, handle, R::import)
     }
 
-    /// Imports a region. If a table is full, evicts an import that was made to read messages and
-    /// that can be repeated.
+    /// If a table is full, evicts an import that was made to read messages and that can be
+    /// repeated.
     pub(super) fn import_evicting(
         &mut self,
         peer: PeerId,

@@ -17,7 +17,6 @@ use super::window::{Action, Next, Parked};
 use super::wire::{Body, NO_TOKEN};
 use super::{Engine, State};
 
-/// How far the parked messages of a stream were applied.
 enum Applied {
     /// Up to the first missing number.
     All,
@@ -26,8 +25,7 @@ enum Applied {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Serves the streams that are due now, at most a batch of them. Streams that become due
-    /// meanwhile wait for the next pass.
+    /// Serves at most a batch. Streams that become due meanwhile wait for the next pass.
     #[inline(always)]
     pub(super) fn service(&mut self) {
         for _ in 0..self.state.due.len.min(self.state.config.batch) {
@@ -157,15 +155,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Applied::More)
     }
 
-    /// Sends the old value of an atomic. Returns `false` if no rail has room. Sends nothing to a
-    /// failed peer, and returns `true`.
+    /// Returns `false` if no rail has room. Sends nothing to a failed peer, and returns `true`.
     fn reply(&mut self, stream: u32, token: u64, value: u64) -> bool {
         self.post_control(stream, Body::Reply { token, value })
             || !self.state.streams[stream as usize].live
     }
 
-    /// Sends an acknowledgement if half a window is owed, if the peer has requested it, or after
-    /// `ack_age` passes without a message that carries it.
+    /// Acknowledges if half a window is owed, if the peer has requested it, or after `ack_age`
+    /// passes without a message that carries the cursor.
     fn acknowledge(&mut self, stream: u32) {
         let config = self.state.config;
         let s = &self.state.streams[stream as usize];
@@ -191,7 +188,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends an acknowledgement as a separate message. Returns `false` if no rail has room.
+    /// Returns `false` if no rail has room.
     fn post_alone(&mut self, stream: u32) -> bool {
         match self.state.has_grown(stream) {
             true => self.post_room(stream),
@@ -199,9 +196,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Acknowledges everything to every peer and returns all credits at once. Peers may need this
-    /// later, when nothing drives this engine. Acknowledgements that find no room in a rail stay
-    /// due.
+    /// Peers may need all acknowledgements and credits later, when nothing drives this engine.
+    /// Acknowledgements that find no room in a rail stay due.
     #[cold]
     pub(super) fn acknowledge_all(&mut self) {
         for stream in 0..self.state.streams.len() as u32 {
@@ -217,8 +213,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.flush();
     }
 
-    /// Sends an acknowledgement. With `wanted`, also requests one from the peer up to this number.
-    /// Returns `false` if no rail has room.
+    /// With `wanted`, also requests an acknowledgement from the peer up to this number. Returns
+    /// `false` if no rail has room.
     #[inline(never)]
     fn post_ack(&mut self, stream: u32, wanted: Option<Seq>) -> bool {
         let freed = self.state.returned(stream);
@@ -229,7 +225,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         posted
     }
 
-    /// Requests an acknowledgement from the peer if one is wanted, at most once for each number.
+    /// Asks at most once for each number.
     fn ask_if_wanted(&mut self, stream: u32) {
         let s = &self.state.streams[stream as usize];
         if !s.ask {
@@ -262,7 +258,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Requests an acknowledgement of everything sent on a stream.
     pub(super) fn ask(&mut self, stream: u32) {
         self.streams[stream as usize].ask = true;
         self.due.push(self.streams, stream);

@@ -16,10 +16,9 @@ use crate::sync::pool::FreeList;
 pub(crate) struct Name(u64);
 
 impl Name {
-    /// The name of a slot that was never taken.
     pub(crate) const FRESH: Name = Name::free(1, 0);
 
-    /// Returns the name of a free slot with this link. A link is at most the length of the table.
+    /// A link is at most the length of the table.
     #[inline(always)]
     const fn free(generation: u32, link: u32) -> Name {
         Name((generation as u64) << 32 | !link as u64)
@@ -30,7 +29,7 @@ impl Name {
         !(self.0 as u32)
     }
 
-    /// Returns the name as a word, for tokens and requests. The slot must be taken.
+    /// The slot must be taken.
     #[inline(always)]
     pub(crate) fn word(self) -> u64 {
         self.0
@@ -48,15 +47,15 @@ pub(crate) struct Slots<'m, T> {
 }
 
 impl<'m, T: Slot> Slots<'m, T> {
-    /// Creates a table of free slots. `empty` has the name [`Name::FRESH`].
+    /// `empty` has the name [`Name::FRESH`].
     pub(crate) fn new(slots: &'m mut [T], empty: T) -> Self {
         debug_assert!(empty.name() == Name::FRESH && slots.len() < 1 << 31);
         slots.fill(empty);
         Slots { slots, free: FreeList::new() }
     }
 
-    /// Moves the slots into longer memory, with their names. No reference to the old memory
-    /// remains. Does nothing if the new memory is not longer.
+    /// The names stay, and no reference to the old memory remains. Does nothing if the new memory
+    /// is not longer.
     #[cold]
     pub(crate) fn grow(&mut self, longer: &'m mut [T], empty: T) {
         let old = self.slots.len();
@@ -67,13 +66,12 @@ impl<'m, T: Slot> Slots<'m, T> {
         }
     }
 
-    /// Returns the slot that [`take`](Self::take) would take.
     #[inline(always)]
     pub(crate) fn first_free(&self) -> Option<u32> {
         self.free.first(self.slots.len())
     }
 
-    /// Takes the slot that [`first_free`](Self::first_free) has returned, and returns its contents.
+    /// `index` comes from [`first_free`](Self::first_free).
     #[inline(always)]
     pub(crate) fn take_first(&mut self, index: u32) -> &mut T {
         let len = self.slots.len();
@@ -84,7 +82,7 @@ impl<'m, T: Slot> Slots<'m, T> {
         slot
     }
 
-    /// Takes a free slot. Its contents are stale except for the name; the caller sets them.
+    /// The contents of the slot are stale except for the name; the caller sets them.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<u32> {
         let Slots { slots, free } = self;
@@ -95,7 +93,7 @@ impl<'m, T: Slot> Slots<'m, T> {
         Some(index)
     }
 
-    /// Releases a slot. Its name becomes stale. Does nothing if the slot is free.
+    /// The name of the slot becomes stale. Does nothing if the slot is free.
     #[inline(always)]
     pub(crate) fn free(&mut self, index: u32) {
         let name = self.slots[index as usize].name_mut();
@@ -105,19 +103,19 @@ impl<'m, T: Slot> Slots<'m, T> {
         }
     }
 
-    /// Returns the slot with this name, unless the name is stale.
+    /// Returns `None` if the name is stale.
     #[inline(always)]
     pub(crate) fn find(&self, name: u64) -> Option<u32> {
         let index = name as u32;
         (self.slots.get(index as usize)?.name().0 == name).then_some(index)
     }
 
-    /// Returns how many slots were ever taken. They are the first slots of the table.
+    /// The slots ever taken are the first slots of the table.
     pub(crate) fn used(&self) -> u32 {
         self.free.used()
     }
 
-    /// Returns the taken slots and their indexes. Scans all slots that were ever taken.
+    /// Scans all slots that were ever taken.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..self.used())
             .zip(self.slots.iter())

@@ -9,7 +9,7 @@ use crate::sync::seq::Seq;
 use super::list::{Fifo, NONE};
 use super::window::Window;
 
-/// Flag of [`Stream::fence`]: data that is posted as writes.
+/// Flag of [`Stream::fence`]: data posted as writes.
 pub(crate) const WRITES: u8 = 1;
 
 /// Flag of [`Stream::fence`]: data that travels in numbered messages.
@@ -19,8 +19,8 @@ pub(crate) const MESSAGES: u8 = 2;
 /// records its posts.
 pub(crate) const KEPT: u8 = 8;
 
-/// Returns the bits of [`Stream::fence`] that the fast path checks in addition to the bits of its
-/// data. An engine with one rail never fails over, and skips the check.
+/// Returns the bits that the fast path checks in addition to the bits of its data. An engine with
+/// one rail never fails over, and skips the check.
 pub(crate) const fn kept(rails: usize) -> u8 {
     if rails > 1 { KEPT } else { 0 }
 }
@@ -49,7 +49,6 @@ pub struct Stream {
     pub(crate) peer: u16,
     pub(crate) generation: u16,
     pub(crate) context: u8,
-    /// Whether the stream is [open](Self::open).
     pub(crate) live: bool,
     /// Whether the stream is open and the peer has requested no acknowledgement of later numbers.
     /// If so, a tagged message need not be acknowledged early.
@@ -63,7 +62,6 @@ pub struct Stream {
     pub(crate) fence: u8,
     /// Whether an acknowledgement is wanted soon and must be requested.
     pub(crate) ask: bool,
-    /// Whether the stream is on the due list.
     pub(crate) due: bool,
     /// The kinds of data, [`WRITES`] and [`MESSAGES`], that the rails to the peer do not order. A
     /// fence must hold them back.
@@ -99,13 +97,11 @@ impl Stream {
     // SAFETY: all fields are numbers and flags, so zeros are a valid value.
     pub const EMPTY: Stream = unsafe { MaybeUninit::zeroed().assume_init() };
 
-    /// Returns whether the stream is [`EMPTY`](Self::EMPTY). A stream that was set up is open, or
-    /// [shut](Self::shut).
+    /// A stream that was set up is open, or [shut](Self::shut).
     pub(crate) fn is_empty(&self) -> bool {
         !self.live && self.acked == self.next
     }
 
-    /// Creates a closed stream that begins at `first`.
     pub(crate) const fn new(context: u8, peer: u16, first: Seq) -> Stream {
         let mut stream = Stream {
             peer,
@@ -140,16 +136,15 @@ impl Stream {
         stream
     }
 
-    /// Opens the stream. Posts carry the stamp `sends`, and only words with the stamp `takes` are
-    /// accepted.
+    /// Posts carry the stamp `sends`, and only words with the stamp `takes` are accepted.
     pub(crate) fn open(&mut self, sends: u32, takes: u32) {
         (self.live, self.unhurried) = (true, true);
         (self.acked, self.stamp) = (self.next, sends);
         self.window.set_stamp(takes);
     }
 
-    /// Closes the stream so that hot paths need no check of their own: the stream appears to have
-    /// more than a window in flight, and no word equals the expected one.
+    /// The stream appears to have more than a window in flight, and no word equals the expected
+    /// one, so hot paths need no check of their own.
     pub(crate) const fn shut(&mut self) {
         (self.live, self.unhurried) = (false, false);
         self.acked = self.next.plus(1);
@@ -208,7 +203,6 @@ impl Stream {
     }
 }
 
-/// A FIFO of streams that need service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Due {
     head: u32,
@@ -219,7 +213,6 @@ pub(crate) struct Due {
 impl Due {
     pub(crate) const EMPTY: Due = Due { head: NONE, tail: NONE, len: 0 };
 
-    /// Adds a stream, unless it is already in the list.
     #[inline(always)]
     pub(crate) fn push(&mut self, streams: &mut [Stream], index: u32) {
         let stream = &mut streams[index as usize];

@@ -66,7 +66,6 @@ pub enum Notice {
     Silent,
 }
 
-/// The parameters of a transfer, passed to out-of-line functions as one argument.
 #[derive(Clone, Copy)]
 struct Transfer {
     context: ContextId,
@@ -76,7 +75,6 @@ struct Transfer {
     notice: Notice,
 }
 
-/// Memory of a peer that is mapped here.
 #[derive(Clone, Copy)]
 struct Mapped {
     ptr: *mut u8,
@@ -301,8 +299,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Resolves the local memory of an operation. Returns `None` if it is invalid; the slow path
-    /// then returns the error.
+    /// Returns `None` if the memory is invalid; the slow path then returns the error.
     #[inline(always)]
     fn here(&self, addr: LocalAddr, len: usize) -> Option<*mut u8> {
         let slot = self.state.locals.get(addr.region.index())?;
@@ -313,9 +310,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(slot.ptr.wrapping_add(addr.offset as usize))
     }
 
-    /// Resolves the mapped target of an operation. Returns `None` if the slow path is needed: the
-    /// target is invalid or not mapped, or a stream has something in flight. A direct access
-    /// preserves order only if nothing is in flight.
+    /// Resolves the mapped target of an operation. Returns `None` if the target is invalid or not
+    /// mapped, or a stream has something in flight: a direct access preserves order only if nothing
+    /// is in flight.
     #[inline(always)]
     fn there(&self, context: ContextId, addr: RemoteAddr, len: usize) -> Option<Mapped> {
         let slot = self.state.remotes.get(addr.region.index())?;
@@ -390,8 +387,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.notify(word);
     }
 
-    /// Notifies the owner of a mapped word. The call is inline for the first rail, because that is
-    /// usually the rail of shared memory.
+    /// The call is inline for the first rail, because that is usually the rail of shared memory.
     #[inline(always)]
     fn notify(&mut self, word: Mapped) {
         match word.rail {

@@ -39,7 +39,6 @@ pub(crate) enum PeerState {
 }
 
 impl PeerState {
-    /// Returns whether the peer is connected and has not failed.
     #[inline]
     pub(crate) fn is_up(self) -> bool {
         matches!(self, PeerState::Connected | PeerState::Meeting | PeerState::Closing)
@@ -55,7 +54,6 @@ pub struct PeerSlot {
     pub(crate) rails: u16,
     /// The rail at which the next choice of a rail begins.
     pub(crate) turn: u8,
-    /// Whether the other tables of the slot are set up.
     pub(crate) ready: bool,
 }
 
@@ -67,7 +65,6 @@ impl PeerSlot {
     pub const EMPTY: PeerSlot =
         PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0, ready: false };
 
-    /// Checks that operations may be posted to the peer.
     #[inline]
     pub(crate) fn usable(&self) -> Result<(), OpError> {
         match self.state {
@@ -203,7 +200,6 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         self.taken && self.peer == peer
     }
 
-    /// Returns whether the region was imported to read messages and no read is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.auto && self.uses == 0
     }
@@ -216,14 +212,12 @@ pub(crate) const NO_RAIL: u8 = u8::MAX;
 /// it.
 pub(crate) const UNREACHED: u8 = u8::MAX - 1;
 
-/// Returns whether `len` bytes from `offset` lie inside `size` bytes.
 #[inline(always)]
 pub(crate) fn in_bounds(offset: u64, len: u64, size: u64) -> bool {
     len <= size && offset <= size - len
 }
 
-/// Returns the error for a range that the processor cannot access: out of bounds, device memory, or
-/// memory with native atomics.
+/// The range is out of bounds, in device memory, or in memory with native atomics.
 #[cold]
 fn untouchable(offset: u64, len: u64, size: u64, device: u64, native: u8) -> OpError {
     if device != 0 && in_bounds(offset, len, device) {
@@ -236,7 +230,6 @@ fn untouchable(offset: u64, len: u64, size: u64, device: u64, native: u8) -> OpE
     OpError::OutOfBounds { offset, len, size: size.max(device) }
 }
 
-/// Resolves `len` bytes at `addr` in a registered region to a pointer.
 #[inline(always)]
 pub(crate) fn resolve_local<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
@@ -256,7 +249,6 @@ pub(crate) fn resolve_local<const RAILS: usize>(
     Ok(unsafe { base.add(addr.offset as usize) })
 }
 
-/// Resolves `len` bytes at `addr` to their imported region.
 #[inline(always)]
 pub(crate) fn resolve_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
@@ -273,8 +265,7 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
     Ok(slot)
 }
 
-/// Like [`resolve_local`], but also accepts memory that only rails access. Returns `true` for such
-/// memory.
+/// Returns `true` for memory that only rails access.
 #[cold]
 pub(crate) fn locate<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
@@ -291,7 +282,6 @@ pub(crate) fn locate<const RAILS: usize>(
     }
 }
 
-/// Who may access a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// The processor and rails.
@@ -322,7 +312,7 @@ impl Access {
     }
 }
 
-/// A decoded handle of a region. The keys are in the order of our rails to the owner.
+/// The keys are in the order of our rails to the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle<const RAILS: usize> {
     pub theirs: (u16, u16),
@@ -332,8 +322,7 @@ pub(crate) struct Handle<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Handle<RAILS> {
-    /// Writes the handle, with the keys of the first `rails` rails. Returns the length of the
-    /// handle in bytes.
+    /// Writes the keys of the first `rails` rails. Returns the length of the handle in bytes.
     pub(crate) fn encode(&self, rails: usize, out: &mut [u8]) -> Result<usize, AttachError> {
         let len = handle_len(rails);
         let short = AttachError::BufferTooShort { len: out.len(), least: len };
@@ -352,8 +341,7 @@ impl<const RAILS: usize> Handle<RAILS> {
         Ok(len)
     }
 
-    /// Decodes a peer's handle. `rails` is the bitmask of our rails that reach the peer. Ignores
-    /// trailing bytes.
+    /// `rails` is the bitmask of our rails that reach the peer. Ignores trailing bytes.
     pub(crate) fn decode(bytes: &[u8], pairing: &Pairing, rails: u16) -> Result<Self, AttachError> {
         let mut fields = Reader::new(bytes);
         if fields.u16()? != HANDLE_MAGIC {
@@ -396,7 +384,6 @@ pub(crate) fn lent(what: &'static str, len: usize, least: usize) -> Result<(), A
     if len >= least { Ok(()) } else { Err(AttachError::Memory { what, len, least }) }
 }
 
-/// Takes the next free slot for a peer.
 pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError> {
     let index = peers
         .iter()
@@ -406,8 +393,8 @@ pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError
     Ok(PeerId { index: index as u16, generation: peers[index].generation })
 }
 
-/// Checks that a region can be registered. It must not be empty, and must be inside the address
-/// space. It must be aligned to 8 bytes if it may hold signals and atomics.
+/// A region must not be empty, and must be inside the address space. It must be aligned to 8 bytes
+/// if it may hold signals and atomics.
 pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
     let start = region.ptr().as_ptr() as usize;
     if region.is_empty()
@@ -422,7 +409,6 @@ pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Returns the next free slot for a registered region.
 pub(crate) fn free_local<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
     owner: u16,
@@ -436,7 +422,6 @@ fn owned(generation: u32, owner: u16) -> u32 {
     (owner as u32) << 16 | generation & 0xffff
 }
 
-/// Returns the next free slot for an imported region.
 pub(crate) fn free_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
     owner: u16,

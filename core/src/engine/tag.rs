@@ -1,9 +1,9 @@
 //! Tag matching with the semantics of MPI, libfabric and PSM. Within limits, the cost does not grow
 //! with the number of receives and messages.
 //!
-//! A [`Matcher`] has one owner, and its state depends only on the operations on it. It owns no
-//! payload, knows no protocol and reads no clock. Nothing here blocks or allocates: all memory is
-//! borrowed at setup ([`MatcherMemory`]). A rejected operation changes nothing.
+//! A [`Matcher`] has one owner, and its state depends only on the operations on it. Nothing here
+//! blocks or allocates: all memory is borrowed at setup ([`MatcherMemory`]). A rejected operation
+//! changes nothing.
 //!
 //! ```
 //! use fishplate_core::engine::tag::{Arrive, Matcher, MatcherMemory, Post, Tag};
@@ -96,7 +96,7 @@ pub struct Matcher<'m, const SHAPES: usize = 32, const INDEXES: usize = 4> {
 }
 
 impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES> {
-    /// Moves the receives into longer memory. The hash table keeps its size.
+    /// The hash table keeps its size.
     #[cold]
     pub(crate) fn grow(&mut self, posted: &'m mut [PostedSlot]) {
         self.posted.grow(posted);
@@ -161,8 +161,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.post_under(shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
-    /// Posts a receive on the fast path, if it has the same mask as the previous receive and no
-    /// message waits. Returns `None` in any other case, and changes nothing.
+    /// Returns `None`, and changes nothing, unless the mask is that of the previous receive and no
+    /// message waits.
     #[inline(always)]
     pub(crate) fn post_alike(
         &mut self,
@@ -232,8 +232,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(Post::Waiting(waiting))
     }
 
-    /// Removes the oldest message that a receive with this shape, mask and key accepts. At least
-    /// one message must wait.
+    /// At least one message must wait.
     #[inline(never)]
     fn receive_behind(&mut self, shape: u8, mask: Key, key: Key) -> Option<Arrived> {
         let index = self.search_unexpected(shape, mask, key);
@@ -290,8 +289,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Completes [`store`](Self::store) if indexes had all earlier messages. A tail call, so that
-    /// `store` saves no registers.
+    /// Called if indexes had all earlier messages. A tail call, so that `store` saves no registers.
     #[inline(never)]
     fn stored_beyond_indexes(&mut self, stored: UnexpectedId) -> Result<Arrive, TagError> {
         self.unexpected.wake_indexes(stored.index);
@@ -303,8 +301,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         if self.unexpected.widen() { self.store(key, len, cookie) } else { Err(TagError::Full) }
     }
 
-    /// Removes the oldest receive that accepts a message with this key. At least one receive must
-    /// wait.
+    /// At least one receive must wait.
     #[inline(never)]
     fn deliver_behind(&mut self, key: Key) -> Option<(ReceiveId, u64)> {
         self.posted.catch_up(&mut self.shapes, key);
@@ -544,8 +541,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Returns the number of a mask's shape, and assigns a shape to a new mask. If no shape is
-    /// free, returns [`OVERFLOW`].
+    /// Returns [`OVERFLOW`] if no shape is free for a new mask.
     #[inline(always)]
     fn intern(&mut self, mask: Key) -> u8 {
         match self.shapes.last(mask) {

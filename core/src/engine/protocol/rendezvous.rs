@@ -90,8 +90,8 @@ enum Read {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    #[inline(never)]
     /// Serves at most a batch of receives and a batch of chunks.
+    #[inline(never)]
     pub(in super::super) fn serve_protocol(&mut self) {
         let batch = self.state.config.batch;
         let due =

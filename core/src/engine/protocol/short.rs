@@ -15,7 +15,6 @@ use super::stock::{Account, Kept, SHORT};
 const GRANT: u32 = 1 << 12;
 
 impl Account {
-    /// Returns how many short messages we may still send.
     pub(crate) fn shorts_left(&self) -> u32 {
         match self.shorts_most.wrapping_sub(self.shorts_sent) {
             left if left >> 31 == 0 => left,
@@ -23,21 +22,18 @@ impl Account {
         }
     }
 
-    /// Records the total number of short messages that the peer lets us send. An older total that
-    /// arrives late changes nothing.
+    /// An older total that arrives late changes nothing.
     pub(crate) fn shorts_given(&mut self, most: u32) {
         if most.wrapping_sub(self.shorts_most) >> 31 == 0 {
             self.shorts_most = most;
         }
     }
 
-    /// Returns how many short messages the peer may still send.
     pub(crate) fn shorts_open(&self) -> u32 {
         self.shorts_granted.wrapping_sub(self.shorts_heard)
     }
 
-    /// Grants the peer more short messages if it has few left. `left` is the number of short blocks
-    /// that are granted to no stream.
+    /// `left` is the number of short blocks that are granted to no stream.
     #[cold]
     pub(crate) fn grant_shorts(&mut self, left: &mut u32) {
         let open = self.shorts_open();
@@ -73,7 +69,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Copies the payload of a short message into a block, if the sender has a grant for it.
     pub(super) fn keep_short(
         &mut self,
         stream: u32,
@@ -102,8 +97,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(Kept::Block(block))
     }
 
-    /// Handles a freed block of a short message. The sender may have used up its grant, so more
-    /// short messages may be granted here.
+    /// The sender may have used up its grant, so more may be granted here.
     pub(super) fn short_freed(&mut self, stream: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         protocol.shorts += 1;

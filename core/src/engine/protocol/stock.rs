@@ -15,7 +15,6 @@ use super::head::Offer;
 /// Longest payload of a short message, in bytes.
 pub const SHORT: usize = 64;
 
-/// Where an unexpected message is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     /// The payload is here, in this block.
@@ -27,7 +26,6 @@ pub(crate) enum Kept {
 impl Kept {
     const HEADER: u64 = 1 << 63;
 
-    /// Encodes the location as the matcher's cookie.
     #[inline(always)]
     pub(crate) fn pack(self) -> u64 {
         match self {
@@ -69,7 +67,6 @@ impl BlockSlot {
         token: 0,
     };
 
-    /// Returns the next block in a list of taken blocks.
     pub(crate) fn next(&self) -> u32 {
         self.link
     }
@@ -94,13 +91,11 @@ pub(crate) struct Blocks<'m> {
 }
 
 impl<'m> Blocks<'m> {
-    /// Creates a pool of blocks of `size` bytes, one per slot.
     pub(crate) fn new(bytes: &'m mut [u8], slots: &'m mut [BlockSlot], size: usize) -> Self {
         Blocks::with_short(bytes, &mut [], slots, size)
     }
 
-    /// Creates a pool in which the last slots have short blocks, one for each [`SHORT`] bytes of
-    /// `short_bytes`.
+    /// The last slots have short blocks, one for each [`SHORT`] bytes of `short_bytes`.
     pub(crate) fn with_short(
         bytes: &'m mut [u8],
         short_bytes: &'m mut [u8],
@@ -143,7 +138,6 @@ impl<'m> Blocks<'m> {
         Some(self.long as u32 + index)
     }
 
-    /// Returns the number of blocks that are not short.
     pub(crate) fn len(&self) -> usize {
         self.long
     }
@@ -161,7 +155,6 @@ impl<'m> Blocks<'m> {
         take().and_then(|_| take()).is_none()
     }
 
-    /// Returns the indexes of all blocks that were ever taken.
     pub(crate) fn used(&self) -> impl Iterator<Item = u32> + use<> {
         let long = self.long as u32;
         (0..self.free.used()).chain(long..long + self.free_short.used())
@@ -191,7 +184,6 @@ impl<'m> Blocks<'m> {
 #[derive(Clone, Copy, Debug)]
 pub struct HeaderSlot<const RAILS: usize> {
     link: u32,
-    /// The stream of the message, or [`NONE`] if the header is free.
     pub(crate) stream: u32,
     pub(crate) source: PeerId,
     pub(crate) offer: Offer<RAILS>,
@@ -229,7 +221,6 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
         Some(index)
     }
 
-    /// Returns the number of headers that were ever taken.
     pub(crate) fn used(&self) -> u32 {
         self.free.used()
     }
@@ -250,13 +241,11 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Returns a stream's room after this many doublings.
     #[inline(always)]
     pub(crate) fn after(&self, doublings: u8) -> u32 {
         self.each << doublings
     }
 
-    /// Doubles a stream's room, if the shared pool has enough left.
     fn double(&mut self, doublings: &mut u8) -> bool {
         let more = self.after(*doublings);
         let grows = more != 0 && more <= self.left;
@@ -267,7 +256,6 @@ impl Room {
         grows
     }
 
-    /// Returns a stream's additional room to the shared pool.
     pub(crate) fn take_back(&mut self, doublings: u8) {
         self.left += self.after(doublings) - self.each;
     }
@@ -310,12 +298,10 @@ pub struct Account {
     pub(crate) credit_doublings: u8,
     /// Number of times the peer's header room was doubled.
     pub(crate) header_doublings: u8,
-    /// Whether a Room message is due.
     pub(crate) grown: bool,
-    /// Messages sent on the fast path since the peer was connected. This counter of the engine is
-    /// here, because such a message writes this cache line anyway.
+    /// Messages sent on the fast path since the peer was connected. The counter is here, because
+    /// such a message writes this cache line anyway.
     pub(crate) at_once: u64,
-    /// Short messages sent to the peer.
     pub(crate) shorts_sent: u32,
     /// Total of short messages that we may send.
     pub(crate) shorts_most: u32,
@@ -349,9 +335,8 @@ pub(crate) struct Carriage {
 }
 
 impl Carriage {
-    /// Returns how many pieces are unacknowledged. `next` is the stream's next number, and
-    /// `in_flight` counts its unacknowledged numbers. Returns `u32::MAX` if more than 64 numbers
-    /// are in flight.
+    /// Counts unacknowledged pieces. `next` is the stream's next number, and `in_flight` counts its
+    /// unacknowledged numbers. Returns `u32::MAX` if more than 64 numbers are in flight.
     pub(crate) fn in_flight(&self, next: Seq, in_flight: u64) -> u32 {
         let later = (next.0 as u32).wrapping_sub(self.upto);
         match in_flight {
@@ -363,7 +348,6 @@ impl Carriage {
         }
     }
 
-    /// Records a piece that was sent under this number.
     pub(crate) fn sent(&mut self, number: Seq) {
         let later = (number.0 as u32).wrapping_sub(self.upto);
         self.recent = self.recent.checked_shl(later).unwrap_or(0) << 1 | 1;
@@ -412,31 +396,26 @@ impl Account {
         },
     };
 
-    /// Doubles the peer's credits, if the pool has room.
     #[cold]
     pub(crate) fn grow_credits(&mut self, room: &mut Room) {
         self.grown |= room.double(&mut self.credit_doublings);
     }
 
-    /// Doubles the peer's header room, if the pool has room.
     #[cold]
     pub(crate) fn grow_headers(&mut self, room: &mut Room) {
         self.grown |= room.double(&mut self.header_doublings);
     }
 
-    /// Returns the number of our credits in use.
     #[inline(always)]
     pub(crate) fn used(&self) -> u32 {
         self.sent.wrapping_sub(self.freed)
     }
 
-    /// Returns the number of returned credits that were not announced to the peer.
     #[inline(always)]
     pub(crate) fn owed(&self) -> u32 {
         self.returned.wrapping_sub(self.told)
     }
 
-    /// Records the peer's total of returned credits.
     #[inline(always)]
     pub(crate) fn freed(&mut self, freed: u32) -> Result<(), Violation> {
         let more = freed.wrapping_sub(self.freed);

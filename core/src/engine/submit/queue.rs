@@ -31,7 +31,7 @@ pub(super) struct Target {
     pub theirs: (u16, u16),
     pub rail: u8,
     pub offset: u64,
-    /// The first byte of the range where it is mapped here, or null.
+    /// Where the range is mapped here, or null.
     pub mapped: *mut u8,
 }
 
@@ -239,7 +239,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// Checks and resolves an imported range.
     #[inline(always)]
     fn target(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = resolve_remote(self.state.remotes, addr, len)?;
@@ -258,7 +257,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         })
     }
 
-    /// Checks and resolves the word of a signal or an atomic.
     #[inline]
     fn word(&self, addr: RemoteAddr, width: u8) -> Result<Target, OpError> {
         if addr.offset & (width as u64 - 1) != 0 {
@@ -280,14 +278,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.peers.get(peer as usize).ok_or(OpError::UnknownPeer)?.usable()
     }
 
-    /// Returns whether the stream has nothing in flight, so that a direct access preserves order.
+    /// If so, a direct access preserves order.
     #[inline(always)]
     fn is_idle(&self, stream: u32) -> bool {
         self.state.streams.get(stream as usize).is_some_and(|stream| stream.open == 0)
     }
 
-    /// Writes at once, if the memory is mapped or the rail can copy. Returns `None` if the write
-    /// must be posted.
+    /// Returns `None` if the write must be posted.
     #[inline]
     fn write_now(
         &mut self,
@@ -311,8 +308,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(done.map_err(|error| self.state.refused(rail, to.peer, error)))
     }
 
-    /// Reads at once, if the memory is mapped or the rail can copy. Returns `None` if the read must
-    /// be posted.
+    /// Returns `None` if the read must be posted.
     #[inline]
     fn read_now(
         &mut self,
@@ -333,8 +329,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(done.map_err(|error| self.state.refused(rail, from.peer, error)))
     }
 
-    /// Returns the rail and arguments of a direct copy. Returns `None` if the peer has failed; the
-    /// slow path then returns the reason.
+    /// Returns `None` if the peer has failed; the slow path then returns the reason.
     #[inline]
     fn unmapped(
         &self,
@@ -385,7 +380,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// Appends an operation to its stream, and posts as much as possible.
     #[inline(never)]
     fn enqueue(&mut self, stream: u32, ask: Ask, notice: Notice) -> Result<Issued, OpError> {
         self.usable(self.state.streams[stream as usize].peer)?;
@@ -396,7 +390,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// Posts an inject that cannot be copied directly. If that fails, nothing has changed.
+    /// If this fails, nothing has changed.
     #[inline(never)]
     pub(super) fn inject_slow(
         &mut self,
@@ -473,7 +467,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Takes a slot for an operation and appends it to its stream.
     #[inline(always)]
     fn open_slot(&mut self, stream: u32, ask: Ask, notice: Notice) -> Result<u32, OpError> {
         let index = self.pending.slots.take().ok_or(OpError::Again)?;
@@ -520,7 +513,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(index)
     }
 
-    /// Removes the last operation of a stream. No part of the operation was posted.
+    /// No part of the slot's operation was posted.
     fn cancel_slot(&mut self, stream: u32, index: u32) {
         let state = &mut self.streams[stream as usize];
         if self.pending.slots[index as usize].state == Stage::Open {
@@ -532,7 +525,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the longest inject to a peer, in bytes.
     pub(super) fn inject_max(&self, peer: u16) -> usize {
         if RAILS > 1 && self.kept_peer(peer).is_some() {
             return self.room(peer).min(COPY as u64) as usize;
@@ -542,7 +534,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         each.fold(self.room(peer), |most, (_, &inject)| most.max(inject)) as usize
     }
 
-    /// Converts the error of a rail that rejected a direct copy.
     #[cold]
     fn refused(&mut self, rail: usize, peer: u16, error: PostError) -> OpError {
         match error {

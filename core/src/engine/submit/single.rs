@@ -34,8 +34,7 @@ struct Way {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Posts a put of one piece, from look-up to post in one function. This is the hot path of puts
-    /// over a network.
+    /// The hot path of puts over a network.
     #[inline(always)]
     pub(super) fn put_single(
         &mut self,
@@ -110,8 +109,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Issued::Pending(Token::NONE))
     }
 
-    /// Posts a write of one piece, on a rail that is not in `exclude`. An invalid `from_region`
-    /// marks an inject: the rail copies its source at once.
+    /// An invalid `from_region` marks an inject: the rail copies its source at once.
     #[expect(clippy::too_many_arguments, reason = "the parts of one write")]
     #[inline(always)]
     pub(super) fn write_single(
@@ -144,8 +142,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
 
-    /// Posts a numbered message together with the cursor of the reverse stream. `data` is the kind
-    /// of data that the message carries, as for [`clear`](super::super::stream::Stream::clear).
+    /// `data` is the kind of data that the message carries, as for
+    /// [`clear`](super::super::stream::Stream::clear).
     #[inline(always)]
     pub(super) fn message_single(
         &mut self,
@@ -178,8 +176,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns whether every rail to a peer accepts this many bytes in one post. Called only if
-    /// some rail of this engine rejects such a post.
+    /// Called only if some rail of this engine rejects such a post.
     #[cold]
     #[inline(never)]
     fn is_single(&self, peer: u16, bytes: u64) -> bool {
@@ -190,8 +187,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 .is_some_and(|pairing| bytes <= pairing.single as u64)
     }
 
-    /// Chooses the rail and tag for the next number of a stream, if the number can be posted at
-    /// once. Never chooses a rail in `exclude`.
+    /// Never chooses a rail in `exclude`. Returns `None` if the number cannot be posted at once.
     #[inline(always)]
     fn way(
         &mut self,
@@ -217,7 +213,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(Way { peer, context, rail, seq, word, index, tag })
     }
 
-    /// Records the result of an operation's only post.
     #[inline(always)]
     fn single_posted(
         &mut self,

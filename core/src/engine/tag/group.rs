@@ -15,7 +15,6 @@ const HEAD: u32 = 1 << 31;
 /// The value of `chain.prev` for an entry that is not a leader.
 const MEMBER: u32 = u32::MAX;
 
-/// The links of an entry in one table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupLinks {
     /// For a leader, the next and previous nodes in the chain of its bucket. The first node of a
@@ -30,13 +29,11 @@ impl GroupLinks {
     pub(super) const NONE: GroupLinks =
         GroupLinks { chain: Links { next: NONE, prev: MEMBER }, ring: Links::NONE };
 
-    /// Returns whether the entry is the oldest of its group.
     pub(super) fn leads(&self) -> bool {
         self.chain.prev != MEMBER
     }
 }
 
-/// An entry that can be in several tables.
 pub(super) trait Grouped {
     fn group(&self, table: usize) -> &GroupLinks;
     fn group_mut(&mut self, table: usize) -> &mut GroupLinks;
@@ -48,7 +45,7 @@ pub(super) struct Buckets<'m, const BITS: u32> {
 }
 
 impl<'m, const BITS: u32> Buckets<'m, BITS> {
-    /// Creates empty tables. They use the largest power of two of `heads`, which must not be empty.
+    /// The tables use the largest power of two of `heads`, which must not be empty.
     pub(super) fn new(heads: &'m mut [u32]) -> Self {
         let len = 1 << heads.len().min(HEAD as usize - 1).ilog2();
         let heads = &mut heads[..len];
@@ -71,8 +68,8 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         (node >> BITS, (node & ((1 << BITS) - 1)) as usize)
     }
 
-    /// Returns the leader of the group in `table` that `same` accepts, or [`NONE`]. Also returns
-    /// how many entries the search passed.
+    /// Returns [`NONE`] if `same` accepts no group. Also returns how many entries the search
+    /// passed.
     #[inline(always)]
     pub(super) fn find<T: Grouped>(
         &self,
@@ -95,8 +92,7 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         (NONE, passed)
     }
 
-    /// Adds an entry, the youngest in `table`. The entry joins the group that `same` accepts, or
-    /// starts a new group.
+    /// The entry joins the group that `same` accepts, or starts a new group.
     #[inline(always)]
     pub(super) fn insert<T: Grouped>(
         &mut self,
@@ -129,8 +125,7 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         }
     }
 
-    /// Removes an entry from its group. If it was the leader, the next oldest entry becomes the
-    /// leader.
+    /// If the entry was the leader, the next oldest entry becomes the leader.
     #[inline(always)]
     pub(super) fn remove<T: Grouped>(&mut self, entries: &mut [T], entry: u32, table: usize) {
         let GroupLinks { chain, ring } = *entries[entry as usize].group(table);

@@ -19,8 +19,7 @@ use super::unexpected::{Index, Unexpected};
 const PATIENCE: u64 = 64;
 
 impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
-    /// Finds the oldest message that a receive with this key, mask and shape accepts. At least one
-    /// message must wait.
+    /// At least one message must wait.
     pub(super) fn find<const S: usize>(
         &mut self,
         shapes: &mut Shapes<S>,
@@ -53,7 +52,6 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         self.find_indexed(index as usize, salt, mask, key.under(mask))
     }
 
-    /// Scans all messages except the oldest.
     fn walk(&self, mask: Key, key: Key) -> Found {
         let mut at = self.slots[self.order.head as usize].order.next;
         let mut passed = 1;
@@ -108,8 +106,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Sets the cursor of every index that had all messages. The new cursor is the message just
-    /// stored, the first message that the index lacks.
+    /// The new cursor is the message just stored, the first message that the index lacks.
     #[inline(always)]
     pub(super) fn wake_indexes(&mut self, at: u32) {
         for (number, index) in self.indexes.iter_mut().enumerate() {
@@ -120,8 +117,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         self.caught_up = 0;
     }
 
-    /// Removes a message from the indexes. Call this before the message leaves the order of
-    /// arrival.
+    /// Call this before the message leaves the order of arrival.
     #[inline(never)]
     pub(super) fn leave_indexes(&mut self, at: u32) {
         let slot = &mut self.slots[at as usize];
@@ -137,8 +133,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Assigns an empty index to a shape. Takes a free index, or the index of a shape that was not
-    /// searched for recently.
+    /// Takes a free index, or the index of a shape that was not searched for recently.
     #[cold]
     fn activate<const S: usize>(&mut self, shapes: &mut Shapes<S>, shape: u8) -> Option<u8> {
         let number = match (0..INDEXES).find(|k| self.active & 1 << k == 0) {
@@ -162,8 +157,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         Some(number as u8)
     }
 
-    /// Takes an index away from its shape (a mask over source and tag), and unlinks every message
-    /// in it.
+    /// Unlinks every message in the index.
     #[cold]
     pub(super) fn evict<const S: usize>(&mut self, shapes: &mut Shapes<S>, number: usize) {
         let Index { shape, cursor, .. } = self.indexes[number];
@@ -186,7 +180,6 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Frees all indexes, because no message is left.
     #[cold]
     pub(super) fn drop_indexes<const S: usize>(&mut self, shapes: &mut Shapes<S>) {
         for index in &self.indexes {

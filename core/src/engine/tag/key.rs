@@ -41,15 +41,13 @@ impl Key {
         Key { lo: self.lo & mask.lo, hi: self.hi & mask.hi }
     }
 
-    /// Returns whether two keys agree in every compared bit.
     #[inline(always)]
     pub(super) const fn agrees(self, other: Key, mask: Key) -> bool {
         ((self.lo ^ other.lo) & mask.lo) | ((self.hi ^ other.hi) & mask.hi) == 0
     }
 
-    /// Hashes a masked key to 32 bits: multiplies 64 by 64 bits, folds both halves, and multiplies
-    /// again to break up sequences. Peers choose the keys. The salt is secret, so that peers cannot
-    /// choose keys that collide.
+    /// Multiplies 64 by 64 bits, folds both halves, and multiplies again to break up sequences.
+    /// Peers choose the keys. The salt is secret, so that peers cannot choose keys that collide.
     #[inline(always)]
     pub(super) const fn hash(self, salt: Key) -> u32 {
         let product = (self.lo ^ salt.lo) as u128 * (self.hi ^ salt.hi) as u128;

@@ -15,7 +15,6 @@ use super::super::super::wire::Body;
 use super::{Ask, ContextId, Engine, Issued, Notice, Signal, Target};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Puts from or to device memory, with or without a signal.
     #[inline(never)]
     pub(super) fn put_device(
         &mut self,
@@ -77,7 +76,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Gets from or into device memory.
     #[inline(never)]
     pub(super) fn get_device(
         &mut self,
@@ -100,7 +98,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, Self::moves(kind, local, into, len, &target), notice)
     }
 
-    /// Queues a signal to a word that its owner's processor cannot access.
     #[cold]
     #[inline(never)]
     pub(super) fn signal_device(
@@ -116,7 +113,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, Ask { message: Some(message), ..Ask::NOTHING }, notice)
     }
 
-    /// Returns the word of a signal, in host or device memory.
     fn word_anywhere(&self, at: RemoteAddr) -> Result<Target, OpError> {
         match self.word(at, 8) {
             Err(OpError::DeviceMemory) => self.target_anywhere(at, 8),
@@ -142,7 +138,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns the imported range, in memory of any kind.
     pub(super) fn target_anywhere(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = match resolve_remote(self.state.remotes, addr, len) {
             Err(OpError::DeviceMemory | OpError::NativeAtomics) => {

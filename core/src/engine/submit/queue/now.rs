@@ -12,8 +12,7 @@ use super::super::super::Engine;
 use super::super::super::table::resolve_local;
 use super::Target;
 
-/// Maximum number of ranges that one call of [`put_now`](Engine::put_now) or
-/// [`get_now`](Engine::get_now) moves.
+/// Maximum number of ranges that one call moves.
 pub const NOW_MAX: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
