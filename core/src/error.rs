@@ -38,9 +38,9 @@ pub enum PostError {
 pub enum CompleteError {
     /// The post failed, and no part of it will land later. Contains the provider's code.
     Failed(i32),
-    /// The peer failed or was detached, so the operation failed. The local memory may be reused.
-    /// After a [detach](crate::rail::Rail::detach) the post no longer lands. If the peer has
-    /// failed, [`PeerError::is_gone`] says whether sent data may still land.
+    /// The peer failed or was detached. The local memory may be reused. After a
+    /// [detach](crate::rail::Rail::detach) the post no longer lands. If the peer has failed,
+    /// [`PeerError::is_gone`] says whether sent data may still land.
     PeerDown,
     /// The post failed but may still land, so the buffer must not be reused. Contains the
     /// provider's code.
@@ -164,13 +164,13 @@ pub enum AttachError {
     /// A configuration value or an argument is invalid. The text names it, and says what is
     /// allowed.
     Config(&'static str),
-    /// Memory that was lent at setup is too short.
+    /// Memory lent at setup is too short.
     Memory {
         /// The field, and the formula of its length.
         what: &'static str,
-        /// The number of entries that were lent.
+        /// The number of entries lent.
         len: usize,
-        /// The number of entries that are needed.
+        /// The number of entries needed.
         least: usize,
     },
     /// The system or the provider failed with this code.
@@ -299,7 +299,7 @@ pub struct Stuck {
     pub unanswered: bool,
 }
 
-/// The kind of event that a wait waits for.
+/// What a wait waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Awaited {

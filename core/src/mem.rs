@@ -186,8 +186,8 @@ impl Span {
     }
 }
 
-/// Defines the id of a region: its table slot and the slot's generation in one number. An address
-/// is then two numbers, which calls pass in registers.
+/// Slot and generation are in one number. An address is then two numbers, which calls pass in
+/// registers.
 macro_rules! region_id {
     ($(#[$doc:meta])* $id:ident, $addr:ident) => {
         $(#[$doc])*

@@ -175,6 +175,6 @@ pub struct Completion {
     /// The old value of a fetching atomic. For a synchronous or rendezvous send, the number of
     /// bytes that the receiver took. Otherwise 0.
     pub value: u64,
-    /// Position of this completion among all completions of operations and receives.
+    /// Position among all completions of operations and receives.
     pub order: u64,
 }

@@ -1,4 +1,4 @@
-//! Matched queues as PSM and PSM2 define them, on an [`Engine`]. They are the basis of a C binding.
+//! Matched queues as PSM and PSM2 define them, on an [`Engine`].
 //!
 //! Calls keep the names and the rules of `psm2_mq.h`. This module defines the cases that the header
 //! leaves open. Examples are the contents of a status after a cancel or a probe, and a synchronous
@@ -61,7 +61,7 @@ pub enum Buffer {
 }
 
 impl Buffer {
-    /// Returns the length, which must fit PSM's 32 bits.
+    /// The length must fit PSM's 32 bits.
     fn len(self) -> Result<u32, Code> {
         match self {
             Buffer::Nothing => Ok(0),
@@ -194,7 +194,6 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         over
     }
 
-    /// Collects the completions of a pass, and issues deferred sends.
     #[inline(always)]
     fn after_pass(&mut self) {
         self.collect();
@@ -229,13 +228,11 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         }
     }
 
-    /// Returns whether the engine's first rail reaches the peer.
     #[inline]
     fn is_near(&self, peer: PeerId) -> bool {
         self.engine.rails_to(peer) & 1 != 0
     }
 
-    /// Collects completions from the engine, in order.
     #[inline(always)]
     fn collect(&mut self) {
         if self.engine.has_ended() {
@@ -261,7 +258,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     }
 }
 
-/// Returns the `ignore` mask of a 64-bit selector, which never compares the third word.
+/// Never compares the third word.
 fn narrow(tagsel: u64) -> Tag {
     Tag { lo: !tagsel, hi: u32::MAX }
 }

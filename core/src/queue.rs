@@ -123,8 +123,7 @@ impl<const N: usize> Default for QueueStorage<'_, N> {
 /// A queue that submits commands to a worker. It is `Send`, and one thread uses it at a time.
 pub struct Queue<'m, H: Host> {
     host: &'m H,
-    /// The worker's eventcount, notified on submission, and this queue's own eventcount, for waits
-    /// on events.
+    /// The worker's eventcount, and this queue's own, for waits on events.
     channel: Channel<'m>,
     pool: Pool<'m, Entry<'m>>,
     side: Side<'m>,
@@ -358,7 +357,7 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// Submits any command. With `report`, returns an id, which takes the place of an event.
+    /// With `report`, returns an id, which takes the place of an event.
     pub(crate) fn submit_raw(
         &mut self,
         command: Command,
@@ -379,8 +378,6 @@ impl<'m, H: Host> Queue<'m, H> {
         Ok(Some(id))
     }
 
-    /// Returns the result of the command with this id, if the command has completed, and releases
-    /// its slot.
     pub(crate) fn take_reply(&mut self, id: Id) -> Result<Option<Reply>, StaleId> {
         self.collect();
         let entry = self.pool.redeem_if(id, Entry::reply)?;
@@ -390,7 +387,6 @@ impl<'m, H: Host> Queue<'m, H> {
         }))
     }
 
-    /// Waits for the command with this id, and releases its slot.
     pub(crate) fn wait_reply(&mut self, id: Id, deadline_ns: u64) -> Result<Reply, WaitError> {
         let mut result = Ok(None);
         let waited = self.wait_for(deadline_ns, |queue| {
@@ -404,19 +400,18 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// Detaches the command with this id. Its slot is released when the command completes.
+    /// The slot is released when the command completes.
     #[cold]
     pub(crate) fn forget_reply(&mut self, id: Id) {
         // The id is stale if the reply was already taken.
         let _ = self.pool.release_id(id);
     }
 
-    /// Returns the slot of the command with this id.
     pub(crate) fn slot_of(&mut self, id: Id) -> Result<u16, OpError> {
         self.pool.get(id).map(|_| id.index()).map_err(|_| OpError::StaleToken)
     }
 
-    /// Returns a number that is unique among live queues.
+    /// The number is unique among live queues.
     #[inline]
     pub(crate) fn identity(&self) -> usize {
         core::ptr::from_ref(self.side.lane) as usize
@@ -434,7 +429,6 @@ impl<'m, H: Host> Queue<'m, H> {
         self.side.push(Posted::new(entry, report));
     }
 
-    /// Releases the slots of completed commands.
     pub(crate) fn collect(&mut self) {
         while let Some(posted) = self.side.pop() {
             self.pending -= 1;
@@ -446,7 +440,7 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// Abandons the commands that the worker did not take, because the worker is gone.
+    /// The worker is gone and did not take the commands.
     #[cold]
     fn abandon(&mut self) {
         // The worker pushed its last completions before it left.
@@ -469,7 +463,7 @@ impl<'m, H: Host> Queue<'m, H> {
 }
 
 impl<H: Host> Drop for Queue<'_, H> {
-    /// Notifies the worker, because submitted commands still run.
+    /// Submitted commands still run, so the worker must be notified.
     fn drop(&mut self) {
         self.flush();
     }

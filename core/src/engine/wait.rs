@@ -22,11 +22,10 @@ use super::{ContextId, Engine};
 pub use waiter::{Asleep, Waiter};
 pub(crate) use waiter::{Drive, Noted, Pulse, block};
 
-/// Number of reads of a signal word before the first pass.
 const QUICK_LOOKS: u32 = 256;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Drives progress until `ready` returns a value. Returns `None` if the deadline expires.
+    /// Returns `None` if the deadline expires.
     pub(super) fn block<H: Host, P: Park, T>(
         &mut self,
         waiter: &mut Waiter<'_, H, P>,
@@ -173,7 +172,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.verdict(stream)
     }
 
-    /// Returns the result of a quiet stream: an error if operations or the peer have failed.
     fn verdict(&mut self, stream: u32) -> Result<(), WaitError> {
         let lost = self.state.take_lost(stream);
         let peer = self.state.streams[stream as usize].peer;
@@ -290,8 +288,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Checks the word of [`wait_signal`](Self::wait_signal) once. Returns the word if the
-    /// comparison holds, `None` otherwise.
+    /// Returns the word if the comparison holds.
     pub(super) fn look(
         &self,
         at: LocalAddr,
@@ -317,7 +314,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Resolves the word of a signal in registered memory.
     #[inline(always)]
     fn signal_word(&self, at: LocalAddr) -> Result<&AtomicU64, OpError> {
         if at.offset & 7 != 0 {
@@ -354,8 +350,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Checks once whether a stream is quiet. Returns `false` while operations are in flight,
-    /// otherwise their result.
+    /// Returns `false` while operations are in flight, otherwise their result.
     pub(super) fn try_quiet(
         &mut self,
         context: ContextId,
@@ -373,7 +368,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.due.len != 0 || self.state.has_chores()
     }
 
-    /// Describes what a stream is waiting for.
     fn stuck(&self, stream: u32) -> Stuck {
         let s = &self.state.streams[stream as usize];
         // The load of a rail counts the posts to all peers. Blame the first rail to this peer that

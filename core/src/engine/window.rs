@@ -97,7 +97,6 @@ impl Cells<'_> {
         seq.0 as u32 & (self.parked.len() as u32).wrapping_sub(1)
     }
 
-    /// Returns the message in a slot, if one waits there.
     pub(crate) fn waiting(&self, index: u32) -> Option<Parked> {
         let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
         let waits = self.arrived[word] & self.message[word] & bit != 0;
@@ -112,7 +111,6 @@ pub const fn bitmap_words(size: u32) -> usize {
 }
 
 impl Window {
-    /// Creates an empty window that expects `first` in words with this stamp.
     pub(crate) const fn new(stamp: u32, first: Seq) -> Self {
         Window { expected: first, held: 0, stamp }
     }
@@ -131,13 +129,11 @@ impl Window {
         self.stamp | self.expected.low(mask)
     }
 
-    /// Returns the first number that has not been applied.
     #[inline(always)]
     pub(crate) fn expected(&self) -> Seq {
         self.expected
     }
 
-    /// Returns how many arrivals wait for an earlier number.
     #[inline(always)]
     pub(crate) fn held(&self) -> u32 {
         self.held
@@ -168,13 +164,11 @@ impl Window {
         next
     }
 
-    /// Records a write that has landed out of order.
     #[inline]
     pub(crate) fn write(&mut self, word: u32, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
         self.hold(word, None, cells)
     }
 
-    /// Parks a message that cannot be applied at once.
     #[inline]
     pub(crate) fn message(
         &mut self,
@@ -216,7 +210,7 @@ impl Window {
         Ok(if ahead == 0 { Arrival::Due } else { Arrival::Early })
     }
 
-    /// Returns the next item in order. Consumes it if it is a write.
+    /// Consumes the item if it is a write.
     #[inline]
     pub(crate) fn next(&mut self, cells: &mut Cells<'_>) -> Next {
         let index = cells.index(self.expected);
@@ -237,14 +231,13 @@ impl Window {
         cells.parked[cells.index(self.expected) as usize].write(parked);
     }
 
-    /// Consumes the next message, which has been applied.
     #[inline]
     pub(crate) fn consume(&mut self, cells: &mut Cells<'_>) {
         self.lose(cells);
         self.expected = self.expected.plus(1);
     }
 
-    /// Drops the next message. From then on it is missing, and nothing after it is applied.
+    /// From then on it is missing, and nothing after it is applied.
     #[inline]
     pub(crate) fn lose(&mut self, cells: &mut Cells<'_>) {
         let index = cells.index(self.expected);

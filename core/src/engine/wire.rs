@@ -80,7 +80,7 @@ pub(crate) const fn sequence_mask(window: u32) -> u32 {
     (1 << if bits < WIRE_BITS { bits } else { WIRE_BITS }) - 1
 }
 
-/// Returns the context and epoch bits of a word. Only the low bits of `epoch` that fit are used.
+/// Only the low bits of `epoch` that fit are used.
 pub(crate) const fn stamp(context: u8, epoch: u32, mask: u32) -> u32 {
     (context as u32) << CONTEXT_SHIFT | epoch << mask.count_ones() & ((1 << CONTEXT_SHIFT) - 1)
 }
@@ -130,7 +130,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Writes the header. Returns the length of the header in bytes.
+    /// Returns the length of the header in bytes.
     #[inline]
     pub(crate) fn encode(&self, out: &mut [u8; HEAD_MAX]) -> usize {
         let (kind, op, width, at, len) = match self.body {
@@ -179,8 +179,7 @@ impl Message {
         len
     }
 
-    /// Copies a message out of untrusted memory and checks its form. Returns the message with the
-    /// payload that follows it.
+    /// Returns the message with the payload that follows it.
     #[inline(always)]
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Result<(Message, Untrusted<'_>), Violation> {
         let mut head = [0u8; HEAD_MAX];
@@ -290,8 +289,7 @@ impl Hello {
         out
     }
 
-    /// Copies a Hello out of untrusted memory and checks its form. Returns `None` for another kind
-    /// of message.
+    /// Returns `None` for another kind of message.
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Option<Result<Hello, Violation>> {
         let mut head = [0u8; HEAD_MAX];
         let len = bytes.copy_out(&mut head);
@@ -359,7 +357,6 @@ pub(crate) enum Owner {
     Stream(u32, u16),
     /// An acknowledgement or reply to this peer, with the low bits of the generation of its slot.
     Control(Peer, u16),
-    /// An atomic that a rail executes, by its slot.
     Atomic(u32),
 }
 

@@ -35,7 +35,6 @@ use super::{Engine, Issued, Notice};
 const TICKET_BITS: u32 = 48;
 const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
-/// Number of bytes of a fill or a local copy that one turn handles.
 const PIECE: usize = 256 << 10;
 
 /// Tells a worker to stop once it has handled everything submitted before this call. `stop` is the
@@ -192,15 +191,13 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         waited == Waited::Ready
     }
 
-    /// Returns whether `stop` is set and nothing is left to do.
     pub(crate) fn may_stop(&mut self, stop: &AtomicBool) -> bool {
         // Acquire, edge `worker.stop`: pairs with the store in `stop_worker`. So `is_done` sees
         // everything that was submitted before.
         stop.load(edge!("worker.stop.load", Acquire)) && self.is_done()
     }
 
-    /// Returns whether nothing is submitted, watched or in flight except unmatched receives, and no
-    /// acknowledgement is owed. Also sends owed acknowledgements, and requests missing ones.
+    /// Sends owed acknowledgements, and requests missing ones.
     fn is_done(&mut self) -> bool {
         self.engine.acknowledge_all();
         self.engine.state.ask_all();
@@ -211,7 +208,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     }
 }
 
-/// Takes at most a batch of a queue's submissions. Returns whether anything was done.
+/// Takes at most a batch. Returns whether anything was done.
 fn serve<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
     consumer: &mut CommandConsumer<'_>,
@@ -283,7 +280,6 @@ fn serve<R: Rail, const RAILS: usize>(
     busy
 }
 
-/// Handles the completion of a command in the engine.
 fn landed(consumer: &mut CommandConsumer<'_>, ticket: u64, reply: Reply) {
     let Some((job, part)) = consumer.land(ticket) else { return };
     if part != Part::Relay {
@@ -434,7 +430,6 @@ fn carry_out<R: Rail, const RAILS: usize>(
     }
 }
 
-/// Tracks a posted receive, or detaches it if no report is wanted.
 fn received<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
     job: &Job<'_>,
@@ -446,7 +441,7 @@ fn received<R: Rail, const RAILS: usize>(
     Step::Taken
 }
 
-/// Does one piece of a fill or copy. The whole range is resolved first.
+/// Does one piece. The whole range is resolved first.
 fn in_pieces<M>(
     progress: &mut usize,
     len: usize,
@@ -463,8 +458,8 @@ fn in_pieces<M>(
     if *progress == len { Step::Replied(Reply::Done(0)) } else { Step::Later { moved: true } }
 }
 
-/// Repeats a pattern over memory. The pieces of a fill are multiples of its width, so each starts
-/// at the first byte of the pattern.
+/// The pieces of a fill are multiples of its width, so each starts at the first byte of the
+/// pattern.
 ///
 /// # Safety
 /// `len` bytes from `to` on are writable.
@@ -477,7 +472,7 @@ unsafe fn fill(to: NonNull<u8>, len: usize, pattern: u64, width: u8) {
     }
 }
 
-/// Checks a watched word. Returns `None` while the watch continues.
+/// Returns `None` while the watch continues.
 fn look<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
     watch: &Command,

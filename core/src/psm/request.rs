@@ -30,7 +30,6 @@ impl MqReq {
     }
 }
 
-/// A send that found no room in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Deferred {
     pub to: PeerId,
@@ -137,8 +136,8 @@ impl<'m> Requests<'m> {
         Requests { slots, completed: Fifo::EMPTY, deferred: Fifo::EMPTY, waiting: 0 }
     }
 
-    /// Takes a slot. The status in the slot is stale until the request completes, except for its
-    /// peer. The caller sets the peer once the engine has the request.
+    /// The status in the slot is stale until the request completes, except for its peer. The caller
+    /// sets the peer once the engine has the request.
     #[inline(always)]
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
         let index = self.slots.take()?;
@@ -153,7 +152,6 @@ impl<'m> Requests<'m> {
         self.slots.free(index);
     }
 
-    /// Returns the context word with which the engine reports the completion of a request.
     #[inline(always)]
     pub(super) fn word(&self, index: u32) -> u64 {
         self.slots[index as usize].name.word()
@@ -184,7 +182,6 @@ impl<'m> Requests<'m> {
         self.slots[index as usize].state = State::Dequeued;
     }
 
-    /// Removes a completed request from its list, and frees it.
     #[inline(always)]
     pub(super) fn end(&mut self, index: u32) {
         self.completed.remove(&mut self.slots, index);
@@ -196,15 +193,13 @@ impl<'m> Requests<'m> {
         self.completed.first()
     }
 
-    /// Marks a request as forgotten: the program has dropped its handle.
     pub(super) fn forget(&mut self, req: MqReq) {
         if let Some(index) = self.find(req) {
             self.slots[index as usize].forgotten = true;
         }
     }
 
-    /// Records the engine's completion of a send. Ignores a send of an earlier queue, because
-    /// another request may have its handle now.
+    /// Ignores a send of an earlier queue, because another request may have its handle now.
     pub(super) fn sent(&mut self, end: Completion) {
         let Some(index) = self.find(MqReq(end.tag)) else { return };
         if self.slots[index as usize].state != State::Sending(end.token) {
@@ -217,8 +212,7 @@ impl<'m> Requests<'m> {
         self.complete(index);
     }
 
-    /// Records the engine's completion of a receive. Ignores a receive of an earlier queue, as
-    /// [`sent`](Self::sent) does.
+    /// Ignores a receive of an earlier queue, as [`sent`](Self::sent) does.
     #[inline(always)]
     pub(super) fn received(&mut self, end: Ended) {
         let Some(index) = self.find(MqReq(end.word)) else { return };
@@ -230,8 +224,8 @@ impl<'m> Requests<'m> {
         self.complete(index);
     }
 
-    /// Returns whether the program may be waiting for this peer: an open request names it or any
-    /// peer, or no request is open. Slow path: scans all slots.
+    /// Returns whether an open request names the peer or any peer, or no request is open. Slow
+    /// path: scans all slots.
     pub(super) fn can_wait_for(&self, peer: PeerId) -> bool {
         let mut idle = true;
         for (_, slot) in self.slots.taken() {
@@ -253,7 +247,6 @@ impl<'m> Requests<'m> {
         self.waiting
     }
 
-    /// Returns the first deferred send to this peer.
     pub(super) fn deferred_to(&self, to: PeerId) -> Option<u32> {
         let mut at = self.deferred.head;
         while at != NONE {
@@ -266,7 +259,6 @@ impl<'m> Requests<'m> {
         None
     }
 
-    /// Defers a send, behind earlier deferred sends to the same peer.
     pub(super) fn defer(&mut self, index: u32, send: Deferred) {
         let slot = &mut self.slots[index as usize];
         (slot.state, slot.behind, slot.last) = (State::Deferred(send), NONE, index);
@@ -279,8 +271,7 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Removes the first peer from the list of deferred sends, and returns its first send. Later
-    /// sends to that peer wait until the outcome of this send is known.
+    /// Later sends to the peer of the removed send wait until its outcome is known.
     pub(super) fn pop_deferred(&mut self) -> Option<(u32, Deferred)> {
         let index = self.deferred.first()?;
         let State::Deferred(send) = self.slots[index as usize].state else { return None };
@@ -295,7 +286,7 @@ impl<'m> Requests<'m> {
         self.waiting += 1;
     }
 
-    /// Queues the next deferred send to the same peer, after this send has left the queue.
+    /// The send in slot `index` has left the queue.
     pub(super) fn behind_deferred(&mut self, index: u32) {
         let MqSlot { behind, last, .. } = self.slots[index as usize];
         if behind != NONE {

@@ -143,7 +143,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         true
     }
 
-    /// Sends a short message at once if there is room. Starts any other send on the slow path.
+    /// Short messages are sent at once if there is room, and all others on the slow path.
     #[inline(always)]
     fn begin(
         &mut self,
@@ -168,8 +168,6 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(self.state.requests.name(index))
     }
 
-    /// Starts all sends that [`begin`](Self::begin) does not complete at once, and returns all
-    /// errors.
     #[inline(never)]
     fn begin_slow(
         &mut self,
@@ -201,7 +199,6 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(self.state.requests.name(index))
     }
 
-    /// Passes a send to the engine.
     fn start(&mut self, index: u32, send: Deferred) -> Result<(), OpError> {
         let short = send.len as usize <= self.engine.eager_max(send.to);
         let (payload, copied) = match send.from {
@@ -240,8 +237,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(())
     }
 
-    /// Counts a message that the engine has accepted. A short message without a credit counts as
-    /// rendezvous, because its payload stays here.
+    /// A short message without a credit counts as rendezvous, because its payload stays here.
     fn count(&mut self, send: Deferred, issued: Issued) {
         let len = u64::from(send.len);
         let stays = matches!(issued, Issued::Pending(token) if self.engine.is_fetched(token));
@@ -255,8 +251,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.state.stats.tx_shm_num += u64::from(self.is_near(send.to));
     }
 
-    /// Issues deferred sends: the peers in turn, and the sends to each peer in order. Issues at
-    /// most one batch.
+    /// Issues at most one batch: the peers in turn, and the sends to each peer in order.
     pub(super) fn send_deferred(&mut self) {
         let mut stuck = 0;
         for _ in 0..self.engine.config().batch {

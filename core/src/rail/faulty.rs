@@ -45,7 +45,6 @@ impl Faults {
     pub const DISORDER: Faults = Faults { hold: 700, keep: 700, again: 100, fail: 0, short: 300 };
 }
 
-/// A post that is held back.
 #[derive(Clone, Copy)]
 enum Post {
     Write {
@@ -65,7 +64,6 @@ enum Post {
     Over(Result<(), CompleteError>),
 }
 
-/// The fate of a post that was held back.
 enum Fate {
     /// The inner rail has no room yet, so the post stays held back.
     Held,
@@ -112,7 +110,8 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
         self.faults = faults;
     }
 
-    /// Decides the fate of a post: refused (an error), held back (`true`) or passed on (`false`).
+    /// Returns an error if the post is refused, `true` if it is held back, and `false` if it is
+    /// passed on.
     fn fate(&mut self) -> Result<bool, PostError> {
         if self.random.permille(self.faults.again) {
             return Err(PostError::Again);
@@ -141,14 +140,12 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
         Ok(Posted::Pending)
     }
 
-    /// Fails the held-back posts of a peer.
     fn drop_held(&mut self, peer: Peer) {
         for held in self.held.iter_mut().flatten().filter(|held| held.peer == peer) {
             held.post = Post::Over(Err(CompleteError::PeerDown));
         }
     }
 
-    /// Passes a held-back post to the inner rail.
     fn let_go(&mut self, held: &Held) -> Fate {
         let Held { peer, cx, post, bytes } = held;
         // SAFETY: the poster keeps the memory valid until the completion, which is not reported

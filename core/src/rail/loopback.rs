@@ -16,7 +16,6 @@ const MESSAGE: usize = 256;
 /// Maximum length of a single write or read, in bytes.
 const RMA: usize = 1 << 30;
 
-/// Maximum number of registered regions.
 const REGIONS: usize = 16;
 
 /// A registration: the region's address, whether an import maps it, and how often this slot has
@@ -34,7 +33,6 @@ impl Registered {
     }
 }
 
-/// Which regions an import maps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Maps {
     None,
@@ -130,14 +128,13 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
         &mut slot.bytes
     }
 
-    /// Returns the index of the registration that a key names.
     #[inline(always)]
     fn registered(&self, key: RailKey) -> Option<usize> {
         let index = (key.key as usize & 0xff).wrapping_sub(1);
         (self.regions.get(index)?.key(index) == key.key).then_some(index)
     }
 
-    /// Returns the memory that `remote` names, if `len` bytes of it are inside the registration.
+    /// The `len` bytes must be inside the registration.
     #[inline(always)]
     fn resolve(&self, remote: Remote, len: usize) -> Result<*mut u8, PostError> {
         if len > RMA {

@@ -32,8 +32,8 @@
 //!
 //! A thread that also waits for descriptors sleeps only on those ([`EventCount::park_elsewhere`]).
 //! The word says so, and a notifier then makes one of the descriptors readable
-//! ([`EventCount::notify_with`]). The race is the same. A descriptor that became readable before
-//! the sleep ends the sleep at once, so step 4 needs no comparison.
+//! ([`EventCount::notify_with`]). A descriptor that became readable before the sleep ends the sleep
+//! at once, so step 4 needs no comparison.
 //!
 //! If a notifier is killed between changing the word and the wake-up call, the sleeper sleeps until
 //! its deadline. So every sleep has a deadline.
@@ -81,9 +81,7 @@ pub struct Channels<const QUEUES: usize = 1> {
 /// One queue's share of its worker's [`Channels`].
 #[derive(Clone, Copy, Debug)]
 pub struct Channel<'e> {
-    /// The worker's eventcount.
     pub(crate) send: &'e EventCount,
-    /// The queue's own eventcount.
     pub(crate) recv: &'e EventCount,
 }
 
@@ -200,7 +198,7 @@ impl EventCount {
         host: &H,
     ) -> PreparedTwo<'e> {
         let announced = [a.announce(SLEEPING), b.announce(SLEEPING)];
-        // One barrier orders both announcements before the check for work, as in `prepare`.
+        // One barrier orders both announcements, as in `prepare`.
         host.sleeper_barrier();
         PreparedTwo { announced }
     }
@@ -234,7 +232,7 @@ impl EventCount {
         work: impl FnOnce() -> bool,
     ) -> bool {
         let announced = events.map(|event| event.announce(ELSEWHERE));
-        // The barrier orders all announcements before the check for work, as in `prepare`.
+        // The barrier orders all announcements, as in `prepare`.
         host.sleeper_barrier();
         let nothing = !work();
         if nothing {
@@ -302,7 +300,7 @@ struct Announced<'e> {
 }
 
 impl Announced<'_> {
-    /// Withdraws the announcement. Returns whether no notifier had seen it.
+    /// Returns whether no notifier had seen the announcement.
     fn withdraw(&self) -> bool {
         // Relaxed: a notifier that still reads "sleeping" makes a needless call. A notifier that
         // reads "awake" has published its work for a thread that is about to check for work.

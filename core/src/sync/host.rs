@@ -82,7 +82,7 @@ pub struct SpinHost {
     step_ns: u64,
 }
 
-/// Number of processor pauses in one [`SpinHost::wait`](Host::wait).
+/// Processor pauses in one [`SpinHost::wait`](Host::wait).
 const PAUSES_PER_WAIT: u32 = 64;
 
 impl SpinHost {

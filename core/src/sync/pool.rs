@@ -172,14 +172,12 @@ impl Header {
         }
     }
 
-    /// Tells the model checker that the slot with this link is read.
     #[inline(always)]
     fn watch_read(&self, link: u32) {
         self.watch.read(link as usize - 1);
     }
 
-    /// Tells the model checker that this slot is written, or is passed to a thread that may write
-    /// it.
+    /// Called also when the slot is passed to a thread that may write it.
     #[inline(always)]
     fn watch_write(&self, link: u32) {
         self.watch.write(link as usize - 1);
@@ -440,5 +438,4 @@ impl fmt::Display for AttachError {
 
 impl Error for AttachError {}
 
-/// Marks handles that must not be used by two threads at once.
 type NotSync = PhantomData<Cell<()>>;

@@ -43,7 +43,7 @@ mod imp {
     pub struct Watch;
 
     impl Watch {
-        /// Creates a watch. No slot has been accessed yet.
+        /// Creates a watch.
         pub const fn new() -> Self {
             Self
         }

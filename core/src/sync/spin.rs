@@ -128,9 +128,9 @@ pub struct Idle {
     policy: Policy,
     oversubscribed: bool,
     phase: Phase,
-    /// Number of pauses left before the next action.
+    /// Pauses left before the next action.
     pauses: u32,
-    /// Number of yields left in this wait.
+    /// Yields left in this wait.
     yields: u32,
     /// Times of this wait: the end of its probe phase, its last clock reading, and the end of its
     /// spin phase.
@@ -299,14 +299,14 @@ impl Idle {
         Step::Park
     }
 
-    /// Starts a batch of pauses, before the next reading of the clock, and returns its first pause.
+    /// Starts a batch of pauses before the next reading of the clock.
     fn pause(&mut self) -> Step {
         self.pauses = self.policy.batch.saturating_sub(1);
         self.counts.spins += 1;
         Step::Pause
     }
 
-    /// Pauses, or yields if this wait has spun for long. The caller has just read the clock.
+    /// Yields if this wait has spun for long. The caller has just read the clock.
     fn spin_on(&mut self) -> Step {
         let spun_ns = self.seen_ns.wrapping_sub(self.since_ns);
         if self.policy.yield_after_ns == u32::MAX || spun_ns < self.policy.yield_after_ns.into() {
@@ -317,7 +317,7 @@ impl Idle {
         Step::Yield
     }
 
-    /// Returns the length of the spin phase: twice the usual wait, within the bounds.
+    /// Twice the usual wait, within the bounds.
     fn budget_ns(&self) -> u32 {
         self.usual_ns.saturating_mul(2).max(self.policy.min_spin_ns).min(self.policy.max_spin_ns)
     }

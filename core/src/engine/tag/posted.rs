@@ -61,7 +61,6 @@ impl PostedSlot {
         state: State::Free,
     };
 
-    /// Returns the mask of a receive with shape [`OVERFLOW`].
     fn own_mask(&self) -> Key {
         let Links { next, prev } = self.group.ring;
         Key::mask(self.exact, !Tag::from_words([next, prev, self.mask_hi]))
@@ -103,7 +102,6 @@ impl Grouped for PostedSlot {
 /// The result of a search, and its cost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
-    /// The slot, or [`NONE`].
     pub index: u32,
     pub probes: u32,
     pub passed: u32,
@@ -120,12 +118,10 @@ pub(super) struct Posted<'m> {
     pub cursor: u32,
     /// Number of receives that are not indexed.
     pub fresh: u32,
-    /// Maximum number of receives that are not indexed.
     unhashed: u32,
     /// Maximum number of receives that are not indexed while every message matches the oldest
     /// receive.
     most_fresh: u32,
-    /// Number of indexed receives.
     pub indexed: u32,
     pub free: u32,
     next_seq: u64,
@@ -159,8 +155,7 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Moves the receives into longer memory. Does nothing if the new memory is not longer. No
-    /// reference to the old memory remains.
+    /// Does nothing if the new memory is not longer. No reference to the old memory remains.
     #[cold]
     pub(super) fn grow(&mut self, longer: &'m mut [PostedSlot]) {
         let old = self.slots.len();
@@ -185,7 +180,6 @@ impl<'m> Posted<'m> {
         self.fresh + self.indexed
     }
 
-    /// Returns the bits that a receive compares.
     #[inline(always)]
     pub(super) fn mask_of<const S: usize>(slot: &PostedSlot, shapes: &Shapes<S>) -> Key {
         match shapes.get(slot.shape) {
@@ -194,7 +188,7 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Returns the set of shapes of receives that are not indexed. Bit s stands for shape s.
+    /// Bit s stands for shape s.
     #[cold]
     pub(super) fn fresh_shapes(&self) -> u64 {
         let (mut at, mut shapes) = (self.cursor, 0);
@@ -208,8 +202,7 @@ impl<'m> Posted<'m> {
         shapes
     }
 
-    /// Removes the oldest receive if it accepts a message with this key and is not indexed. Returns
-    /// the receive's id and context.
+    /// Removes the oldest receive if it is not indexed and accepts a message with this key.
     #[inline(always)]
     pub(super) fn pop_fresh<const S: usize>(
         &mut self,
@@ -235,8 +228,7 @@ impl<'m> Posted<'m> {
         Some((ReceiveId { index, generation }, context))
     }
 
-    /// Finds the oldest receive that accepts a message with this key. There must be at least one
-    /// receive.
+    /// There must be at least one receive.
     pub(super) fn find<const S: usize>(&self, shapes: &Shapes<S>, key: Key) -> Found {
         let head = self.order.head;
         let slot = &self.slots[head as usize];
@@ -354,7 +346,7 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Indexes receives before a search, unless the message matches the oldest receive.
+    /// Does nothing if the message matches the oldest receive.
     #[inline]
     pub(super) fn catch_up<const S: usize>(&mut self, shapes: &mut Shapes<S>, key: Key) {
         let head = &self.slots[self.order.head as usize];
@@ -399,7 +391,6 @@ impl<'m> Posted<'m> {
         self.free = index;
     }
 
-    /// Returns the slot of an id, unless a later receive uses it.
     #[inline(always)]
     pub(super) fn slot(&self, id: ReceiveId) -> Option<&PostedSlot> {
         self.slots.get(id.index as usize).filter(|slot| slot.seq as u32 == id.generation)

@@ -22,7 +22,7 @@ impl MatcherMemory<'_> {
     }
 }
 
-/// The settings of a matcher, with defaults.
+/// The settings of a matcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatcherConfig {
     /// Width of tags, 1 to 96 bits. Wider tags and masks are rejected.

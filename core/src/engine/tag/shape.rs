@@ -26,7 +26,6 @@ pub(super) struct Shape {
     pub salt: Key,
     /// A lower bound of the sequence numbers of this shape's indexed receives.
     pub min_seq: u64,
-    /// Number of this shape's receives in the hash table.
     pub indexed: u32,
     /// Number of reservations by [`Matcher::shape`](super::Matcher::shape) that were not released.
     pub pins: u32,
@@ -91,7 +90,6 @@ impl<const N: usize> Shapes<N> {
         self.all.get_mut(shape as usize)
     }
 
-    /// Returns the shape used last, if it has this mask.
     #[inline(always)]
     pub(super) fn last(&self, mask: Key) -> Option<u8> {
         self.is(self.last, mask).then_some(self.last)
@@ -102,7 +100,7 @@ impl<const N: usize> Shapes<N> {
         self.get(shape).is_some_and(|shape| shape.mask == mask)
     }
 
-    /// Looks up a mask. A slot is not idle if its bit is set in `kept`.
+    /// A slot is not idle if its bit is set in `kept`.
     pub(super) fn place(&mut self, mask: Key, kept: impl Fn() -> u64) -> Place {
         let spread = (mask.lo ^ mask.hi.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hint = (spread >> 58) as usize;

@@ -167,8 +167,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         UnexpectedId { index, generation: self.slots[index as usize].seq as u32 }
     }
 
-    /// Adds a message, the youngest. Returns `None` if no slot is free; [`widen`](Self::widen) may
-    /// help. If an index had all messages, call [`wake_indexes`](Self::wake_indexes) next.
+    /// Returns `None` if no slot is free; [`widen`](Self::widen) may help. If an index had all
+    /// messages, call [`wake_indexes`](Self::wake_indexes) next.
     #[inline(always)]
     pub(super) fn store(&mut self, key: Key, len: u64, cookie: u64) -> Option<UnexpectedId> {
         let index = self.free;
@@ -205,7 +205,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         true
     }
 
-    /// Removes the oldest message if `key` and `mask` accept it and no index refers to it.
+    /// Does nothing if an index refers to the message.
     #[inline(always)]
     pub(super) fn pop_unindexed<const S: usize>(
         &mut self,
@@ -236,7 +236,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         Some(arrived)
     }
 
-    /// Removes a stored message from the order and the indexes, but does not free its slot.
+    /// Does not free the slot.
     #[inline]
     pub(super) fn unlink<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32) {
         let slot = &self.slots[index as usize];
@@ -259,7 +259,6 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         self.free = index;
     }
 
-    /// Returns the slot of an id, if it is current.
     #[inline(always)]
     pub(super) fn slot(&self, id: UnexpectedId) -> Option<&UnexpectedSlot> {
         let slot = self.slots.get(id.index as usize)?;

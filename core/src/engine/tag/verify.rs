@@ -4,7 +4,6 @@ use super::super::list::{Fifo, Listed, NONE};
 use super::shape::OVERFLOW;
 use super::{Matcher, group, posted, unexpected};
 
-/// Walks a list, oldest first, and checks its links.
 fn check_list<const LIST: usize, T: Listed<LIST>>(
     list: Fifo<LIST>,
     slots: &[T],

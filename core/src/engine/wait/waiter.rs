@@ -35,7 +35,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// Returns whether a check is due. `slept` is set if the turn follows a sleep.
+    /// `slept` is set if the turn follows a sleep.
     #[inline(always)]
     pub(crate) fn due<H: Host>(&mut self, host: &H, slept: bool) -> bool {
         self.turns = self.turns.wrapping_add(1);
@@ -139,14 +139,12 @@ impl<P: Park + ?Sized> Park for Noted<'_, P> {
     }
 }
 
-/// The engine or worker that a wait drives.
 pub(crate) trait Drive {
-    /// Makes one pass. Returns the number of events handled.
+    /// Returns the number of events handled.
     fn pass(&mut self) -> u32;
 
     fn check(&mut self);
 
-    /// Returns whether work is left that no event announces.
     fn is_due(&self) -> bool;
 }
 
@@ -166,7 +164,7 @@ impl<R: Rail, const RAILS: usize> Drive for Engine<'_, R, RAILS> {
     }
 }
 
-/// Drives progress until `ready` returns a value. Returns `None` if the deadline expires.
+/// Returns `None` if the deadline expires.
 #[inline(always)]
 pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
     driven: &mut D,

@@ -41,30 +41,27 @@ impl World<'_> {
         }
     }
 
-    /// Returns whether a post from an endpoint to a node uses a broken link.
     pub(super) fn is_broken(&self, own: u16, to: u16, read: bool) -> bool {
         let there = to * self.rails + own % self.rails;
         let from = own / self.rails;
         self.cuts.is_broken(own, to) || (read && self.cuts.is_broken(there, from))
     }
 
-    /// Returns whether an endpoint and a node are cut off from each other. They are cut off if
-    /// either side has fenced the other, or if the node's address has changed since the endpoint
-    /// attached it.
+    /// An endpoint and a node are cut off if either side has fenced the other, or if the node's
+    /// address has changed since the endpoint attached it.
     pub(super) fn is_cut_off(&self, own: u16, to: u16, address: u16) -> bool {
         let there = to * self.rails + own % self.rails;
         let fenced = self.cuts.is_fenced(own, to) || self.cuts.is_fenced(there, own / self.rails);
         fenced || self.addresses[there as usize] != address
     }
 
-    /// Decides the fate of a packet that was posted on a broken link. The packet may land within
-    /// `late` polls.
+    /// The packet may land within `late` polls.
     pub(super) fn doom(&mut self, index: u16, late: u32) {
         self.packets[index as usize].next = NONE;
         self.end_each(index, late);
     }
 
-    /// Starts the fence of a node at an endpoint. Returns whether the fence takes effect now.
+    /// Returns whether the fence takes effect now.
     pub(super) fn is_fence_due(&mut self, own: u16, node: u16) -> bool {
         let (at, bit) = (own as usize, 1 << node);
         if self.cuts.fencing[at] & bit == 0 {
@@ -74,7 +71,7 @@ impl World<'_> {
         self.now >= self.cuts.fenced_at[at]
     }
 
-    /// Fences a node at an endpoint. Posts to the node may land within `late` polls.
+    /// Posts to the node may land within `late` polls.
     pub(super) fn cut_off(&mut self, own: u16, node: u16, late: u32) {
         let at = own as usize;
         self.cuts.fenced[at] |= 1 << node;
@@ -97,8 +94,8 @@ impl World<'_> {
         self.end_each(sent, late.max(1));
     }
 
-    /// Fences a node that has closed its endpoint. Drops the node's messages. The node's writes
-    /// still land, but are not reported. Returns `false` while posts to the node are in flight.
+    /// The node has closed its endpoint. Drops its messages. The node's writes still land, but are
+    /// not reported. Returns `false` while posts to the node are in flight.
     pub(super) fn part(&mut self, own: u16, node: u16) -> bool {
         let reads = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
         let late_read =
@@ -127,7 +124,7 @@ impl World<'_> {
         true
     }
 
-    /// Returns whether completions of posts from an endpoint to a node are not yet reported.
+    /// A post counts until its completion is reported.
     pub(super) fn has_posts(&self, own: u16, node: u16) -> bool {
         self.packets.iter().any(|packet| {
             let posted = !packet.late && !matches!(packet.kind, PacketKind::Free);
@@ -135,8 +132,7 @@ impl World<'_> {
         })
     }
 
-    /// Removes the chosen packets from an endpoint's list. Returns the first of them, which links
-    /// to the rest.
+    /// Returns the first of the chosen packets, which links to the rest.
     fn take(&mut self, endpoint: u16, chosen: impl Fn(&Packet) -> bool) -> u16 {
         let (mut last, mut taken) = (NONE, NONE);
         let mut link = self.heads[endpoint as usize];
@@ -157,7 +153,7 @@ impl World<'_> {
         taken
     }
 
-    /// Calls [`end`](Self::end) for each post of a linked list. The posts are in no other list.
+    /// The posts are in no other list.
     fn end_each(&mut self, first: u16, late: u32) {
         let mut link = first;
         while link != NONE {
@@ -167,8 +163,8 @@ impl World<'_> {
         }
     }
 
-    /// Completes a post with one of the outcomes of a broken link. If `late` is not 0, the post may
-    /// still land within that many polls. A read lands in the memory of its origin.
+    /// If `late` is not 0, the post may still land within that many polls. A read lands in the
+    /// memory of its origin.
     fn end(&mut self, index: u16, late: u32) {
         let Packet { kind, from, to_node, late: is_over, .. } = self.packets[index as usize];
         let (node, rail) = (from / self.rails, from % self.rails);

@@ -10,7 +10,6 @@ use crate::mem::{Peer, Region, Untrusted};
 use crate::op::AmoSet;
 use crate::rail::{Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 
-/// Maximum number of peers of an endpoint.
 pub(super) const PEERS: usize = 16;
 
 /// Maximum length of a write that is copied when it is posted, in bytes.
@@ -70,7 +69,6 @@ impl SimRail<'_, '_> {
         self.attach_at(peer, node, address)
     }
 
-    /// Attaches a node as a peer, at this address of its endpoint.
     fn attach_at(&mut self, peer: Peer, node: u16, address: u16) -> Result<(), AttachError> {
         *self
             .peers
@@ -180,7 +178,6 @@ impl SimRail<'_, '_> {
         self.sim.world.borrow_mut().release(index);
     }
 
-    /// Returns the peer to which an arrival from a node is attributed.
     fn peer_at(&self, node: u16) -> Option<Peer> {
         let world = self.sim.world.borrow();
         if world.cuts.muted[(self.node * world.rails + self.rail) as usize] & 1 << node != 0 {
@@ -189,8 +186,7 @@ impl SimRail<'_, '_> {
         self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
     }
 
-    /// Reports up to `budget` nodes as down: their link was cut, or the fence of another node cut
-    /// them off.
+    /// Reports nodes whose link was cut, or that the fence of another node cut off.
     fn report_cuts<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let cut = {
             let world = self.sim.world.borrow();
@@ -212,7 +208,7 @@ impl SimRail<'_, '_> {
         reported
     }
 
-    /// Reports up to `budget` fenced nodes as up if their link is intact, every [`UP`] polls.
+    /// Reports only nodes whose link is intact, every [`UP`] polls.
     fn report_heals<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let up = {
             let world = self.sim.world.borrow();
@@ -278,7 +274,7 @@ impl SimRail<'_, '_> {
 }
 
 impl Drop for SimRail<'_, '_> {
-    /// Closes the endpoint. Its memory becomes unreachable, and its posts no longer access memory.
+    /// The memory of the endpoint becomes unreachable, and its posts no longer access memory.
     fn drop(&mut self) {
         self.sim.world.borrow_mut().withdraw(self.node, self.rail);
     }

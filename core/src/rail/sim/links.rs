@@ -34,12 +34,11 @@ impl Cuts {
         fenced_at: [0; ENDPOINTS],
     };
 
-    /// Returns the nodes that must now be reported to an endpoint as cut off, as bits.
     pub(super) fn reported(&self, endpoint: usize, now: u64) -> u64 {
         if now < self.told_at[endpoint] { 0 } else { self.broken[endpoint] }
     }
 
-    /// Clears the state of an endpoint towards a node, when it is attached again.
+    /// Called when the node is attached again.
     pub(super) fn open(&mut self, endpoint: usize, node: u16) {
         self.muted[endpoint] &= !(1 << node);
         self.fenced[endpoint] &= !(1 << node);

@@ -146,7 +146,7 @@ impl FromStr for Event {
     }
 }
 
-/// Parses a number that `Display` prints the same way.
+/// `Display` prints an accepted number the same way.
 fn whole<T: FromStr + fmt::Display>(text: &str) -> Option<T> {
     let plain = text == "0" || !text.starts_with(['0', '+']);
     text.parse().ok().filter(|_| plain)
@@ -208,7 +208,6 @@ impl<T: Copy + Default> List<T> {
         List { items: [T::default(); MOST], len: 0 }
     }
 
-    /// Adds an item, if there is room.
     fn push(&mut self, item: T) {
         if let Some(slot) = self.items.get_mut(self.len) {
             *slot = item;
@@ -259,7 +258,6 @@ pub struct Schedule<'s, 'm> {
     down: List<Down>,
     /// A node that makes no passes until the given turn.
     stalled: Option<(u16, u64)>,
-    /// The node that has died, if any.
     dead: Option<u16>,
     late: u32,
     log: &'s mut [Event],
@@ -325,7 +323,6 @@ impl<'s, 'm> Schedule<'s, 'm> {
         self.record(turn, Change::Die(node));
     }
 
-    /// Returns how many of the two nodes of a link use it.
     fn users(nodes: &impl Nodes, link: Link) -> usize {
         let Link { a, b, rail } = link;
         [(a, b), (b, a)].iter().filter(|&&(from, to)| nodes.uses(from, to, rail)).count()
@@ -344,7 +341,6 @@ impl<'s, 'm> Schedule<'s, 'm> {
         self.links().all(|link| Self::users(nodes, link) == 2)
     }
 
-    /// Returns the links between living nodes.
     fn links(&self) -> impl Iterator<Item = Link> + use<> {
         let (Scope { nodes, rails, own, .. }, dead) = (self.scope, self.dead);
         let pairs = (0..nodes).flat_map(move |a| (a..nodes).map(move |b| (a, b)));
@@ -367,7 +363,6 @@ impl<'s, 'm> Schedule<'s, 'm> {
         links.iter().all(stays) && (!closes || self.may_close(links))
     }
 
-    /// Returns the given links and all failed links.
     fn all_down(&self, links: &[Link]) -> impl Iterator<Item = Link> {
         links.iter().copied().chain(self.down.iter().map(|down| down.link))
     }
@@ -442,7 +437,6 @@ impl<'s, 'm> Schedule<'s, 'm> {
         }
     }
 
-    /// Executes the given events that are due.
     fn play(&mut self, turn: u64, nodes: &mut impl Nodes) {
         while let Source::Given { events, next, spares } = &mut self.source
             && let Some(event) = events.get(*next).filter(|event| event.at <= turn)
@@ -461,7 +455,6 @@ impl<'s, 'm> Schedule<'s, 'm> {
         }
     }
 
-    /// Draws a number below `n`.
     fn below(&mut self, n: u64) -> u64 {
         match &mut self.source {
             Source::Drawn { random, .. } => random.next() % n,
@@ -506,7 +499,7 @@ impl<'s, 'm> Schedule<'s, 'm> {
         }
     }
 
-    /// Executes an event, and records it if it had an effect.
+    /// Records an event that has an effect.
     fn apply(&mut self, turn: u64, nodes: &mut impl Nodes, change: Change) {
         match change {
             Change::Cut { link, there, back, late } => {
@@ -549,7 +542,7 @@ impl<'s, 'm> Schedule<'s, 'm> {
         self.record(turn, change);
     }
 
-    /// Returns the entry of a link that fails, which is new unless the link is down.
+    /// The entry is new unless the link is down.
     fn down_of(&mut self, link: Link) -> &mut Down {
         self.down.retain(|down| down.link != link || !down.healed);
         if !self.is_down(link) {

@@ -8,7 +8,6 @@ use crate::error::{AttachError, CompleteError};
 use crate::rail::random::Random;
 use crate::rail::{RailKey, Remote};
 
-/// Maximum number of registered regions of all nodes.
 pub(super) const REGIONS: usize = 128;
 
 /// Maximum length of a message in bytes.
@@ -126,7 +125,7 @@ impl World<'_> {
         (*busy - now).div_ceil(rate)
     }
 
-    /// Queues a packet of `len` bytes at an endpoint, in order if the rail is ordered.
+    /// In order if the rail is ordered.
     pub(super) fn schedule(&mut self, index: u16, node: u16, rail: u16, len: usize) {
         let mut at = self.now + self.carry(node, rail, len) + self.delay(rail);
         let endpoint = (node * self.rails + rail) as usize;
@@ -187,7 +186,6 @@ impl World<'_> {
         self.free = index;
     }
 
-    /// Checks that the nodes and the rail of a link exist.
     pub(super) fn check_link(&self, from: u16, to: u16, rail: u16) -> Result<(), AttachError> {
         match rail < self.rails && from < self.nodes && to < self.nodes {
             true => Ok(()),
@@ -197,7 +195,7 @@ impl World<'_> {
         }
     }
 
-    /// Drops the registrations and posts of an endpoint. Operations in flight to the endpoint fail.
+    /// Operations in flight to the endpoint fail.
     pub(super) fn withdraw(&mut self, node: u16, rail: u16) {
         for place in &mut self.regions {
             if place.memory.is_some_and(|(owner, ..)| owner == (node, rail)) {
@@ -234,7 +232,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns the index of the registration that a key of an endpoint (node, rail) names.
+    /// `endpoint` is a node and a rail.
     pub(super) fn registered(&self, endpoint: (u16, u16), key: RailKey) -> Option<usize> {
         let index = (key.key as usize & 0xff).checked_sub(1)?;
         let place = self.regions.get(index)?;
@@ -243,8 +241,7 @@ impl World<'_> {
         .then_some(index)
     }
 
-    /// Returns the memory that a key of an endpoint names, if `len` bytes from the offset are
-    /// inside the registration.
+    /// The `len` bytes must be inside the registration.
     pub(super) fn resolve(
         &self,
         endpoint: (u16, u16),

@@ -87,7 +87,6 @@ impl<T> Drop for Batch<'_, T> {
     }
 }
 
-/// A guard for a slot while its value is dropped. Adds the slot to the batch when dropped.
 struct Vacant<'b, 'm, T> {
     slot: NonNull<Slot<T>>,
     batch: &'b mut Batch<'m, T>,

@@ -10,7 +10,6 @@ use alloc::{boxed::Box, vec::Vec};
 use super::{AttachError, Header, Lease, OWNER, Pool, Reclaim, Slot};
 use crate::sync::primitive::Ordering;
 
-/// The memory of a pool on the heap, which the last holder frees.
 struct HeapSlab<T> {
     header: Header,
     slots: Box<[Slot<T>]>,

@@ -86,7 +86,6 @@ impl<'m, T> Lease<'m, T> {
         self.header
     }
 
-    /// Passes the slot, which still holds its value, to the caller.
     #[inline(always)]
     pub(super) fn vacate(self) -> NonNull<Slot<T>> {
         self.watch_write();
@@ -140,7 +139,6 @@ impl<T> Drop for Back<T> {
     }
 }
 
-/// Frees a lone slot on the heap.
 #[cold]
 #[inline(never)]
 fn free_alone<T>(slot: NonNull<Slot<T>>) {
@@ -195,8 +193,7 @@ impl<'m, T> Shared<'m, T> {
         self.slot().link.get().checked_sub(1).map(|index| index as u16)
     }
 
-    /// Converts this holder to a `Copy` form that fits a ring. The holder leaks unless it is opened
-    /// again.
+    /// The holder leaks unless the raw form is opened again.
     #[inline]
     pub(crate) fn into_raw(self) -> RawShared<'m, T> {
         let raw = RawShared { slot: self.slot, header: self.header, memory: PhantomData };
@@ -242,7 +239,7 @@ impl<'m, T> Shared<'m, T> {
         }
     }
 
-    /// Drops this holder. Returns the value's lease if this was the last holder.
+    /// Returns the value's lease if this was the last holder.
     #[inline]
     pub(super) fn let_go(self) -> Option<Lease<'m, T>> {
         let alone = self.is_last();
@@ -256,7 +253,7 @@ impl<'m, T> Shared<'m, T> {
         self.header
     }
 
-    /// Decrements the count of holders. Returns whether this was the last holder.
+    /// Returns whether this was the last holder.
     #[inline]
     fn is_last(&self) -> bool {
         // Release, edge `pool.refs`: pairs with the load below, by the last holder.
@@ -308,7 +305,6 @@ impl<'m, T> RawShared<'m, T> {
 }
 
 impl<T> Clone for Shared<'_, T> {
-    /// Clones the handle with one atomic addition.
     #[inline]
     fn clone(&self) -> Self {
         // Relaxed: this holder keeps the count above zero meanwhile. A 64-bit count does not

@@ -41,14 +41,12 @@ impl FreeList {
         }
     }
 
-    /// Returns the index of the slot released last. At the end of the list, or after a corrupted
-    /// link, returns an index that no table has.
+    /// At the end of the list, or after a corrupted link, returns an index that no table has.
     #[inline(always)]
     pub(super) fn head_index(&self) -> u32 {
         self.head.wrapping_sub(1)
     }
 
-    /// Replaces the list by the list that begins with this link.
     #[inline(always)]
     pub(super) fn set_head(&mut self, link: u32) {
         self.head = link;
@@ -77,7 +75,7 @@ impl FreeList {
         ((self.fresh as usize) < len).then_some(self.fresh)
     }
 
-    /// Takes the slot that [`first`](Self::first) has just returned. `link` is the link in that
+    /// `index` is what [`first`](Self::first) has just returned, and `link` is the link in that
     /// slot.
     #[inline(always)]
     pub(crate) fn take_first(&mut self, len: usize, index: u32, link: u32) {

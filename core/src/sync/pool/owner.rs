@@ -37,7 +37,6 @@ pub struct Pool<'m, T> {
     kind: NotSync,
 }
 
-/// The owner's cache line.
 #[derive(Debug)]
 struct Own<T> {
     /// Slots that the owner released, or took from the list of other threads.
@@ -317,7 +316,6 @@ impl<'m, T> Pool<'m, T> {
         unsafe { self.own.slots.add(index as usize) }
     }
 
-    /// Returns the slot of an id, and the state that the slot has while the id is valid.
     fn find(&self, id: Id) -> Result<(NonNull<Slot<T>>, u64), StaleId> {
         let index = id.0 & (GENERATION - 1);
         if index >= self.own.capacity.into() {
@@ -352,8 +350,7 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Finds a free slot when the owner's list is empty: a slot that other threads have released,
-    /// or an unused slot.
+    /// The slot is one that other threads have released, or an unused one.
     #[cold]
     #[inline(never)]
     fn refill(&mut self) -> Option<u32> {
@@ -381,8 +378,7 @@ impl<'m, T> Pool<'m, T> {
         Some(index)
     }
 
-    /// Counts the slots of a list that the owner has taken. Follows at most as many links as there
-    /// are slots.
+    /// Follows at most as many links as there are slots.
     fn length(&self, mut link: u32) -> u64 {
         let mut length = 0;
         while link.wrapping_sub(1) < self.own.capacity && length < self.own.capacity.into() {

@@ -146,15 +146,14 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         self.believed == 0
     }
 
-    /// Returns the known number of values. Loads the tail again only if fewer than `wanted` are
-    /// known.
+    /// Loads the tail again only if fewer than `wanted` are known.
     #[inline(always)]
     fn filled_for(&mut self, wanted: usize) -> usize {
         let known = self.seen.wrapping_sub(self.head) as usize;
         if known < wanted { self.look() as usize } else { known }
     }
 
-    /// Loads the producer's counter. Returns the number of values in the ring.
+    /// Returns the number of values in the ring.
     #[inline(always)]
     fn look(&mut self) -> u64 {
         // Acquire, edge `filled`: pairs with the store in `Producer::advance`. From here on the
@@ -176,7 +175,7 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         0
     }
 
-    /// Copies the value `at` slots beyond the head. The caller has found that slot filled.
+    /// The caller has found the slot filled.
     #[inline(always)]
     fn value(&self, at: usize) -> T {
         let count = self.head.wrapping_add(at as u64);
@@ -188,7 +187,6 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         unsafe { M::read(self.slots.slot(count)) }
     }
 
-    /// Tells the model checker that the next `len` slots are read.
     #[inline(always)]
     fn watch(&self, len: usize) {
         for at in 0..len as u64 {
@@ -196,7 +194,6 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         }
     }
 
-    /// Releases the next `len` slots.
     #[inline(always)]
     fn advance(&mut self, len: u64) {
         self.head = self.head.wrapping_add(len);

@@ -111,12 +111,12 @@ impl<T> Clone for Span<'_, T> {
 impl<T> Copy for Span<'_, T> {}
 
 impl<'m, T: Copy> Span<'m, T> {
-    /// Wraps a slice that is borrowed as long as the ring lives.
+    /// The slice is borrowed as long as the ring lives.
     pub(super) fn of_slice(slots: &'m mut [MaybeUninit<T>]) -> Result<Self, AttachError> {
         Self::checked(NonNull::from(&mut *slots).cast(), slots.len())
     }
 
-    /// Wraps `capacity` slots from `first` on. Also checks the alignment of the header.
+    /// Also checks the alignment of the header.
     pub(super) fn of_raw(
         header: NonNull<Header>,
         first: NonNull<T>,
@@ -140,14 +140,12 @@ impl<'m, T: Copy> Span<'m, T> {
         self.mask + 1
     }
 
-    /// Returns the index of the slot that counter value `count` selects.
     #[inline(always)]
     pub(super) fn index(&self, count: u64) -> usize {
         (count & self.mask) as usize
     }
 
-    /// Returns the slot that counter value `count` selects. Every value selects a slot inside the
-    /// span.
+    /// Every counter value selects a slot inside the span.
     #[inline(always)]
     pub(super) fn slot(&self, count: u64) -> *mut T {
         // SAFETY: the index is at most `mask`, and there are `mask + 1` slots from `first` on. They
@@ -156,8 +154,7 @@ impl<'m, T: Copy> Span<'m, T> {
         unsafe { self.first.as_ptr().add(self.index(count)) }
     }
 
-    /// Returns the `len <= capacity` slots from `count` on, in two parts: up to the end of the
-    /// memory, and the rest from its start.
+    /// Returns two parts: up to the end of the memory, and the rest from its start.
     #[inline]
     pub(super) fn run(&self, count: u64, len: usize) -> [(NonNull<T>, usize); 2] {
         let index = self.index(count);

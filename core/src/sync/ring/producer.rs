@@ -137,15 +137,14 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         self.believed == 0
     }
 
-    /// Returns the known number of free slots. Loads the head again only if fewer than `wanted` are
-    /// known.
+    /// Loads the head again only if fewer than `wanted` are known.
     #[inline(always)]
     fn free_for(&mut self, wanted: usize) -> usize {
         let known = self.limit.wrapping_sub(self.tail) as usize;
         if known < wanted { self.look() as usize } else { known }
     }
 
-    /// Loads the consumer's counter. Returns the number of free slots.
+    /// Returns the number of free slots.
     #[inline(always)]
     fn look(&mut self) -> u64 {
         // Acquire, edge `freed`: pairs with the store in `Consumer::advance`. The consumer copied
@@ -168,7 +167,7 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         0
     }
 
-    /// Writes the slot `at` slots beyond the tail. The caller has found that slot free.
+    /// The caller has found the slot free.
     #[inline(always)]
     fn place(&mut self, at: usize, value: T) {
         let count = self.tail.wrapping_add(at as u64);
@@ -178,7 +177,6 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         unsafe { M::write(self.slots.slot(count), value) };
     }
 
-    /// Tells the model checker that the next `len` slots are written.
     #[inline(always)]
     fn watch(&self, len: usize) {
         for at in 0..len as u64 {
@@ -186,7 +184,6 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         }
     }
 
-    /// Publishes the next `len` slots.
     #[inline(always)]
     fn advance(&mut self, len: u64) {
         self.tail = self.tail.wrapping_add(len);
