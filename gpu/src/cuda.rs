@@ -64,7 +64,7 @@ pub struct CudaConfig {
     pub streams: u8,
     /// Maximum number of outstanding marks, up to 65,536. Each mark is an event.
     pub marks: u32,
-    /// What [`Device::alloc`] allocates.
+    /// The kind of memory that [`Device::alloc`] allocates.
     pub memory: CudaMemory,
 }
 

@@ -221,7 +221,7 @@ impl Receiver {
         Ok((count, tell))
     }
 
-    /// Loads the word once. `None`: it has not been stored.
+    /// Loads the word of a ticket, once. Returns its contents, or `None` if it has not been stored.
     #[inline(always)]
     fn look(&self, ticket: u64) -> Result<Option<(Status, u32)>, Corrupt> {
         // SAFETY: the masked index is less than `count`, and `new` requires that the words are

@@ -52,7 +52,8 @@ fn home() -> MutexGuard<'static, Home> {
     HOME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Counts an importer. The address stays valid until the importer calls [`leave_home`].
+/// Returns the start of an allocation of `size` bytes that this process exports, and counts an
+/// importer. The address stays valid until the importer calls [`leave_home`].
 pub(crate) fn enter_home(alloc: AllocId, size: u64) -> Option<DevicePtr> {
     let mut home = home();
     let (base, _) = home.places.get(&alloc).copied().filter(|(_, actual)| *actual == size)?;
@@ -156,8 +157,8 @@ impl Exports {
         Ok(Registration { alloc, offset, len, version: slice.version })
     }
 
-    /// The entry that holds the same registration, else the longest around the range, else a new
-    /// one.
+    /// Returns the live entry for a range: the entry that holds the same registration, else the
+    /// longest entry around the range, else a new entry.
     fn entry_of<D: Device>(
         &mut self,
         device: &mut D,
@@ -223,7 +224,7 @@ impl Exports {
             .collect()
     }
 
-    /// In descending order of address.
+    /// Returns the entries that may overlap a range, in descending order of address.
     fn near(&self, base: u64, len: u64) -> impl Iterator<Item = AllocId> {
         let first = DevicePtr(base.saturating_sub(self.longest));
         let behind = DevicePtr(base.saturating_add(len));
@@ -251,7 +252,7 @@ impl Exports {
         true
     }
 
-    /// Superseded or outgrown since the last call; the caller must revoke them.
+    /// Returns the entries superseded or outgrown since the last call. The caller must revoke them.
     pub(crate) fn take_superseded(&mut self) -> Vec<AllocId> {
         std::mem::take(&mut self.superseded)
     }
@@ -367,7 +368,7 @@ impl Exports {
         }
     }
 
-    /// Also those that importers have not closed yet.
+    /// Returns all allocations, including allocations that importers have not closed yet.
     pub(crate) fn all(&self) -> Vec<AllocId> {
         self.entries.keys().copied().collect()
     }

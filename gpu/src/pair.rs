@@ -209,7 +209,7 @@ pub(crate) struct Agreement {
 #[derive(Debug)]
 struct Verdict {
     usable: u32,
-    /// `mapped`: its address in this process.
+    /// The number of the peer's segment. `mapped` is its address in this process.
     number: u32,
     mapped: Option<NonNull<u8>>,
 }

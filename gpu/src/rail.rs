@@ -88,11 +88,11 @@ struct GpuPeer {
     /// Distinguishes this attachment from earlier attachments under the same peer number.
     life: u32,
     own: bool,
-    /// If so, we send it our memory handles.
+    /// Whether the peer has a device. If so, we send it our memory handles.
     device: bool,
     down: bool,
     imports: Vec<Imported>,
-    /// Index in `imports`, used last.
+    /// Index in `imports` of the import that was used last.
     hint: usize,
     shared: Option<Shared>,
     /// Number of copies in flight into or out of the segments.
@@ -138,7 +138,6 @@ pub struct GpuRail<D: Device, H: Host> {
     owned: Owned,
     /// Peers with segments, unordered.
     active: Vec<Peer>,
-    /// The index in `active` where the next pass begins.
     first: usize,
     life: u32,
     ops: Ops,
@@ -152,7 +151,8 @@ pub struct GpuRail<D: Device, H: Host> {
     /// Peers that this pass reported as failed.
     fallen: Vec<Peer>,
     lost: Option<i32>,
-    /// Some work has an unknown outcome, so the device may still access its memory.
+    /// Whether some work of the device has an unknown outcome, so that the device may still access
+    /// its memory.
     unsure: bool,
     stage: Stage,
     copies: Copies,

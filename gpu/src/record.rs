@@ -45,20 +45,21 @@ pub(crate) struct LinkRecord {
     // Not opened by this end.
     offers: BTreeMap<AllocId, Offer>,
     buffers: BTreeMap<u64, Versions>,
-    /// To close, each with the sequence number to acknowledge.
+    /// Allocations that the peer revokes, each with a sequence number to acknowledge.
     pub(crate) revokes: VecDeque<(u64, AllocId)>,
-    /// Closed by the peer, each with the sequence number that it acknowledged.
+    /// Our allocations that the peer has closed, each with the sequence number that it
+    /// acknowledged.
     pub(crate) acks: VecDeque<(u64, AllocId)>,
-    /// Our allocations with handles that the peer requests.
     pub(crate) requested: BTreeSet<AllocId>,
-    /// Our buffers that the peer waits for.
+    /// Our buffers that the peer waits for, each with the version that it wants.
     pub(crate) queries: Vec<(u64, Wanted)>,
 
     /// Our requests, oldest first.
     asked: VecDeque<(Ask, Answer)>,
     /// Allocations that the peer may have open.
     pub(crate) given: BTreeSet<AllocId>,
-    /// Last announced version of each buffer. `None` if that version was withdrawn.
+    /// The buffers announced to the peer, with the last announced version. `None` if that version
+    /// was withdrawn.
     pub(crate) told: BTreeMap<u64, Option<Binding>>,
 }
 
@@ -198,7 +199,7 @@ impl LinkRecord {
         unask(ask)
     }
 
-    /// Also removes a rejected request, so that it may be repeated.
+    /// Returns whether a request was rejected. If so, removes it, so that it may be repeated.
     pub(crate) fn refused(&mut self, ask: Ask) -> bool {
         let found = self.asked.iter().position(|asked| *asked == (ask, Answer::Refused));
         found.and_then(|i| self.asked.remove(i)).is_some()

@@ -25,7 +25,7 @@ use static_assertions::const_assert_eq;
 use super::done::Line;
 use super::primitive::{AtomicU64, Ordering, edge};
 
-/// On its own cache line.
+/// The description of a piece, on its own cache line.
 #[repr(C, align(128))]
 pub(crate) struct Descriptor {
     /// Sequence number plus one. 0 in fresh memory.
@@ -52,11 +52,11 @@ pub(crate) enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) what: What,
-    /// In the region, or for a reply, in the read.
+    /// Offset of the bytes in the region. For a reply, the offset in the read.
     pub(crate) offset: u64,
-    /// In the slot.
+    /// Number of bytes in the slot.
     pub(crate) len: u32,
-    /// The bytes in the slot are invalid.
+    /// Whether the copy into the slot failed. If so, the bytes in the slot are invalid.
     pub(crate) failed: bool,
 }
 
@@ -213,7 +213,8 @@ impl Incoming {
         Incoming { descriptors, acks, slots, expected: 0 }
     }
 
-    /// Sequence number, slot and contents. The contents are `None` if they are corrupt.
+    /// Returns the sequence number, slot and contents of the next piece, or `None` if no piece has
+    /// arrived. The contents are `None` if they are corrupt.
     pub(crate) fn next(&mut self) -> Option<(u64, u32, Option<Piece>)> {
         let number = self.expected;
         let slot = (number & u64::from(self.slots - 1)) as u32;

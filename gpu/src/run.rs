@@ -61,7 +61,7 @@ impl Run {
         Ok(Run { whole, segments: segments.into() })
     }
 
-    /// With the buffer id of the first segment.
+    /// Returns the run as one allocation, with the buffer id of the first segment.
     pub(crate) fn whole(&self) -> &Allocation {
         &self.whole
     }

@@ -49,7 +49,7 @@ pub trait Links {
     fn line(&mut self, peer: Peer) -> Option<Line<'_>>;
 }
 
-/// Not attached to a rail yet. The index is the peer number.
+/// Links that are not attached to a rail yet. The index in the slice is the peer number.
 impl Links for [Option<Link>] {
     fn bound(&self) -> u16 {
         u16::try_from(self.len()).unwrap_or(u16::MAX)
@@ -80,7 +80,7 @@ pub struct Sharing<D: Device> {
     imports: Imports,
     publications: Publications,
     revocations: Revocations,
-    /// Linked in the last pass.
+    /// The incarnations of the peers that were linked in the last pass.
     alive: Vec<Nonce>,
     polls: Vec<libc::pollfd>,
     defers: bool,
@@ -150,7 +150,8 @@ impl<D: Device> Sharing<D> {
         &mut self.imports
     }
 
-    /// So that the peer may free the memory. Memory with queued work stays open.
+    /// Closes a peer's memory before the link to the peer ends, so that the peer may free it.
+    /// Memory with queued work stays open.
     pub(crate) fn part<L: Links + ?Sized>(&mut self, links: &mut L, peer: Peer) {
         if let Some(gone) = links.line(peer).map(|line| line.incarnation()) {
             self.imports.keep_only(|nonce| *nonce != gone);
@@ -235,7 +236,6 @@ impl<D: Device> Sharing<D> {
         true
     }
 
-    /// At most `ms` milliseconds.
     fn poll<L: Links + ?Sized>(&mut self, links: &mut L, ms: i32) {
         self.polls.clear();
         for number in 0..links.bound() {

@@ -34,13 +34,12 @@ use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum MessageKind {
-    /// Carries the handle, too.
+    /// Announces an allocation of device memory, and carries its handle.
     Export = *EXTENSIONS.start(),
-    /// Of the handle.
     Request,
     Refuse,
     Publish,
-    /// Or cancels the query.
+    /// Requests a version of a buffer, or cancels the request.
     Query,
     Unpublish,
     Revoke,
@@ -148,7 +147,7 @@ fn segments(
     if end == size { Ok(segments) } else { Err(HandshakeError::BadPacket) }
 }
 
-/// `home`: the peer is this process itself.
+/// Decodes a packet. `home` is true if the peer is this process itself.
 pub(crate) fn read(
     kind: u16,
     mut body: Reader<'_>,

@@ -11,7 +11,6 @@ use super::library::{Absent, Api, Library};
 use crate::{DeviceError, Uuid};
 
 impl Api {
-    /// Only the first call searches for the driver.
     pub(super) fn driver(self) -> Result<&'static Driver, Absent> {
         static DRIVERS: [OnceLock<Result<Driver, Absent>>; Api::ALL.len()] =
             [const { OnceLock::new() }; Api::ALL.len()];
@@ -325,7 +324,8 @@ impl Driver {
             != 0
     }
 
-    /// Returns `false` if NICs cannot write to the device.
+    /// Returns whether NIC writes to the device need a flush that the processor can issue. Returns
+    /// `false` if NICs cannot write to the device.
     pub fn must_flush(&self, device: CUdevice) -> bool {
         let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
         let owner =

@@ -6,7 +6,8 @@ use crate::{DeviceError, Mark};
 
 const NO_SUCH: DeviceError = DeviceError::Driver(400);
 
-/// Each entry: an event, a wrapping count of its completed uses, and whether it is in use.
+/// The events for marks. Each entry holds an event, a wrapping count of its completed uses, and
+/// whether it is in use.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     events: Vec<(CUevent, u16, bool)>,

@@ -23,7 +23,8 @@ impl CudaDevice {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
     }
 
-    /// Segments have `each` bytes; the last has the rest.
+    /// Allocates virtual memory in physical segments of `each` bytes. The last segment holds the
+    /// rest.
     pub(super) fn create_virtual(
         &self,
         size: u64,

@@ -9,7 +9,7 @@ pub struct Behaviour {
     pub devices: u32,
     /// Memory size of each device, in bytes.
     pub memory: u64,
-    /// What [`Device::alloc`](crate::Device::alloc) allocates.
+    /// The kind of memory that [`Device::alloc`](crate::Device::alloc) allocates.
     pub kind: MemoryKind,
     /// Whether freed addresses are reused, the last freed first.
     pub recycle: bool,

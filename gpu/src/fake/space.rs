@@ -40,7 +40,7 @@ pub(super) struct Range {
     /// Never reused, unlike the addresses.
     pub serial: u64,
     pub ordinal: u32,
-    /// Outlives the range.
+    /// Start of the reservation that contains the range. The reservation outlives the range.
     pub reservation: Option<u64>,
     pub what: What,
 }
@@ -79,7 +79,7 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Space {
     ranges: BTreeMap<u64, Range>,
-    /// By start: size, and the call that releases the reservation.
+    /// The size of each reservation and the call that releases it, by start address.
     reservations: BTreeMap<u64, (u64, Keeper)>,
     next: u64,
     next_serial: u64,
@@ -217,7 +217,8 @@ impl Space {
         Ok(Place { base: base.0, serial: range.serial, offset: ptr.0 - base.0 })
     }
 
-    /// Several if the bytes cross adjacent ranges of one reservation.
+    /// Returns the locations of `len` bytes at `ptr`, with the number of bytes in each. There are
+    /// several locations if the bytes cross adjacent ranges of one reservation.
     pub fn places(&self, ptr: DevicePtr, len: u64) -> Result<Vec<(Place, u64)>, DeviceError> {
         let (mut at, mut left, mut places) = (ptr, len, vec![]);
         let reservation = self.find(ptr, 0)?.1.reservation;

@@ -8,7 +8,7 @@ pub struct StreamId(pub(super) u32);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb {
-    /// `backwards`: from the end to the start.
+    /// A copy of bytes. If `backwards` is true, it proceeds from the end to the start.
     Copy {
         to: Place,
         from: Place,

@@ -31,10 +31,10 @@ pub(super) struct Gpu {
 #[derive(Debug)]
 pub(super) struct Process {
     pub owner: Owner,
-    /// This real process, which may open memory of other real processes.
+    /// Whether this is the real process, which may open memory of other real processes.
     pub real: bool,
     pub dead: bool,
-    /// Index in the machine, by ordinal.
+    /// The machine's devices that the process sees, by ordinal.
     pub visible: Vec<u32>,
     pub space: Space,
     pub next_buffer: u64,

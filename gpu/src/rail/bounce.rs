@@ -24,22 +24,13 @@ use crate::relay::{Incoming, Outgoing, Piece};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum JobKind {
-    Write {
-        op: u32,
-        key: RailKey,
-        data: Option<u32>,
-    },
-    Ask {
-        op: u32,
-        key: RailKey,
-        id: u64,
-    },
-    /// `id` is the peer's id of the read, `from` the start of the bytes.
-    Reply {
-        id: u64,
-        key: RailKey,
-        from: u64,
-    },
+    /// Sends the pieces of one of our writes.
+    Write { op: u32, key: RailKey, data: Option<u32> },
+    /// Sends the request for one of our reads.
+    Ask { op: u32, key: RailKey, id: u64 },
+    /// Sends the pieces of the reply to a peer's read. `id` is the peer's id of the read, and
+    /// `from` the start of the bytes.
+    Reply { id: u64, key: RailKey, from: u64 },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,19 +66,20 @@ pub(super) struct Relay {
     input: Incoming,
     jobs: VecDeque<Job>,
     most_jobs: usize,
-    /// Take turns with `jobs`, which may have to wait for replies.
+    /// Replies to the peer's reads. They take turns with `jobs`, which may have to wait for
+    /// replies.
     replies: VecDeque<Job>,
     replied: bool,
-    /// Requested reads with incomplete replies.
+    /// Number of our requested reads with incomplete replies.
     asked: usize,
     sent: Box<[Option<Sent>]>,
     /// A copy into the slot has an unknown outcome, so the slot carries only failed pieces.
     spoiled: Box<[bool]>,
     taken: Box<[Option<Taken>]>,
     chunk: u32,
-    /// First piece of the write that is arriving.
+    /// Sequence number of the first piece of the write that is arriving.
     write_began: Option<u64>,
-    /// Last piece that failed at this end.
+    /// Sequence number of the last piece that failed at this end.
     failed: Option<u64>,
 }
 

@@ -25,7 +25,7 @@ const LEN: usize = 8192;
 
 const KEPT: Duration = Duration::from_secs(1);
 
-/// Low bits of a copy's name: the slot's index plus 1.
+/// Number of low bits of a copy's name that hold the slot's index plus 1.
 const SLOT_BITS: u32 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ struct Slot {
     generation: u32,
     at: DevicePtr,
     len: usize,
-    /// From the device, so the caller takes the bytes later.
+    /// Whether the copy is from the device. If so, the caller takes its bytes later.
     fetches: bool,
     begun: Instant,
 }
@@ -59,7 +59,6 @@ impl Slot {
 pub(crate) struct Copies {
     memory: Option<(Segment, DevicePtr)>,
     slots: [Slot; SLOTS],
-    /// Where the next search begins.
     turn: usize,
     /// The outcome of some copy stays unknown, so the device may still access the slots.
     lost: bool,
@@ -161,7 +160,7 @@ impl Copies {
         PostError::Provider(super::queue::code(error))
     }
 
-    /// Prefers a free slot to that of an abandoned copy.
+    /// Takes a slot: a free slot, or the slot of an abandoned copy that has ended.
     fn take<D: Device>(&mut self, device: &mut D) -> Result<usize, PostError> {
         let order = |turn: usize| (0..SLOTS).map(move |n| (turn + n) % SLOTS);
         let mut found = order(self.turn).find(|&slot| self.slots[slot].state == State::Free);

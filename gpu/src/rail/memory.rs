@@ -44,7 +44,7 @@ pub(super) fn is_host(local: &Local, remote: &Remote) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
     Nothing,
-    /// Its host mapping, if it has one.
+    /// Device memory, and its host mapping if it has one.
     Device(Registration, Option<NonNull<u8>>),
     Pinned(DevicePtr),
 }
@@ -57,7 +57,6 @@ pub(super) struct Registered {
     pub(super) what: What,
     /// Number of registrations that share this entry.
     times: u32,
-    /// Transfers in flight.
     pub(super) uses: u32,
     generation: u32,
 }
@@ -102,15 +101,11 @@ impl Registered {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reach {
-    Open {
-        id: ImportId,
-        ptr: DevicePtr,
-        view: Option<NonNull<u8>>,
-    },
-    /// Our own memory. `slot` is its registration.
-    Own {
-        slot: u32,
-    },
+    /// The memory is open in this process.
+    Open { id: ImportId, ptr: DevicePtr, view: Option<NonNull<u8>> },
+    /// The memory is our own. `slot` is its registration.
+    Own { slot: u32 },
+    /// The memory is reached only through bounce slots.
     Relay,
 }
 
@@ -223,7 +218,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// So that the peer need not request the handle.
+    /// Sends a peer the handle of a region, so that the peer need not request it.
     fn publish(&mut self, peer: Peer, slot: usize) {
         let Registered { key, what: What::Device(registration, _), .. } = self.locals[slot] else {
             return;

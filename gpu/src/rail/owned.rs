@@ -17,9 +17,9 @@ const TURN_PAUSE: u64 = 1_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Owned {
-    /// Not freed yet.
+    /// Memory from [`GpuRail::alloc`] that is not freed yet.
     allocated: Vec<DevicePtr>,
-    /// To be freed when no longer exported.
+    /// Memory to be freed when its allocation is no longer exported.
     leaving: Vec<(DevicePtr, Option<AllocId>)>,
 }
 

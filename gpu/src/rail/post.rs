@@ -309,7 +309,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Pending)
     }
 
-    /// The peer failed, or revoked the memory.
+    /// Returns why a peer's memory is no longer open: the peer failed, or revoked the memory.
     #[cold]
     fn is_closed(&mut self, peer: Peer) -> PostError {
         match self.inner.line(peer).is_none_or(|line| line.ended().is_some()) {
@@ -318,8 +318,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Behind the write's only copy, if the device supports that. Returns whether the store was
-    /// queued.
+    /// Queues the store of a write's done word behind the write's only copy, if the device supports
+    /// that. Returns whether the store was queued.
     fn queue_word(&mut self, peer: Peer, stream: u8, ticket: u64, data: u32) -> bool {
         if !self.device.write_word {
             return false;
@@ -403,13 +403,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.ops.insert(op)
     }
 
-    /// Too many completions are unreported, so new transfers are refused.
+    /// Returns whether the queue of completions is full. If so, new transfers are refused.
     fn is_owed(&self) -> bool {
         self.ended.len() >= usize::from(self.config.ops)
     }
 }
 
-/// Pinned or not.
 #[inline(always)]
 fn is_host_desc(desc: u64) -> bool {
     desc >> 63 == 0

@@ -127,7 +127,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// For slow paths that wait. Returns false if nothing is in flight.
+    /// Makes progress while a slow path waits. Returns false if nothing is in flight.
     pub(super) fn step_device(&mut self) -> bool {
         if self.streams.out() == 0 {
             return false;

@@ -33,7 +33,7 @@ pub(super) struct Bounced {
     pub number: u64,
     /// `None` if the piece belongs to an operation of the peer.
     pub op: Option<u32>,
-    /// Only if the piece belongs to an operation of the peer.
+    /// The registration of our memory, if the piece belongs to an operation of the peer.
     pub local: Option<u32>,
 }
 
@@ -174,15 +174,12 @@ impl Streams {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpKind {
+    /// A transfer that the device copies.
     Direct,
     /// A write through bounce slots.
     Written,
-    /// Through bounce slots; `left` bytes of `len` are missing.
-    Read {
-        left: u64,
-        len: u64,
-        into: Place,
-    },
+    /// A read through bounce slots. `left` bytes of `len` are missing.
+    Read { left: u64, len: u64, into: Place },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,7 +273,6 @@ impl Ops {
         Some(op)
     }
 
-    /// For messages to a peer.
     pub(super) fn id(&self, index: u32) -> u64 {
         u64::from(self.slots[index as usize].0) << 32 | u64::from(index)
     }

@@ -48,7 +48,6 @@ pub(crate) unsafe fn write_window(view: *mut u8, from: Untrusted<'_>) {
     }
 }
 
-/// Serves one copy at a time.
 #[derive(Debug)]
 pub(crate) struct Stage {
     memory: Option<(Segment, DevicePtr)>,

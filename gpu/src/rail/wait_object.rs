@@ -45,7 +45,8 @@ impl Pace {
         self.nap.store(FIRST, Ordering::Relaxed);
     }
 
-    /// In nanoseconds; doubles with each call. `None` if every event wakes the owner.
+    /// Returns the duration of the next nap in nanoseconds, and doubles the duration for the nap
+    /// after it. Returns `None` if every event wakes the owner.
     fn nap(&self) -> Option<u64> {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.

@@ -16,7 +16,7 @@ use crate::revoke::RevokeError;
 use crate::wire::{self, Ask};
 use crate::{Device, DeviceError, DevicePtr};
 
-/// Revoked together to make room.
+/// Number of exports without registrations that are revoked together to make room.
 const RECLAIMED: usize = 32;
 
 /// The result of publishing.
@@ -255,7 +255,7 @@ pub(super) fn give<D: Device>(
     true
 }
 
-/// Sends the handle of its allocation first, if needed.
+/// Sends a peer the location of a buffer, preceded by the handle of its allocation if needed.
 fn tell<D: Device>(
     exports: &Exports,
     device: &D,

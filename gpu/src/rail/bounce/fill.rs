@@ -139,8 +139,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.mark_due(peer);
     }
 
-    /// Reports the error code to the operation. For a reply, leaves one piece to send: the last
-    /// piece, marked as failed.
+    /// Abandons a job. Reports the error code to the operation. For a reply, leaves one piece to
+    /// send: the last piece, marked as failed.
     #[cold]
     fn break_off(&mut self, peer: Peer, job: Job, code: i32) {
         let Some(relay) = self.relay_of(peer) else { return };

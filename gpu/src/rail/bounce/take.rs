@@ -16,7 +16,7 @@ use crate::within;
 pub(super) enum Named {
     /// The memory, and its registration if the device accesses it.
     At(Place, Option<u32>),
-    /// Or no longer registered.
+    /// The memory is not registered, or no longer registered.
     Nothing,
     Outside,
 }
