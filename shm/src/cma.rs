@@ -1,9 +1,7 @@
 //! Direct copies between the private memory of two processes: `process_vm_readv(2)` and
 //! `process_vm_writev(2)`. One system call copies up to 64 ranges and at most about 2 GiB. Nothing
-//! allocates. The call can block if another program (`userfaultfd`, FUSE) provides the peer's
+//! allocates, but the call can block if another program (`userfaultfd`, FUSE) provides the peer's
 //! pages. [`ShmConfig::force_staging`](crate::ShmConfig::force_staging) avoids that.
-//!
-//! [`is_permitted`] returns whether the kernel permits such copies. A peer cannot delay that call.
 //!
 //! The process ID names the peer, but the kernel may reuse it after the peer exits. So callers
 //! check the peer's pidfd and socket shortly before each copy.
@@ -13,37 +11,29 @@ use std::ptr::{self, NonNull};
 
 use crate::segment::errno;
 
-/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Copies from this process into the peer's memory.
     Put,
-    /// Copies from the peer's memory into this process.
     Get,
 }
 
 /// Why a copy failed, entirely or in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CmaError {
-    /// The kernel does not permit the copy between these two processes. Nothing was copied.
+    /// Nothing was copied.
     Refused,
-    /// The peer's process has exited.
     Gone,
-    /// The copy failed with this error code, for example because memory is not mapped. Some bytes
-    /// may have been copied.
+    /// For example, memory is not mapped. Some bytes may have been copied.
     Failed(i32),
 }
 
 /// Maximum number of ranges per system call.
 pub(crate) const PIECES: usize = 64;
 
-/// A local buffer, and the equally long range of the peer's memory to copy from or to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     pub local: NonNull<u8>,
-    /// Address in the peer's address space.
     pub remote: u64,
-    /// Length in bytes.
     pub len: usize,
 }
 
@@ -98,7 +88,6 @@ pub(crate) unsafe fn copy(pid: i32, way: Way, ranges: &[Range]) -> Result<(), Cm
     Ok(())
 }
 
-/// Returns the ranges that remain after `done` copied bytes.
 #[cold]
 fn skip(mut ranges: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
     while ranges.first().is_some_and(|first| first.iov_len <= done) {
@@ -121,7 +110,6 @@ pub(crate) fn is_permitted(pid: i32) -> bool {
     pid > 0 && is_possible() && File::open(format!("/proc/{pid}/mem")).is_ok()
 }
 
-/// Returns whether this process may copy at all, and whether `/proc` belongs to its PID namespace.
 fn is_possible() -> bool {
     // SAFETY: the calls have no arguments and cannot fail.
     let (pid, is_itself) = unsafe {

@@ -3,8 +3,8 @@
 //! order of sending. Slow path: allocates, makes system calls, and waits only in calls with a
 //! deadline.
 //!
-//! The number of announced segments and of pending blobs is bounded. A peer that exceeds a bound
-//! violates the protocol. A correct peer has at most one pending blob.
+//! The number of announced segments and of pending blobs is bounded, and a peer that exceeds a
+//! bound violates the protocol.
 
 mod extension;
 
@@ -34,19 +34,16 @@ const MAX_BLOBS: usize = 8;
 /// socket.
 const PASS: usize = 64;
 
-/// A segment that the peer announced.
 #[derive(Debug)]
 struct Announced {
     number: u32,
     fd: Foreign,
     len: u64,
     mapping: Option<Mapping>,
-    /// Number of imports that use the mapping.
     users: u32,
     withdrawn: bool,
 }
 
-/// A packet that waits for room in the socket.
 #[derive(Debug)]
 enum Notice {
     Announce(Segment),
@@ -55,7 +52,6 @@ enum Notice {
     Packet(Vec<u8>, Option<Arc<dyn Descriptors>>),
 }
 
-/// One end of the socket, and the state received through it.
 #[derive(Debug)]
 pub(crate) struct Control {
     /// Declared before the socket, so that it is dropped first.
@@ -68,9 +64,8 @@ pub(crate) struct Control {
     /// that we still use do not count, because the peer does not know about those uses.
     max_segments: usize,
     extensions: Extensions,
-    /// The peer's nonce, which identifies this connection of its process.
+    /// The peer's nonce.
     incarnation: Nonce,
-    /// Whether the peer is this same process.
     home: bool,
     ended: Option<PeerError>,
 }
@@ -95,32 +90,28 @@ impl Control {
         self.socket.fd()
     }
 
-    /// Adds the socket to an epoll set for this process to sleep on. The socket leaves the set when
-    /// the connection ends.
+    /// Adds the socket to an epoll set for this process to sleep on, until the connection ends.
     pub(crate) fn watch(&mut self, set: &Arc<OwnedFd>) -> Result<(), HandshakeError> {
         self.watch = Some(Watch::new(set, self.fd()).map_err(HandshakeError::System)?);
         Ok(())
     }
 
-    /// Sends a Ring, which wakes a peer that sleeps on its sockets. Ignores a full socket, because
-    /// the peer then has packets to read.
+    /// Wakes a peer that sleeps on its sockets. Ignores a full socket, because the peer then has
+    /// packets to read.
     #[cold]
     pub(crate) fn ring(&self) {
         let _ = self.socket.try_send(&Writer::new(PacketKind::Ring).finish(), &[]);
     }
 
-    /// Returns whether notices wait to be sent.
     pub(crate) fn has_notices(&self) -> bool {
         !self.notices.is_empty()
     }
 
-    /// Returns why the connection ended, or `None` if it is open.
     pub(crate) fn ended(&self) -> Option<PeerError> {
         self.ended
     }
 
-    /// Sends a blob and waits for the peer's blob. Returns only after our blob has been sent too,
-    /// so the caller may drop the link at once.
+    /// Returns only after our blob has been sent too, so the caller may drop the link at once.
     pub(crate) fn exchange(
         &mut self,
         blob: &[u8],
@@ -150,7 +141,7 @@ impl Control {
         Ok(())
     }
 
-    /// Returns the peer's next blob, or `None` if it has not arrived. Does not wait.
+    /// Does not wait.
     pub(crate) fn take_blob(&mut self) -> Result<Option<Vec<u8>>, HandshakeError> {
         self.pump();
         self.next_blob()
@@ -163,7 +154,6 @@ impl Control {
         }
     }
 
-    /// Waits until a packet can be received, or a queued notice can be sent.
     pub(crate) fn rest(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         match self.has_notices() {
             true => self.make_room(deadline),
@@ -177,8 +167,8 @@ impl Control {
         self.send_notices();
     }
 
-    /// Withdraws a segment that no longer holds a region. If its announcement is still queued,
-    /// removes the announcement instead. So a peer that does not read cannot keep the memory alive.
+    /// Withdraws a segment, or its queued announcement, so that a peer that does not read cannot
+    /// keep the memory alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
         let is_it = |notice: &Notice| {
             matches!(notice, Notice::Announce(segment)
@@ -198,7 +188,7 @@ impl Control {
             match self.socket.try_send(&packet, &fds) {
                 Ok(()) => {}
                 Err(HandshakeError::System(libc::EAGAIN)) => return,
-                // The connection is broken. The next read reports that.
+                // The next read reports the broken connection.
                 Err(_) => return self.notices.clear(),
             }
             self.notices.pop_front();
@@ -206,7 +196,7 @@ impl Control {
     }
 
     /// Receives a bounded number of packets and sends queued notices, without blocking. Returns
-    /// whether the socket is drained. Also returns `true` if this process has no free descriptors.
+    /// whether the socket is drained, or this process has no free descriptors.
     pub(crate) fn pump(&mut self) -> bool {
         self.send_notices();
         self.take_in()
@@ -230,7 +220,7 @@ impl Control {
         self.ended.is_some()
     }
 
-    /// Waits for room in the socket. Also receives packets, because the peer may wait for room too.
+    /// Also receives packets, because the peer may wait for room too.
     fn make_room(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -240,8 +230,7 @@ impl Control {
         Ok(())
     }
 
-    /// Waits for the next packet and receives it. Checks the deadline first, because a peer may
-    /// send unrelated packets endlessly.
+    /// Checks the deadline first, because a peer may send unrelated packets endlessly.
     fn wait(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -334,8 +323,8 @@ impl Control {
         self.segments.retain(|segment| !segment.withdrawn || segment.users > 0);
     }
 
-    /// Maps `len` bytes at `offset` of the peer's segment. Waits for the announcement until the
-    /// deadline. [`release`](Control::release) undoes the import.
+    /// Waits for the announcement until the deadline. [`release`](Control::release) undoes the
+    /// import.
     pub(crate) fn import(
         &mut self,
         number: u32,
@@ -350,8 +339,8 @@ impl Control {
         self.map(number, offset, len, Mapping::new)
     }
 
-    /// Maps a range like [`import`](Control::import), but returns `None` if the segment has not
-    /// been announced. Does not wait, and takes the same time for any segment size.
+    /// Like [`import`](Control::import), but returns `None` if the segment has not been announced.
+    /// Takes the same time for any segment size.
     pub(crate) fn try_import(
         &mut self,
         number: u32,
@@ -362,7 +351,6 @@ impl Control {
         self.map(number, offset, len, Mapping::quickly)
     }
 
-    /// Returns the segment with this number, if it is announced and not withdrawn.
     fn announced(&mut self, number: u32) -> Option<&mut Announced> {
         self.segments.iter_mut().find(|known| known.number == number && !known.withdrawn)
     }
@@ -406,7 +394,6 @@ impl Control {
     }
 }
 
-/// Returns the maximum number of descriptors that a packet may carry.
 fn room(extensions: &Extensions, packet: &[u8]) -> usize {
     match Reader::open(packet) {
         Ok((PacketKind::Announce, _)) => 1,
@@ -415,8 +402,7 @@ fn room(extensions: &Extensions, packet: &[u8]) -> usize {
     }
 }
 
-/// Allocates a buffer for a packet of any length. Not kept per peer, because a rail has many peers
-/// and most of them are silent.
+/// Not kept per peer, because a rail has many peers and most of them are silent.
 fn packet_buffer() -> Vec<u8> {
     vec![0; MAX_PACKET]
 }

@@ -2,7 +2,6 @@
 
 use fishplate_core::mem::Peer;
 
-/// A set of peers, in order of insertion.
 #[derive(Debug)]
 pub(crate) struct Due {
     list: Vec<Peer>,
@@ -38,7 +37,6 @@ impl Due {
         self.list.is_empty()
     }
 
-    /// Removes all peers, and calls `each` for every one of them.
     #[inline(always)]
     pub(crate) fn take_each(&mut self, mut each: impl FnMut(Peer)) {
         for peer in self.list.drain(..) {

@@ -1,5 +1,3 @@
-//! Errors of the setup. Their messages say what failed and what to do.
-
 use std::error::Error;
 use std::fmt::{Display, Formatter, Result};
 use std::io;

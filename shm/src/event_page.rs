@@ -22,7 +22,6 @@ const LEN: usize = PAGE;
 const_assert!(size_of::<EventCount>() <= LEN);
 const_assert!(align_of::<EventCount>() <= PAGE);
 
-/// The event page of this process, or of a peer.
 #[derive(Debug)]
 pub(crate) struct EventPage {
     fd: OwnedFd,
@@ -39,7 +38,6 @@ impl EventPage {
         Ok(EventPage { fd, page })
     }
 
-    /// Maps a peer's event page.
     pub(crate) fn attach(fd: Foreign) -> Result<Self, SegmentError> {
         let fd = fd.into_memory(LEN as u64)?;
         let page = Mapping::new(fd.as_fd(), LEN, Access::Write)?;

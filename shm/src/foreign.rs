@@ -2,15 +2,15 @@
 //! allocates and makes system calls, but does not block.
 //!
 //! Closing a descriptor can block: a TCP socket lingers, a FUSE file asks its server, a terminal
-//! drains. Even a query can block, because a peer may hold the lock of a socket. So this module
+//! drains. Even a query can block, because a peer may hold the lock of a socket, so this module
 //! first asks for the seals of a descriptor, which the kernel reports without blocking. Dropping
 //! sealable memory closes it, unless freeing its pages would take long. Everything else is set
 //! aside for a thread that may block: see [`set_closer`].
 //!
 //! In two cases the kernel itself closes descriptors, in the calling thread. First, a packet is
 //! received without room for its descriptors. Second, a socket is closed while descriptors are in
-//! its queue. So [`Socket`](crate::socket::Socket) leaves a packet in its queue unless there is
-//! room for all its descriptors, and is set aside itself if some are in its queue.
+//! its queue. So [`Socket`](crate::socket::Socket) leaves a packet in its queue until there is room
+//! for all its descriptors, and is set aside itself if some are in its queue.
 //!
 //! So each connection lets a stranger leave one descriptor here, plus the few of an Offer. While
 //! [`most`] resources are set aside, a [`Listener`](crate::Listener) accepts no connections.
@@ -122,7 +122,6 @@ pub fn unmap(mapping: Mapping) {
     }
 }
 
-/// The resources set aside for the closer.
 static ASIDE: List<Box<dyn Send>> = List(AtomicPtr::new(ptr::null_mut()));
 
 /// The resources that a call of [`close_aside`] has taken from [`ASIDE`] but not begun to close.
@@ -132,10 +131,9 @@ static WAITING: Mutex<VecDeque<Box<dyn Send>>> = Mutex::new(VecDeque::new());
 /// The number of resources set aside and not yet closed.
 static HELD: AtomicU32 = AtomicU32::new(0);
 
-/// Upper limit of [`most`].
 const MOST: u64 = 512;
 
-/// The closer, a `fn()` as a pointer, or null if none is set.
+/// A `fn()` as a pointer, or null.
 static CLOSER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 /// Sets the function that runs each time a resource is set aside. It runs on the progress path, so
@@ -183,8 +181,7 @@ pub(crate) fn is_full() -> bool {
     u64::from(HELD.load(Ordering::Relaxed)) >= most()
 }
 
-/// Maximum number of resources set aside while a listener accepts connections: half of the
-/// descriptors that this process may open, at most [`MOST`].
+/// Half of the descriptors that this process may open, at most [`MOST`].
 fn most() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call fills the local structure. If it fails, the structure stays 0.
@@ -192,7 +189,6 @@ fn most() -> u64 {
     MOST.min(limit.rlim_cur / 2)
 }
 
-/// Sets aside a value that may take long to drop.
 #[cold]
 pub(crate) fn put_aside<T: Send + 'static>(thing: T) {
     // Relaxed: `is_full` may return an older state.

@@ -1,7 +1,6 @@
 //! The handshake of two processes: exchanges credentials, sizes, nonces and descriptors over one
 //! AF_UNIX SEQPACKET socket. Slow path: allocates, makes system calls, and waits for the peer up to
-//! a deadline. `shake` implements the steps of one handshake. [`meeting`](crate::meeting) drives
-//! many at once.
+//! a deadline.
 //!
 //! | step  | both sides send | both sides check |
 //! |-------|---|---|
@@ -11,7 +10,7 @@
 //! | Ready | the peer's nonce again | our nonce, sent by the Hello's process |
 //!
 //! Both ends offer the descriptors of their lane and event page. The first end also offers the
-//! common segment. [`identity`](crate::identity) describes how the sender of the Hello is proven.
+//! common segment.
 //!
 //! The listening end creates its lane and the common segment only after it has the other end's
 //! Offer. So a stranger's Hello costs the listener no memory.
@@ -78,12 +77,10 @@ pub struct Link {
     pub(crate) pair: Pair,
     pub(crate) event_page: EventPage,
     pub(crate) common: Option<Mapping>,
-    /// Identifies the pair: both ends compute the same value. Two pairs have the same value with a
-    /// probability of 2^-32.
+    /// Both ends compute the same value. Two pairs have the same value with a probability of 2^-32.
     pub(crate) pair_id: u32,
     /// Whether both ends use `membarrier`, so that notifying needs no fence.
     pub(crate) light: bool,
-    /// Whether the kernel permits copies from and to the peer's memory.
     pub(crate) cma: bool,
     pub(crate) config: Arc<ShmConfig>,
     nonces: [Nonce; 2],

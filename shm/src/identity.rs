@@ -21,22 +21,21 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use crate::error::HandshakeError;
 use crate::socket::{Sender, Socket};
 
-/// The identity of the peer.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     /// The peer's process, or 0 if its PID namespace is not visible to this process.
     pub(crate) pid: i32,
-    /// The peer's user ID. After `connected`: the effective ID of the connected process. After
-    /// `introduce`: the ID that the sender claimed and the kernel checked.
+    /// After `connected`: the effective ID of the connected process. After `introduce`: the ID that
+    /// the sender claimed and the kernel checked.
     pub(crate) uid: u32,
-    /// Becomes readable when the process dies. `None` if the kernel provided no pidfd.
+    /// Becomes readable when the process dies. `None` if the kernel provided none.
     pub(crate) pidfd: Option<OwnedFd>,
     /// Whether `pidfd` is proven to belong to the sender of the handshake packets.
     proven: bool,
 }
 
 impl Credentials {
-    /// Identifies the connected process, and requests credentials with all later packets.
+    /// Requests credentials with all later packets.
     pub(crate) fn connected(socket: &Socket) -> Result<Self, HandshakeError> {
         let pidfds_come = socket.name_senders(true)?;
         let (pid, uid) = socket.connected_by()?;
@@ -44,7 +43,6 @@ impl Credentials {
         Ok(Credentials { pid, uid, pidfd, proven: false })
     }
 
-    /// Replaces the connected process with the sender of the Hello.
     pub(crate) fn introduce(&mut self, sender: Sender) {
         let Sender { pid, uid, pidfd } = sender;
         let connected = self.pidfd.take().filter(|_| pid == self.pid);
@@ -52,13 +50,11 @@ impl Credentials {
         *self = Credentials { pid, uid, pidfd: pidfd.or(connected).or_else(|| open(pid)), proven };
     }
 
-    /// Returns whether the peer's process is proven, alive, and not this process.
     pub(crate) fn is_another(&self) -> bool {
         self.proven && self.pidfd.as_ref().is_some_and(is_alive) && !is_own(self.pid)
     }
 }
 
-/// Opens a pidfd of the process that currently has this ID.
 fn open(pid: i32) -> Option<OwnedFd> {
     if pid <= 0 {
         return None;

@@ -84,7 +84,6 @@ pub(crate) const fn max_message(cells: u32) -> usize {
 /// Offset of the first cell in the segment, in bytes.
 const CELLS: usize = PAGE;
 
-/// The mapped segment of one lane.
 #[derive(Debug)]
 pub(crate) struct LaneMemory {
     mapping: Mapping,
@@ -95,7 +94,6 @@ pub(crate) struct LaneMemory {
 assert_impl_all!(LaneMemory: Send, Sync);
 
 impl LaneMemory {
-    /// Creates the segment of our outgoing lane.
     pub(crate) fn create(cells: u32, maker: Nonce, guest: Nonce) -> Result<Self, SegmentError> {
         let ring = cells as usize * CELL;
         let fd = segment::create(CELLS + ring)?;
@@ -148,20 +146,17 @@ fn words(nonce: Nonce) -> [u64; 2] {
     [bits as u64, (bits >> 64) as u64]
 }
 
-/// The two lanes of a link.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    /// The lane that we created and write.
     pub(crate) outgoing: LaneMemory,
-    /// The lane that the peer created and writes.
     pub(crate) incoming: LaneMemory,
 }
 
 impl Pair {
-    /// Returns the producer and the consumer, both at position `start`.
+    /// Both ends begin at position `start`.
     ///
     /// # Safety
-    /// The caller calls this once, and uses both ends only while the pair exists. The pair may be
+    /// The caller calls this once, and uses both ends only while the pair exists, which may be
     /// moved.
     pub(crate) unsafe fn open(&self, start: u64) -> (Producer, Consumer) {
         // SAFETY: the caller keeps the pair as long as the ends. It calls this once, so there is no
@@ -195,10 +190,9 @@ pub(crate) unsafe fn ends(
     (producer, consumer)
 }
 
-/// Copies the header of a message. Copies word by word if its length is a multiple of 8, because
-/// the caller has just stored it in words. The processor cannot forward such stores to a wider
-/// load. That load would wait until all earlier stores, including those to the lane, have reached
-/// the cache.
+/// Copies word by word if the length is a multiple of 8, because the caller has just stored the
+/// header in words. The processor cannot forward such stores to a wider load. That load would wait
+/// until all earlier stores, including those to the lane, have reached the cache.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.

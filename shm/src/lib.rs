@@ -20,8 +20,7 @@
 //!
 //! # Example
 //!
-//! One end exports a segment, and the other end writes to it and sends a message. Here the two ends
-//! are threads of one process.
+//! One end exports a segment, and the other end writes to it and sends a message.
 //!
 //! ```
 //! use std::time::{Duration, Instant};

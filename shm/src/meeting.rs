@@ -1,10 +1,9 @@
 //! Accepts connections and drives many handshakes at once, so that no peer delays another.
 //!
-//! A process that connects to a listener may stay silent or send invalid data. That costs only its
-//! own connection: each handshake advances when its peer sends, has its own deadline, and fails
-//! alone. At most [`MOST`] are open. Beyond that, a new handshake evicts the oldest of the least
-//! advanced handshakes. Handshakes that this process [dialled](Meetings::dial) do not count and are
-//! not evicted.
+//! A process that stays silent or sends invalid data costs only its own connection: each handshake
+//! advances when its peer sends, has its own deadline, and fails alone. At most [`MOST`] are open.
+//! Beyond that, a new one evicts the oldest of the least advanced. Handshakes that this process
+//! [dialled](Meetings::dial) do not count and are not evicted.
 //!
 //! Slow path: allocates and makes system calls. Only [`Meetings::next`] and [`meet`] wait, at most
 //! until their deadline.
@@ -75,7 +74,6 @@ pub struct Meetings<H: HalfOpen> {
     open: Vec<Entry<H>>,
     refused: VecDeque<(String, H::Error)>,
     failed: Vec<(OsString, H::Error)>,
-    /// Time limit of one handshake.
     patience: Duration,
 }
 
@@ -86,12 +84,10 @@ struct Entry<H> {
     deadline: Instant,
 }
 
-/// The peer of a handshake.
 #[derive(Debug)]
 enum Who {
     /// A process that connected to this listener, with its description.
     Stranger(String),
-    /// The listener at this address.
     Dialled(OsString),
 }
 
@@ -215,12 +211,10 @@ impl<H: HalfOpen> Meetings<H> {
         self.open.push(Entry { handshake, who, deadline: now + self.patience });
     }
 
-    /// Returns the indexes of the handshakes with peers that connected to this listener.
     fn strangers(&self) -> impl Iterator<Item = usize> {
         (0..self.open.len()).filter(|&at| matches!(self.open[at].who, Who::Stranger(_)))
     }
 
-    /// Advances one handshake, and removes it if it completed or failed.
     fn step(&mut self, at: usize) -> Option<H::Met> {
         let Entry { handshake, who, deadline } = self.open.swap_remove(at);
         match handshake.step() {
@@ -235,8 +229,7 @@ impl<H: HalfOpen> Meetings<H> {
         None
     }
 
-    /// Evicts the oldest of the least advanced handshakes with strangers. Returns whether there was
-    /// one.
+    /// Returns whether there was a handshake to evict.
     fn evict(&mut self) -> bool {
         let rank = |entry: &Entry<H>| (entry.handshake.heard(), entry.deadline);
         let worst = self.strangers().min_by_key(|&at| rank(&self.open[at]));
@@ -260,9 +253,8 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Waits until a connection arrives, an open handshake is ready, or `until` has passed. While
-    /// connections may not be accepted, waits at most for [`PAUSE`]. Returns which open handshakes
-    /// are ready.
+    /// Returns which open handshakes are ready. While connections may not be accepted, waits at
+    /// most for [`PAUSE`].
     fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
         let entry =
             |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
@@ -278,7 +270,6 @@ impl<H: HalfOpen> Meetings<H> {
         Ok(polls.iter().map(|poll| poll.revents != 0).collect())
     }
 
-    /// Accepts the next pending connection.
     fn accept(&mut self, listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, H::Error> {
         loop {
             let code = match accept_now(listener) {
@@ -323,7 +314,6 @@ pub fn meet<H: HalfOpen>(mut handshake: H, deadline: Instant) -> Result<H::Met, 
     }
 }
 
-/// Accepts the next pending connection, or returns the code of the system call.
 pub(crate) fn accept_now(listener: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: accept4(2) allows null pointers, which mean that the peer's address is not wanted.
@@ -336,7 +326,6 @@ pub(crate) fn accept_now(listener: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits until one of the descriptors has an event or a hang-up, or until `until`.
 pub(crate) fn poll(polls: &mut [libc::pollfd], until: Instant) -> Result<(), i32> {
     loop {
         let left = until.saturating_duration_since(Instant::now());

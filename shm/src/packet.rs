@@ -1,5 +1,5 @@
 //! The packets of the socket. Slow path: encoding allocates. Decoding first checks magic, version,
-//! kind and length, in this order. The body consists of fields of fixed width.
+//! kind and length, in this order.
 //!
 //! | bytes | field                                          |
 //! |-------|------------------------------------------------|
@@ -26,24 +26,20 @@ pub(crate) const VERSION: u16 = 5;
 /// 128 random bits that identify one end of one link.
 pub type Nonce = [u8; 16];
 
-/// Size of the header, in bytes.
 pub(crate) const HEAD: usize = 16;
 
 /// Maximum length of a blob of [`exchange`](crate::Link::exchange), in bytes.
 pub const MAX_BLOB: usize = 64 * 1024;
 
-/// Maximum length of a packet, in bytes.
 pub(crate) const MAX_PACKET: usize = HEAD + MAX_BLOB;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketKind {
-    /// Carries the sender's identity, sizes and nonce.
     Hello,
     /// Echoes the peer's nonce, and carries our descriptors.
     Offer,
     /// Reports that we have mapped and checked all of the peer's memory.
     Ready,
-    /// Carries bytes for the layer above.
     Blob,
     /// Announces a segment that may hold regions, and carries its descriptor.
     Announce,
@@ -51,10 +47,9 @@ pub(crate) enum PacketKind {
     Withdraw,
     /// Reports that the sender closes the link.
     Bye,
-    /// Asks the peer to poll its lane. Sent to a peer that sleeps on its sockets instead of its
-    /// event page.
+    /// Asks a peer that sleeps on its sockets to poll its lane.
     Ring,
-    /// A packet of another package: one of [`EXTENSIONS`].
+    /// One of [`EXTENSIONS`].
     Extension(u16),
 }
 
@@ -140,7 +135,6 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Checks the header, and returns the packet's kind and a reader of its body.
     pub(crate) fn open(packet: &'a [u8]) -> Result<(PacketKind, Self), HandshakeError> {
         let mut head = Reader { rest: packet };
         if u64::from_ne_bytes(head.take()?) != MAGIC {

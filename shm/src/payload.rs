@@ -19,12 +19,10 @@
 //! the average has a weight of an eighth, because this thread may have been preempted. After a much
 //! higher sample, the next payload is measured too.
 
-/// How a payload is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
-    /// The kernel copies it: `process_vm_readv(2)`.
+    /// `process_vm_readv(2)`.
     Kernel,
-    /// The sender puts it into the lane.
     Lane,
 }
 
@@ -40,11 +38,10 @@ impl By {
 /// Number of payloads between two measurements of the path in use.
 const AGAIN: u32 = 32;
 
-/// Number of payloads in one measurement of the lane. The measurement ends earlier if the lane runs
-/// empty.
+/// Payloads in one measurement of the lane, unless the lane runs empty earlier.
 const ENOUGH: u32 = 16;
 
-/// Upper limit of the cost ratio of the two paths.
+/// Upper limit of the cost ratio.
 const WORST: u64 = 8;
 
 /// Upper limit of a sample, as a multiple of the average.
@@ -54,12 +51,12 @@ const OUTLIER: u64 = 2;
 /// nanoseconds per KiB.
 const SLOW: u64 = 1000;
 
-/// Makes trials rare. After trial `n` with `m` payloads, the next trial begins after `PATIENCE[n] *
-/// m` payloads, times the [`ratio`](Class::ratio) of the costs. The last entry also applies to all
-/// later trials. The first entries are small, because few measurements exist yet.
+/// After trial `n` with `m` payloads, the next trial begins after `PATIENCE[n] * m` payloads, times
+/// the [`ratio`](Class::ratio) of the costs. The last entry also applies to all later trials. The
+/// first entries are small, because few measurements exist yet.
 const PATIENCE: [u32; 5] = [2, 4, 8, 16, 32];
 
-/// Number of size classes: below 16 KiB, below 32 KiB, and so on, up to 2 MiB and more.
+/// Below 16 KiB, below 32 KiB, and so on, up to 2 MiB and more.
 const CLASSES: usize = 9;
 
 /// An unfinished measurement of the lane.
@@ -70,7 +67,6 @@ struct Sample {
     count: u32,
 }
 
-/// The measurements of one size class.
 #[derive(Clone, Copy, Debug)]
 struct Class {
     /// Cost of the kernel and of the lane, in nanoseconds per KiB. 0 means unknown.
@@ -80,23 +76,21 @@ struct Class {
     left: u32,
     /// Number of payloads until the path in use is measured.
     measure: u32,
-    /// Number of payloads in the current trial.
     tried: u32,
-    /// Number of trials. It selects the step of [`PATIENCE`].
+    /// Selects the step of [`PATIENCE`].
     trials: u8,
     /// Number of payloads in flight through the lane.
     open: u32,
     sample: Option<Sample>,
 }
 
-/// The measurements of one peer.
 #[derive(Debug)]
 pub(crate) struct PayloadPaths {
     classes: [Class; CLASSES],
 }
 
 impl PayloadPaths {
-    /// Creates an empty record. The first payload of each class tries the lane.
+    /// The first payload of each class tries the lane.
     pub(crate) const fn new() -> Self {
         let class = Class {
             cost: [0; 2],
@@ -111,7 +105,7 @@ impl PayloadPaths {
         PayloadPaths { classes: [class; CLASSES] }
     }
 
-    /// Chooses the path of the next payload of `len` bytes, and whether to measure it.
+    /// Also returns whether to measure the payload.
     pub(crate) fn choose(&mut self, len: usize, now: impl FnOnce() -> u64) -> (By, bool) {
         let class = self.class(len);
         if class.tried == 0 && class.left != 0 {
@@ -138,7 +132,7 @@ impl PayloadPaths {
         }
     }
 
-    /// Records a payload requested through the lane. `now` is the time, if the payload is measured.
+    /// `now` is given if the payload is measured.
     pub(crate) fn asked(&mut self, len: usize, now: Option<u64>) {
         let class = self.class(len);
         class.took(By::Lane);
@@ -200,8 +194,7 @@ impl Class {
         }
     }
 
-    /// Ends a trial, and schedules the next trial. A longer trial or a slower path delays the next
-    /// trial more.
+    /// A longer trial or a slower path delays the next trial more.
     fn tried_out(&mut self) {
         let patience = PATIENCE[usize::from(self.trials).min(PATIENCE.len() - 1)];
         self.trials = self.trials.saturating_add(1);
@@ -209,7 +202,6 @@ impl Class {
         self.tried = 0;
     }
 
-    /// Returns the assumed cost of a lane that delivers nothing.
     fn worst(&self) -> u64 {
         match self.cost[By::Kernel as usize] {
             0 => SLOW,

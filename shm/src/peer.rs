@@ -39,15 +39,13 @@ pub(crate) struct Remote {
 /// before it reuses one, usually tens of thousands.
 const KNOWN: u64 = 1_000_000;
 
-/// Imported memory of the peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Import {
     pub(crate) key: u64,
     pub(crate) base: u64,
     pub(crate) len: u64,
-    /// The mapped address, or `None` if the memory is not mapped.
+    /// `None` if the memory is not mapped.
     pub(crate) ptr: Option<NonNull<u8>>,
-    /// Number of imports of this memory.
     uses: u32,
 }
 
@@ -56,27 +54,25 @@ pub(crate) struct Attached {
     pub(crate) out: Producer,
     pub(crate) input: Consumer,
     max_message: usize,
-    /// Whether posts are refused. [`refusal`](Attached::refusal) returns the reason.
+    /// [`refusal`](Attached::refusal) returns why posts are refused.
     pub(crate) blocked: bool,
-    /// Whether this pass has written to the peer's lane. If so, the pass ends with a notification
-    /// of the peer.
+    /// This pass has written to the peer's lane, so it ends with a notification.
     pub(crate) due: bool,
     /// Whether every pass polls the peer: see [`Roster`](crate::roster::Roster).
     pub(crate) hot: bool,
     /// Whether a record has arrived since the last check for cold peers.
     pub(crate) heard: bool,
-    /// The imports. The index is the slot in the import's key. Has at most `max_imports` entries.
+    /// The index is the slot in the import's key. Has at most `max_imports` entries.
     imports: Vec<Option<Import>>,
     max_imports: usize,
     pub(crate) staged: Staged,
-    /// Whether the kernel may copy to and from the peer's private memory.
     pub(crate) cma: bool,
     pub(crate) payloads: PayloadPaths,
     pub(crate) remote: Option<Remote>,
     down: Option<PeerError>,
     /// Whether `peer_down` has been reported.
     told: bool,
-    /// Keeps the lanes mapped that `out` and `input` point into.
+    /// `out` and `input` point into them.
     _lanes: Box<[LaneMemory]>,
 }
 
@@ -84,7 +80,6 @@ pub(crate) struct Attached {
 // registered memory, or to memory that the poster keeps valid until a post completes.
 unsafe impl Send for Attached {}
 
-/// Sizes of one peer's tables.
 pub(crate) struct Sizes {
     pub(crate) max_message: usize,
     pub(crate) max_regions: u16,
@@ -92,7 +87,7 @@ pub(crate) struct Sizes {
 }
 
 impl Attached {
-    /// Creates the state of a peer from its link, with both lanes at position `start`.
+    /// Both lanes are at position `start`.
     pub(crate) fn over(link: Link, sizes: Sizes, start: u64) -> Self {
         let Link { control, peer, pair, event_page, common, pair_id, light, cma, .. } = link;
         // SAFETY: the new value owns the pair as long as the ends. `over` consumes the link, so
@@ -112,7 +107,6 @@ impl Attached {
         Self::new(ends, Box::new([outgoing, incoming]), Some(remote), cma, sizes)
     }
 
-    /// Creates the state of this process as its own peer.
     pub(crate) fn own(cells: u32, sizes: Sizes) -> Result<Self, SegmentError> {
         let lane = LaneMemory::create(cells, [0; 16], [0; 16])?;
         // SAFETY: the new value owns the lane as long as the ends. The lane was just created,
@@ -148,13 +142,11 @@ impl Attached {
         }
     }
 
-    /// Returns why posts are refused.
     #[cold]
     pub(crate) fn refusal(&self) -> PostError {
         if self.down.is_some() { PostError::PeerDown } else { PostError::Again }
     }
 
-    /// Reserves cells in the outgoing lane.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, cells: u64) -> Result<*mut u8, PostError> {
         match self.out.reserve(cells) {
@@ -174,7 +166,6 @@ impl Attached {
         }
     }
 
-    /// Returns the import of a key, if there is one.
     #[inline(always)]
     pub(crate) fn import_of(&self, key: u64) -> Option<&Import> {
         let place = usize::from((key >> 32) as u16);
@@ -189,7 +180,7 @@ impl Attached {
         self.imports.iter().flatten().find(|import| import.key == key)
     }
 
-    /// Reports up to `budget` records to the sink. Returns the number of reported records.
+    /// Returns the number of reported records.
     #[inline]
     pub(crate) fn consume<S: Sink>(
         &mut self,
@@ -242,8 +233,7 @@ impl Attached {
         count
     }
 
-    /// Reports the next record's message, which begins after a gap. Returns the number of cells of
-    /// the record, or `None` after it failed the peer.
+    /// Returns the number of cells of the record, or `None` after it failed the peer.
     #[inline(always)]
     fn message<S: Sink>(
         &mut self,
@@ -265,8 +255,8 @@ impl Attached {
     }
 
     /// Does rare work: reports the failed posts of a failed peer, or sends records that waited for
-    /// room. Returns the number of reported events. Returns 1 if more records could be sent now:
-    /// the owner must not sleep then, because nothing would notify it.
+    /// room. Returns the number of reported events, or 1 if more records could be sent now: the
+    /// owner must not sleep then, because nothing would notify it.
     #[cold]
     #[inline(never)]
     pub(crate) fn chores<S: Sink>(
@@ -297,7 +287,6 @@ impl Attached {
         }
     }
 
-    /// Returns whether [`chores`](Attached::chores) has work.
     #[inline(always)]
     pub(crate) fn has_chores(&self) -> bool {
         self.blocked || self.staged.owes()
@@ -309,14 +298,13 @@ impl Attached {
         quiet && !self.staged.has_posts()
     }
 
-    /// Returns whether the peer has not failed, so that its lane may be read.
     #[inline(always)]
     pub(crate) fn is_up(&self) -> bool {
         self.down.is_none()
     }
 
-    /// Fails the peer. Its lane is not accessed again, and [`report`](Attached::report) reports the
-    /// failure to the sink.
+    /// The lane is not accessed again, and [`report`](Attached::report) reports the failure to the
+    /// sink.
     #[cold]
     pub(crate) fn fail(&mut self, why: PeerError) {
         self.down.get_or_insert(why);
@@ -346,7 +334,6 @@ impl Attached {
         self.remote.as_ref().is_none_or(|remote| remote.light)
     }
 
-    /// Wakes the peer if it sleeps.
     #[inline(always)]
     pub(crate) fn ring<H: Host>(&self, host: &H) {
         let Some(remote) = &self.remote else { return };
@@ -359,7 +346,7 @@ impl Attached {
         remote.event_page.event().notify_with(host, || remote.control.ring());
     }
 
-    /// Records an import. `map` maps the memory on the first import.
+    /// `map` maps the memory on the first import.
     pub(crate) fn import(
         &mut self,
         key: RailKey,
@@ -430,7 +417,6 @@ impl Attached {
 }
 
 impl Import {
-    /// Returns whether `len` bytes at `offset` lie inside the import.
     #[inline(always)]
     pub(crate) fn holds(&self, offset: u64, len: usize) -> bool {
         within(offset, len as u64, self.len)
@@ -470,8 +456,7 @@ impl Remote {
         lives
     }
 
-    /// Returns whether the process of the handshake is alive and linked to us. Always asks the
-    /// kernel.
+    /// Always asks the kernel.
     pub(crate) fn looks_alive(&self) -> bool {
         let pidfd = self.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polls = [
@@ -484,7 +469,6 @@ impl Remote {
             // descriptors.
             match unsafe { libc::poll(polls.as_mut_ptr(), 2, 0) } {
                 0 => return true,
-                // Interrupted by a signal, which says nothing about the peer.
                 -1 if errno() == libc::EINTR => {}
                 _ => return false,
             }
@@ -494,7 +478,6 @@ impl Remote {
 
 #[cfg(test)]
 impl Attached {
-    /// Returns the lane that we write.
     pub(crate) fn outgoing(&self) -> &LaneMemory {
         &self._lanes[0]
     }

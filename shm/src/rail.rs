@@ -1,6 +1,3 @@
-//! The rail, its tables, and the passes over its peers. [`ShmRail`] describes the fast and slow
-//! paths.
-
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -29,7 +26,7 @@ use crate::roster::{Places, Roster};
 use crate::segment::Segment;
 use crate::staged;
 
-/// Maximum length of one write or read, in bytes. It bounds how long a copy blocks the caller.
+/// Bounds how long a copy blocks the caller, in bytes.
 const MAX_RMA: usize = 1 << 30;
 
 /// Minimum length, in bytes, of bodies that begin at a cell boundary. Between processors that share
@@ -88,17 +85,12 @@ pub struct ShmRail<H: Host> {
     event_page: Arc<EventPage>,
     caps: Caps,
     peers: Vec<Option<Box<Attached>>>,
-    /// The attached peers, unordered.
     active: Vec<Peer>,
     /// The index in `active` where the next [`check_peers`](Rail::check_peers) begins.
     checked: usize,
-    /// The peers that passes poll.
     roster: Roster,
-    /// The index in `roster.hot` where the next pass begins.
     first: usize,
-    /// Peers that the next flush notifies.
     due: Due,
-    /// Completions to report in the next pass.
     ended: VecDeque<(u64, CompleteError)>,
     regions: Regions,
     polls: Vec<libc::pollfd>,
@@ -172,8 +164,7 @@ impl<H: Host> ShmRail<H> {
         self.attach_at(peer, link, 0)
     }
 
-    /// Attaches a peer like [`attach`](Self::attach), with both lanes at position `start`. The
-    /// other end must use the same position.
+    /// Both lanes are at position `start`, as at the other end.
     pub(crate) fn attach_at(
         &mut self,
         peer: Peer,
@@ -213,8 +204,7 @@ impl<H: Host> ShmRail<H> {
         self.config.max_peers
     }
 
-    /// Returns the state of an attached peer that is another process, or another rail of this
-    /// process.
+    /// `None` for the rail itself.
     pub(crate) fn remote(&mut self, peer: Peer) -> Option<&mut peer::Remote> {
         self.attached(peer)?.remote.as_mut()
     }
@@ -228,7 +218,6 @@ impl<H: Host> ShmRail<H> {
         Ok(())
     }
 
-    /// Puts a peer into a free slot.
     fn enter(&mut self, peer: Peer, place: usize, attached: Box<Attached>) {
         if place >= self.peers.len() {
             self.peers.resize_with(place + 1, || None);
@@ -297,7 +286,7 @@ impl<H: Host> ShmRail<H> {
         self.regions.find(key, peer)
     }
 
-    /// Imports memory. `map` maps memory that is in a segment of the peer.
+    /// `map` maps memory that is in a segment of the peer.
     fn import_by(
         &mut self,
         peer: Peer,
@@ -325,7 +314,7 @@ impl<H: Host> ShmRail<H> {
         })
     }
 
-    /// Notifies the peers that are due. Not inlined, because usually there are none.
+    /// Not inlined, because usually there are none.
     #[inline(never)]
     fn ring_due(&mut self) {
         self.due.take_each(|peer| {
@@ -335,7 +324,6 @@ impl<H: Host> ShmRail<H> {
         });
     }
 
-    /// Reports the completions that are waiting in `ended`.
     #[cold]
     fn report_ended<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
@@ -348,7 +336,7 @@ impl<H: Host> ShmRail<H> {
     }
 }
 
-/// Returns an attached peer. Unlike [`ShmRail::attached`], borrows only the table of peers.
+/// Unlike [`ShmRail::attached`], borrows only the table of peers.
 #[inline(always)]
 fn find(peers: &mut Places, peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()
@@ -387,7 +375,6 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         if len == 0 || (ptr.as_ptr() as usize).checked_add(len).is_none() {
             return Err(AttachError::BadRange);
         }
-        // Checks that the region lies inside the memory that its kind names.
         let lies = |start: NonNull<u8>, size: usize, offset: u64| {
             staged::within(offset, len as u64, size as u64)
                 && start.as_ptr().wrapping_add(offset as usize) == ptr.as_ptr()

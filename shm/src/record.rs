@@ -18,21 +18,15 @@ use std::ptr;
 
 use crate::lane::{CELL, PAYLOAD};
 
-/// A message for the sink.
 pub(crate) const MESSAGE: u32 = 1;
 /// Shift of the gap's length in the kind.
 pub(crate) const GAP_SHIFT: u32 = 8;
-/// Maximum gap, in bytes. The message then begins in the second cell.
+/// In bytes. The message then begins in the second cell.
 pub(crate) const GAP_MAX: usize = CELL - PAYLOAD;
-/// Completes a write that did not go through the lane.
 pub(crate) const LANDED: u32 = 2;
-/// A chunk of a staged write.
 pub(crate) const WRITE: u32 = 3;
-/// The request of a staged read.
 pub(crate) const READ: u32 = 4;
-/// A chunk of the data of a staged read.
 pub(crate) const REPLY: u32 = 5;
-/// Completes a staged operation.
 pub(crate) const STATUS: u32 = 6;
 
 /// Maximum number of staged operations in flight in one direction.
@@ -43,16 +37,13 @@ pub(crate) const LAST: u64 = 1 << 32;
 /// Flag of a write: the completion word is valid.
 pub(crate) const DATA: u64 = 1 << 33;
 
-/// Maximum length of a chunk, in bytes.
 const CHUNK: usize = 4096;
 
-/// Returns the chunk length for a rail with messages of at most `max_message` bytes. The record of
-/// a chunk is no longer than the record of the longest message.
+/// The record of a chunk is no longer than that of the longest message.
 pub(crate) fn chunk_len(max_message: usize) -> usize {
     CHUNK.min(max_message / CELL * CELL)
 }
 
-/// Returns the number of cells of a record with a chunk of `len` bytes.
 #[inline]
 pub(crate) fn chunk_cells(len: usize) -> u64 {
     1 + len.div_ceil(CELL) as u64
@@ -63,7 +54,6 @@ pub(crate) fn header(kind: u32, value: u32) -> u64 {
     u64::from(kind) | u64::from(value) << 32
 }
 
-/// The payload fields in a record's first cell.
 pub(crate) type Words = [u64; 6];
 
 /// Copies the payload fields out of a record, once.
@@ -77,7 +67,6 @@ pub(crate) unsafe fn load(record: *const u8) -> Words {
     words
 }
 
-/// Stores the payload fields of a record.
 pub(crate) unsafe fn store(record: *mut u8, words: Words) {
     // SAFETY: the fields lie inside the cell, which the caller has reserved.
     unsafe {

@@ -19,7 +19,6 @@ use fishplate_core::mem::Peer;
 
 use crate::segment::Segment;
 
-/// The kind of memory of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyKind {
     Private,
@@ -36,7 +35,6 @@ pub(crate) struct Key {
     pub(crate) slot: u16,
 }
 
-/// Number of generations of a slot before they repeat.
 const GENERATIONS: u16 = 1 << 12;
 
 impl Key {
@@ -62,14 +60,12 @@ impl Key {
     }
 }
 
-/// The owner of registered memory, which keeps it mapped.
+/// Keeps the memory mapped.
 #[derive(Debug)]
 pub(crate) enum Owner {
-    /// The caller of `register`.
     User,
-    /// The segment that contains the region.
     Segment(Segment),
-    /// The attachment of this peer, which maps the common segment. The second value is the pair id.
+    /// Maps the common segment. The second value is the pair id.
     Peer(Peer, u32),
 }
 
@@ -86,7 +82,6 @@ struct Slot {
     region: Option<Registered>,
 }
 
-/// The table of registered regions.
 #[derive(Debug)]
 pub(crate) struct Regions {
     slots: Vec<Slot>,
@@ -122,8 +117,7 @@ impl Regions {
         Ok(Key { kind, generation: entry.generation, slot: slot as u16 }.encode())
     }
 
-    /// Returns the address and length of the region registered under a key, if `peer` may access
-    /// it.
+    /// `None` if `peer` may not access the region.
     pub(crate) fn find(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
         let Key { kind, generation, slot } = Key::decode(key)?;
         let entry = self.slots.get(usize::from(slot))?;
@@ -139,7 +133,6 @@ impl Regions {
         meant.then_some((region.ptr, region.len))
     }
 
-    /// Removes the region of a key, and returns the owner of its memory.
     pub(crate) fn remove(&mut self, key: u64) -> Option<Owner> {
         let Key { generation, slot, .. } = Key::decode(key)?;
         let entry =
@@ -147,7 +140,6 @@ impl Regions {
         Some(entry.region.take()?.owner)
     }
 
-    /// Removes every region in the common segment with `peer`.
     pub(crate) fn remove_common(&mut self, peer: Peer) {
         for entry in &mut self.slots {
             if matches!(&entry.region, Some(Registered { owner: Owner::Peer(owner, _), .. })
@@ -158,7 +150,6 @@ impl Regions {
         }
     }
 
-    /// Returns the segments that contain regions, each once.
     pub(crate) fn segments(&self) -> Vec<&Segment> {
         let mut found: Vec<&Segment> = Vec::new();
         for region in self.slots.iter().filter_map(|slot| slot.region.as_ref()) {

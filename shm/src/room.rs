@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::SegmentError;
 
-/// Minimum size, in bytes, of allocations that are checked. [`RESERVE`] covers smaller allocations.
+/// Smaller allocations, in bytes, are not checked: [`RESERVE`] covers them.
 const SMALL: usize = 1 << 20;
 
 /// Free memory of the machine or control group that we leave to other programs, in bytes.
@@ -48,15 +48,13 @@ fn check_within(len: usize, root: &Path) -> Result<(), SegmentError> {
     }
 }
 
-/// Returns the bytes that this process can allocate: the minimum over the machine and each control
-/// group. Unreadable files set no limit.
+/// The minimum over the machine and each control group. Unreadable files set no limit.
 fn available(root: &Path) -> u64 {
     let machine = meminfo(root).unwrap_or(u64::MAX);
     groups(root).iter().filter_map(|group| left_in(group)).fold(machine, u64::min)
 }
 
-/// Returns the memory that the machine can provide without killing a process: free memory,
-/// reclaimable memory and swap.
+/// Free memory, reclaimable memory and swap.
 fn meminfo(root: &Path) -> Option<u64> {
     let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let kib = |name: &str| -> Option<u64> {
@@ -88,8 +86,7 @@ fn groups(root: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Returns the free bytes of a control group, including reclaimable file pages. Returns `None` if
-/// the control group has no limit.
+/// Includes reclaimable file pages. `None` if the control group has no limit.
 fn left_in(group: &Path) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let second = |limit| Some((limit, number("memory.current")?, "inactive_file "));

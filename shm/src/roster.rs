@@ -18,7 +18,7 @@ use fishplate_core::mem::Peer;
 use crate::lane::Watch;
 use crate::peer::Attached;
 
-/// Number of polls of hot peers between two checks for peers that have become cold.
+/// Polls of hot peers between two checks for cold peers.
 const LOOKS: u32 = 4096;
 
 /// Number of passes that together poll each cold peer once.
@@ -27,23 +27,19 @@ const ROUND: usize = 64;
 /// Minimum number of cold peers that each pass polls.
 const LEAST: usize = 4;
 
-/// The peers of a rail, by peer number.
 pub(crate) type Places = [Option<Box<Attached>>];
 
-/// The attached peers that may have something to report, as hot and cold peers. Both lists are
-/// unordered.
+/// Both lists are unordered.
 #[derive(Debug)]
 pub(crate) struct Roster {
-    /// The peers that every pass polls.
     pub(crate) hot: Vec<Peer>,
     cold: Vec<Cold>,
     /// The index in `cold` where the next pass begins.
     next: usize,
-    /// Number of polls since the last check for peers that became cold.
+    /// Polls since the last check for cold peers.
     looks: u32,
 }
 
-/// A cold peer, and the location of its next record.
 #[derive(Debug)]
 struct Cold {
     record: Watch,
@@ -60,12 +56,11 @@ impl Roster {
         }
     }
 
-    /// Adds a new peer as [hot](Attached::hot).
     pub(crate) fn join(&mut self, peer: Peer) {
         self.hot.push(peer);
     }
 
-    /// Removes a peer. The caller may then unmap the peer's lane.
+    /// The caller may then unmap the peer's lane.
     pub(crate) fn leave(&mut self, peer: Peer) {
         self.hot.retain(|other| *other != peer);
         self.cold.retain(|other| other.peer != peer);
@@ -91,8 +86,7 @@ impl Roster {
         self.hot.push(peer);
     }
 
-    /// Polls the next cold peers in turn, or all of them. Makes each peer hot that has sent a
-    /// record.
+    /// Polls the next cold peers in turn, or all. Those that sent a record become hot.
     #[inline]
     pub(crate) fn look(&mut self, places: &mut Places, all: bool) {
         let len = self.cold.len();
@@ -114,7 +108,6 @@ impl Roster {
         }
     }
 
-    /// Makes the cold peer at index `next` hot, because it has sent a record.
     #[cold]
     #[inline(never)]
     fn found(&mut self, places: &mut Places) {

@@ -19,7 +19,6 @@ use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::sync::primitive::{AtomicU32, Ordering};
 use static_assertions::assert_impl_all;
 
-/// Returns the error code of the system call that just failed in this thread.
 pub(crate) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -207,8 +206,7 @@ fn add_seals(fd: BorrowedFd<'_>, seals: i32) -> Result<(), SegmentError> {
     Ok(())
 }
 
-/// Returns the seals of a descriptor, or an error if it is not sealable memory. Never blocks, for
-/// any kind of descriptor.
+/// Never blocks, for any kind of descriptor.
 fn seals(fd: BorrowedFd<'_>) -> Result<i32, SegmentError> {
     // SAFETY: the call takes no pointers, and the descriptor stays open while it is borrowed.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -231,20 +229,18 @@ pub fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     u64::try_from(stat(fd)?.st_size).map_err(|_| SegmentError::Length)
 }
 
-/// Returns the number of bytes that closing the descriptor may free: the larger of its size and its
-/// allocated pages. Pages can lie beyond the end of the file.
+/// The larger of size and allocated pages, in bytes. Pages can lie beyond the end of the file.
 pub(crate) fn memory_held(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     let size = memory_size(fd)?;
     Ok(size.max(pages(&stat(fd)?)))
 }
 
-/// Returns the number of bytes in the allocated pages of a file. A block (`st_blocks`) has
-/// 512 bytes, whatever the page size.
+/// In bytes. A block (`st_blocks`) has 512 bytes, whatever the page size.
 fn pages(stat: &libc::stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }
 
-/// Returns the size of a huge page, in bytes: the memory that one page of page table entries maps.
+/// In bytes: what one page of page table entries maps.
 fn huge_page() -> u64 {
     // SAFETY: the call takes no pointer.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE as u64);
@@ -307,7 +303,6 @@ struct Inner {
 
 assert_impl_all!(Segment: Send, Sync);
 
-/// The number of this process's next segment.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// This process's segments, by number. A region stores only the number.
@@ -334,7 +329,6 @@ impl Segment {
         Ok(Segment { inner })
     }
 
-    /// Returns the segment of this process with this number, if it still exists.
     pub(crate) fn find(number: u32) -> Option<Self> {
         let known = segments();
         let (_, segment) = known.iter().find(|(n, _)| *n == number)?;
@@ -379,8 +373,6 @@ impl Segment {
     }
 }
 
-/// Returns the region of `len` bytes at `offset` of a mapping.
-///
 /// # Safety
 /// The contract of [`Region::new`] applies.
 pub(crate) unsafe fn cut(

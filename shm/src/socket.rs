@@ -1,5 +1,5 @@
 //! AF_UNIX SEQPACKET sockets: ordered packets with descriptors. Slow path only. Every wait has a
-//! deadline. No other call blocks, and dropping a socket does not block either. Received
+//! deadline, no other call blocks, and dropping a socket does not block either. Received
 //! descriptors are [owned](Foreign) at once, and are closed on drop even if their packet is
 //! invalid. All descriptors are close-on-exec.
 
@@ -21,7 +21,6 @@ pub(crate) type Result<T> = std::result::Result<T, HandshakeError>;
 /// Maximum number of descriptors in one packet, a limit of the kernel.
 pub const MAX_FDS: usize = 253;
 
-/// Pause between two attempts to connect while there is no listener.
 const RETRY: Duration = Duration::from_millis(1);
 
 pub(crate) fn system() -> HandshakeError {
@@ -53,17 +52,15 @@ pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
 /// The sender of a packet, as the kernel reports it after [`name_senders`](Socket::name_senders).
 #[derive(Debug)]
 pub(crate) struct Sender {
-    /// The sender's process, or 0 if it is unknown or its PID namespace is not visible to this
-    /// process.
+    /// 0 if unknown, or if its PID namespace is not visible to this process.
     pub(crate) pid: i32,
-    /// The user ID that the sender claimed. The kernel has checked that the sender may claim it.
+    /// Claimed by the sender, and checked by the kernel.
     pub(crate) uid: u32,
-    /// A pidfd of the process, if the kernel provides one.
     pub(crate) pidfd: Option<OwnedFd>,
 }
 
 impl Sender {
-    /// The kernel reported no sender. `u32::MAX` is never a valid user ID.
+    /// `u32::MAX` is never a valid user ID.
     const UNKNOWN: Sender = Sender { pid: 0, uid: u32::MAX, pidfd: None };
 
     fn is_named(&self) -> bool {
@@ -80,9 +77,7 @@ pub(crate) enum Senders {
 
 #[derive(Debug)]
 pub(crate) struct Packet {
-    /// Length of the packet in bytes.
     pub(crate) len: usize,
-    /// The descriptors that the packet carried.
     pub(crate) fds: Batch,
     pub(crate) sender: Sender,
 }
@@ -92,7 +87,6 @@ pub(crate) struct Packet {
 const SO_PASSPIDFD: i32 = 76;
 const SCM_PIDFD: i32 = 4;
 
-/// One end of a connection.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: ManuallyDrop<OwnedFd>,
@@ -116,8 +110,7 @@ impl Socket {
         Ok((cred.pid, cred.uid))
     }
 
-    /// Asks the kernel to report the sender of each received packet, or to stop reporting it.
-    /// Returns whether the report includes a pidfd.
+    /// Returns whether the reports include a pidfd.
     pub(crate) fn name_senders(&self, on: bool) -> Result<bool> {
         self.switch(libc::SO_PASSCRED, on)?;
         Ok(self.switch(SO_PASSPIDFD, on).is_ok())
@@ -154,7 +147,7 @@ impl Socket {
         if rc == 0 && len as usize == size_of::<T>() { Ok(()) } else { Err(system()) }
     }
 
-    /// Sends one packet. Fails with `EAGAIN` if there is no room.
+    /// Fails with `EAGAIN` if there is no room.
     pub(crate) fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.send_now(bytes, fds, None)
     }
@@ -213,7 +206,7 @@ impl Socket {
         }
     }
 
-    /// Sends one packet with our credentials. Fails with `EAGAIN` if there is no room.
+    /// Fails with `EAGAIN` if there is no room.
     pub(crate) fn try_send_named(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         // SAFETY: the calls have no arguments and cannot fail.
         let sender = unsafe {
@@ -222,7 +215,6 @@ impl Socket {
         self.send_now(bytes, fds, Some(&sender))
     }
 
-    /// Waits until the socket has one of the events or a hang-up, or the deadline expires.
     pub(crate) fn wait(&self, events: i16, deadline: Instant) -> Result<()> {
         wait(self.fd(), events, deadline)
     }
@@ -284,24 +276,23 @@ impl Socket {
         Ok(Some(packet))
     }
 
-    /// Asks the kernel to add pidfds to the reports about senders, or to leave them out. Does
-    /// nothing before Linux 6.5.
+    /// Does nothing before Linux 6.5.
     fn name_pidfds(&self, senders: Senders, on: bool) {
         if senders == Senders::Named {
             let _ = self.switch(SO_PASSPIDFD, on);
         }
     }
 
-    /// Removes the next packet from the queue. The kernel closes its descriptors in this thread, so
-    /// the caller must have received them all, or know that there are none.
+    /// The kernel closes the packet's descriptors in this thread, so the caller must have received
+    /// them all, or know that there are none.
     fn skip(&self) {
         let none = ptr::null_mut();
         // SAFETY: the call writes nothing, because the length is 0.
         unsafe { libc::recv(self.fd.as_raw_fd(), none, 0, libc::MSG_DONTWAIT) };
     }
 
-    /// Receives the next packet and the kernel's flags for it, but leaves it in the queue. `room`
-    /// is the size of the buffer for control messages.
+    /// Also returns the kernel's flags, and leaves the packet in the queue. `room` is the size of
+    /// the buffer for control messages.
     fn peek(&self, into: &mut [u8], room: usize) -> Result<Option<(Packet, i32)>> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
@@ -332,7 +323,6 @@ impl Socket {
         Ok(Some((Packet { len: n as usize, fds: fds.into(), sender }, message.msg_flags)))
     }
 
-    /// Receives one packet like [`try_recv`](Self::try_recv). Waits for it until the deadline.
     pub(crate) fn recv(
         &self,
         into: &mut [u8],
@@ -348,13 +338,11 @@ impl Socket {
     }
 }
 
-/// Returns whether a packet has descriptors that were not received. `flags` come from the kernel.
 fn has_fds(flags: i32) -> bool {
     flags & libc::MSG_CTRUNC != 0
 }
 
-/// Maximum number of packets that `drop` removes before it sets the socket aside. The kernel
-/// usually queues fewer.
+/// Packets that `drop` removes before it sets the socket aside. The kernel usually queues fewer.
 const LAST: usize = 64;
 
 impl Drop for Socket {
@@ -385,13 +373,11 @@ impl Drop for Socket {
     }
 }
 
-/// Room for the control messages of one packet: its sender, a pidfd, and descriptors.
 #[repr(C, align(8))]
 struct Control {
     bytes: [u8; CONTROL],
 }
 
-/// Size of the header of a control message.
 const HEADER: usize = 16;
 
 /// Sizes of the control messages that name a sender: 12 bytes of credentials, and a pidfd of 4
@@ -407,7 +393,7 @@ impl Control {
         Control { bytes: [0; CONTROL] }
     }
 
-    /// Appends a control message at byte `at`, a multiple of 8. Returns its size in bytes.
+    /// Returns the message's size in bytes; `at` is a multiple of 8.
     ///
     /// # Safety
     /// `T` consists of integers without padding.
@@ -463,7 +449,6 @@ impl Control {
     }
 }
 
-/// Waits until the descriptor has one of the events or a hang-up, or the deadline expires.
 fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> Result<()> {
     // Checks the deadline first, because a peer may cause unrelated events endlessly.
     if Instant::now() >= deadline {
@@ -507,7 +492,7 @@ impl Address {
         Ok(Address { raw, len: len as libc::socklen_t, path })
     }
 
-    /// Connects without waiting. Fails with `EAGAIN` if the backlog is full.
+    /// Fails with `EAGAIN` if the backlog is full.
     pub(crate) fn connect(&self) -> Result<Socket> {
         let fd = stream()?;
         loop {
@@ -549,7 +534,7 @@ pub(crate) fn stream() -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Connects to an address. Retries until the deadline while there is no listener.
+/// Retries until the deadline while there is no listener.
 pub(crate) fn connect_socket(address: &OsStr, deadline: Instant) -> Result<Socket> {
     let address = Address::parse(address)?;
     loop {

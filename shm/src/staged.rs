@@ -9,7 +9,7 @@
 //! | target | checks and copies chunks; owes a status    | owes replies, sent as room permits |
 //! | origin | completes with the status                  | completes with the last reply      |
 //!
-//! The target keeps owed records in a table with one entry per id. So it needs no room in its
+//! The target keeps owed records in a table with one entry per id, so it needs no room in its
 //! outgoing lane to drain its incoming lane. Two ends that write to each other through full lanes
 //! therefore cannot deadlock.
 //!
@@ -28,14 +28,12 @@ use crate::lane::{Consumer, Producer, Refused};
 use crate::record::{self, DATA, LAST, READ, REPLY, STAGED, STATUS, WRITE, chunk_cells};
 use crate::regions::Regions;
 
-/// Maximum number of chunks of a write that one pass sends. A lane of the default size holds about
-/// this number.
+/// Chunks of a write that one pass sends. A lane of the default size holds about this number.
 const CHUNKS: u32 = 16;
 
-/// Maximum number of reply records that one pass sends.
+/// Reply records that one pass sends.
 const REPLIES: u32 = 8;
 
-/// A staged operation that this end posted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     pub(crate) way: Way,
@@ -45,10 +43,8 @@ pub(crate) struct Posted {
     pub(crate) key: u64,
     pub(crate) offset: u64,
     pub(crate) data: Option<u32>,
-    /// Whether the operation reads the payload of a message.
-    /// [`PayloadPaths`](crate::payload::PayloadPaths) then records its completion.
+    /// [`PayloadPaths`](crate::payload::PayloadPaths) records the completion.
     pub(crate) payload: bool,
-    /// Number of bytes sent or received so far.
     pub(crate) done: usize,
 }
 
@@ -63,14 +59,12 @@ impl Posted {
     }
 }
 
-/// A record that we owe the peer for one of its operations.
 #[derive(Clone, Copy, Debug)]
 enum Owed {
     Status(i32),
     Read { key: u64, offset: u64, len: usize, sent: usize },
 }
 
-/// The tables of posted operations and owed records.
 #[derive(Debug)]
 pub(crate) struct Staged {
     posted: [Option<Posted>; STAGED],
@@ -78,7 +72,7 @@ pub(crate) struct Staged {
     owed_count: u32,
     /// The index in `owed` where the next search begins.
     turn: usize,
-    /// The id of the write with an unsent last chunk, if there is one.
+    /// The write with an unsent last chunk.
     sending: Option<u8>,
     /// The result so far of the write that is arriving: 0 or an error code.
     arriving: i32,
@@ -103,24 +97,20 @@ impl Staged {
         self.sending.is_some()
     }
 
-    /// Returns whether an operation of this end is in flight.
     pub(crate) fn has_posts(&self) -> bool {
         self.posted.iter().any(Option::is_some)
     }
 
-    /// Returns whether an operation of this end accesses any of these bytes.
     pub(crate) fn touches(&self, memory: Local) -> bool {
         self.posted.iter().flatten().any(|op| memory.overlaps(op.ptr.as_ptr(), op.len))
     }
 
-    /// Returns whether a record is owed to the peer.
     #[inline(always)]
     pub(crate) fn owes(&self) -> bool {
         self.owed_count != 0
     }
 
-    /// Begins an operation. Refuses it, and changes nothing, if there is no free id or no room for
-    /// its first record.
+    /// A refusal changes nothing.
     pub(crate) fn post(&mut self, out: &mut Producer, op: Posted) -> Result<(), Refused> {
         let id = self.posted.iter().position(Option::is_none).ok_or(Refused::Full)?;
         match op.way {
@@ -262,8 +252,8 @@ impl Staged {
         Ok(())
     }
 
-    /// Handles a record of a staged operation. Returns its length in cells. If it completes a
-    /// rendezvous read, also returns the payload's length.
+    /// Returns the record's length in cells. If the record completes a rendezvous read, also
+    /// returns the payload's length.
     #[cold]
     pub(crate) fn take<S: Sink>(
         &mut self,
@@ -393,13 +383,11 @@ fn number(id: u64) -> Result<usize, Violation> {
     }
 }
 
-/// Returns whether `len` bytes at `offset` lie inside a region of `size` bytes.
 #[inline(always)]
 pub(crate) fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
-/// Returns the peer's violation, if the violation made our outgoing lane refuse a record. Returns
 /// `None` if the lane is only full.
 pub(crate) fn blame(refused: Refused) -> Option<PeerError> {
     match refused {

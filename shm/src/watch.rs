@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use crate::segment::errno;
 
-/// Keeps a descriptor in the set, until this value is dropped. Drop it before the descriptor is
-/// closed.
+/// Drop it before the descriptor is closed.
 #[derive(Debug)]
 pub(crate) struct Watch {
     set: Arc<OwnedFd>,
@@ -15,8 +14,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Adds the descriptor to the set. A thread that sleeps on the set then wakes when the
-    /// descriptor becomes readable or is hung up. The error is the system's code.
+    /// A thread that sleeps on the set wakes when the descriptor becomes readable or is hung up.
+    /// The error is the system's code.
     pub(crate) fn new(set: &Arc<OwnedFd>, fd: BorrowedFd<'_>) -> Result<Watch, i32> {
         let fd = fd.as_raw_fd();
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };

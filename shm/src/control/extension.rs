@@ -25,8 +25,8 @@ use crate::segment::Segment;
 /// Number of notices waiting for room in the socket at which [`Line::has_room`] returns false.
 const MAX_QUEUED: usize = 1024;
 
-/// Maximum number of notices that wait for room in the socket. At this limit, a further packet
-/// fails the peer, because the peer requests replies without reading them.
+/// At this limit, a further packet fails the peer, because the peer requests replies without
+/// reading them.
 const MAX_NOTICES: usize = 16 * 1024;
 
 /// The state of another package at one end of a link, which handles that package's packets. Dropped
@@ -55,7 +55,6 @@ pub trait Extension: Any + Debug + Send {
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
 }
 
-/// An [`Extension`] without its concrete type.
 trait Handler: Any + Debug + Send {
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
 }
@@ -66,11 +65,10 @@ impl<E: Extension> Handler for E {
     }
 }
 
-/// The extensions of one link, one per type.
+/// One per type.
 #[derive(Debug, Default)]
 pub(super) struct Extensions(Vec<Registered>);
 
-/// A registered extension and its constants.
 #[derive(Debug)]
 struct Registered {
     kinds: RangeInclusive<u16>,
@@ -89,7 +87,6 @@ impl Extensions {
         owner.ok_or(HandshakeError::BadPacket)?.handler.take(kind, body, fds)
     }
 
-    /// Returns the maximum number of descriptors in a packet of this kind.
     pub(super) fn room(&self, kind: u16) -> usize {
         self.0
             .iter()

@@ -1,6 +1,5 @@
-//! A lock-free list of values to drop later. Any thread may add a value, and any thread may take
-//! the whole list. Adding never blocks, even if another thread is preempted while it adds. Each
-//! value allocates a node.
+//! A lock-free list of values to drop later. Any thread may add a value, or take the whole list.
+//! Adding never blocks, even if another thread is preempted while it adds, but allocates a node.
 //!
 //! | edge    | store         | load           | carries               |
 //! |---------|---------------|----------------|-----------------------|
@@ -16,8 +15,7 @@ pub(crate) struct Node<T> {
     next: *mut Node<T>,
 }
 
-/// The list: a pointer to its first node, or null. `Box::into_raw` made each node, and the list
-/// owns it.
+/// `Box::into_raw` made each node, and the list owns it.
 #[derive(Debug)]
 pub(crate) struct List<T>(pub(crate) AtomicPtr<Node<T>>);
 
@@ -46,13 +44,12 @@ impl<T> List<T> {
         Taken(self.0.swap(ptr::null_mut(), edge!("aside.load", Acquire)))
     }
 
-    /// Returns whether the list is empty. May be stale on return.
+    /// May be stale on return.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed).is_null()
     }
 }
 
-/// The values taken out of a list.
 pub(crate) struct Taken<T>(*mut Node<T>);
 
 impl<T> Iterator for Taken<T> {

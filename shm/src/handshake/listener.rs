@@ -12,7 +12,6 @@ use crate::foreign::put_aside;
 use crate::meeting::{Meetings, accept_now};
 use crate::socket::{Address, Result, Socket, stream, system};
 
-/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 256;
 
 /// Time limit of one handshake with a listener.
@@ -53,7 +52,7 @@ impl Listener {
         self.fd.as_fd()
     }
 
-    /// Locks the open handshakes. No call holds the lock while it waits.
+    /// No call holds the lock while it waits.
     pub(crate) fn lock_meetings(&self) -> MutexGuard<'_, Meetings<Shake>> {
         self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
     }

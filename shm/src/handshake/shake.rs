@@ -17,10 +17,8 @@ use crate::packet::{MAX_PACKET, Nonce, PacketKind, Reader, Writer};
 use crate::segment::{self, Access, Mapping, errno};
 use crate::socket::{Packet, Sender, Senders, Socket};
 
-/// Maximum number of descriptors in an Offer.
 const OFFERED: usize = 3;
 
-/// The contents of a Hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hello {
     role: Role,
@@ -100,7 +98,6 @@ pub(crate) fn hello_again(body: Reader<'_>) -> Result<Vec<u8>, HandshakeError> {
     Ok(Hello::decode(body)?.encode())
 }
 
-/// Checks that a packet's body is our nonce and nothing else.
 fn echoes(mut body: Reader<'_>, ours: &Nonce) -> Result<(), HandshakeError> {
     let echo: Nonce = body.take()?;
     body.end()?;
@@ -124,14 +121,12 @@ struct Mine(Nonce);
 static MINE: Mutex<Vec<Nonce>> = Mutex::new(Vec::new());
 
 impl Mine {
-    /// Registers a nonce for the duration of the handshake.
     fn enter(nonce: Nonce) -> Self {
         MINE.lock().unwrap_or_else(PoisonError::into_inner).push(nonce);
         Mine(nonce)
     }
 
-    /// Returns whether an open handshake of this process has this nonce. The other end's nonce
-    /// stays registered until it receives our Ready.
+    /// The other end's nonce stays registered until it receives our Ready.
     fn has(nonce: &Nonce) -> bool {
         MINE.lock().unwrap_or_else(PoisonError::into_inner).contains(nonce)
     }
@@ -143,7 +138,6 @@ impl Drop for Mine {
     }
 }
 
-/// One end of a handshake.
 #[derive(Debug)]
 pub(crate) struct Shake {
     socket: Socket,
@@ -152,14 +146,12 @@ pub(crate) struct Shake {
     buffer: Box<[u8]>,
     ours: Hello,
     _mine: Mine,
-    /// The memory that we offer, once created.
     made: Option<Made>,
     /// Packets to send. The flag says whether our descriptors are sent with the packet.
     unsent: VecDeque<(Vec<u8>, bool)>,
     stage: Stage,
 }
 
-/// The packets that the peer has sent so far.
 #[derive(Debug)]
 enum Stage {
     Nothing,
@@ -167,22 +159,18 @@ enum Stage {
     Offer(Hello, Given),
 }
 
-/// The memory that we offer.
 #[derive(Debug)]
 struct Made {
     lane: LaneMemory,
     common: Option<(OwnedFd, Mapping)>,
 }
 
-/// The memory that the peer offers.
 #[derive(Debug)]
 struct Given {
     lane: LaneMemory,
     event_page: EventPage,
     common: Option<Mapping>,
-    /// Whether the peer is this process itself.
     home: bool,
-    /// Whether the kernel permits copies from and to the peer's memory.
     shown: bool,
 }
 
@@ -222,14 +210,12 @@ impl Shake {
         })
     }
 
-    /// Returns whether the handshake belongs to the rail with this profile.
     pub(crate) fn serves(&self, profile: &Profile) -> bool {
         Arc::ptr_eq(&self.profile.config, &profile.config)
             && Arc::ptr_eq(&self.profile.event_page, &profile.event_page)
     }
 
-    /// Continues until input from the peer is needed. Returns both offers when the handshake is
-    /// complete.
+    /// Returns both offers when the handshake is complete.
     fn go_on(&mut self) -> Result<Option<(Hello, Made, Given)>, HandshakeError> {
         loop {
             if !self.send()? {
@@ -271,7 +257,6 @@ impl Shake {
         if !self.profile.config.users.admit(self.peer.uid) {
             return Err(HandshakeError::User(self.peer.uid));
         }
-        // The listening end creates its memory only after the peer's Offer.
         if self.ours.role == Role::Second {
             self.make(&theirs)?;
         }
@@ -310,7 +295,6 @@ impl Shake {
         Ok(Stage::Offer(theirs, Given { lane, event_page, common, home, shown }))
     }
 
-    /// Creates our memory, and queues the Offer that carries it.
     fn make(&mut self, theirs: &Hello) -> Result<(), HandshakeError> {
         let config = &*self.profile.config;
         let lane = LaneMemory::create(config.lane_cells, self.ours.nonce, theirs.nonce)?;
@@ -328,7 +312,7 @@ impl Shake {
         Ok(())
     }
 
-    /// Sends the queued packets. Returns whether all were sent.
+    /// Returns whether all packets were sent.
     fn send(&mut self) -> Result<bool, HandshakeError> {
         while let Some((packet, offers)) = self.unsent.front() {
             let mut fds = Vec::new();
@@ -410,7 +394,7 @@ impl HalfOpen for Shake {
     }
 }
 
-/// Returns exactly `N` descriptors. A different number is an error, and closes them.
+/// A different number is an error, and closes them.
 fn exactly<const N: usize>(fds: Batch) -> Result<[Foreign; N], HandshakeError> {
     if fds.len() != N {
         return Err(HandshakeError::BadPacket);

@@ -5,13 +5,10 @@ use static_assertions::assert_not_impl_any;
 
 use super::primitive::{AtomicU64, Ordering, edge};
 
-/// Size of a cell, in bytes.
 pub(crate) const CELL: usize = 64;
 
-/// Offset of the payload in a record, in bytes.
 pub(crate) const PAYLOAD: usize = 16;
 
-/// Returns the number of cells of a record with a payload of `len` bytes.
 #[inline(always)]
 pub(crate) const fn cells_for(len: usize) -> u64 {
     (PAYLOAD + len).div_ceil(CELL) as u64
@@ -22,23 +19,19 @@ pub(super) fn stamp(position: u64) -> u64 {
     position << 1 | 1
 }
 
-/// Why no cells could be reserved. Nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// There are not enough free cells yet.
     Full,
-    /// The cursor has a value that no correct consumer stores.
+    /// A value that no correct consumer stores.
     Corrupt,
 }
 
-/// The writing end of a lane.
 #[derive(Debug)]
 pub(crate) struct Producer {
     cells: *mut u8,
     mask: u64,
-    /// Position of the next record.
     pub(super) at: u64,
-    /// The value that we last loaded from the consumer's cursor.
+    /// Last value loaded from the consumer's cursor.
     pub(super) freed: u64,
     /// No cell from `at` to just before this position holds a valid stamp. Always beyond `at`, and
     /// never beyond the free cells.
@@ -46,20 +39,17 @@ pub(crate) struct Producer {
     cursor: *const AtomicU64,
 }
 
-/// The reading end of a lane.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     cells: *const u8,
     mask: u64,
-    /// Position of the next record.
     pub(super) at: u64,
-    /// The value that we last stored in the cursor.
+    /// Last value stored in the cursor.
     pub(super) told: u64,
     cursor: *const AtomicU64,
 }
 
-/// The location of a lane's next record. Polling it touches no other memory. Valid until the
-/// consumer advances.
+/// Polling it touches no memory but the next record. Valid until the consumer advances.
 #[derive(Debug)]
 pub(crate) struct Watch {
     place: *const AtomicU64,
@@ -92,7 +82,7 @@ const READ_AHEAD: u64 = CLAIMED + 1;
 const READ_AT_ONCE: u64 = 65;
 
 impl Producer {
-    /// Creates the producer of `cells` cells, a power of two. `cursor` is the consumer's cursor.
+    /// `cells` is a power of two. `cursor` is the consumer's.
     ///
     /// # Safety
     /// While the producer is used, the cells stay mapped for writing, in two adjacent mappings, and
@@ -114,8 +104,7 @@ impl Producer {
         }
     }
 
-    /// Reserves room for a record of `cells` cells and returns its first byte. The payload begins
-    /// at byte 16.
+    /// Returns the record's first byte. The payload begins at byte 16.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, cells: u64) -> Result<*mut u8, Refused> {
         // Requires one cell more, because `publish` may clear the stamp of the cell behind the
@@ -141,8 +130,7 @@ impl Producer {
         if self.at.wrapping_sub(freed) + cells > self.mask { Err(Refused::Full) } else { Ok(()) }
     }
 
-    /// Publishes the record in the cells of the last [`reserve`](Producer::reserve), after its
-    /// payload is written.
+    /// Call it after the payload is written.
     ///
     /// # Safety
     /// The last `reserve` was for `cells` cells and succeeded, and its record has not been
@@ -169,8 +157,7 @@ impl Producer {
         }
     }
 
-    /// Returns whether a cell at or beyond our position is claimed, which means that it holds no
-    /// valid stamp.
+    /// A claimed cell holds no valid stamp.
     #[inline(always)]
     pub(super) fn has_claimed(&self, position: u64) -> bool {
         // The positions are less than a lane apart, so the sign of the difference says which is
@@ -178,8 +165,8 @@ impl Producer {
         (position.wrapping_sub(self.claimed) as i64) < 0
     }
 
-    /// Clears the stamp of a free cell if it is the valid stamp of `position`. Otherwise stores
-    /// nothing, because a store would wait for the cache line.
+    /// Stores nothing unless it is the valid stamp of `position`, because a store would wait for
+    /// the cache line.
     #[inline(always)]
     fn clean(&mut self, position: u64) {
         // SAFETY: `cell` stays within the ring, and `reserve` left this cell free for us. Relaxed:
@@ -192,8 +179,7 @@ impl Producer {
         }
     }
 
-    /// Claims free cells behind the record of `cells` cells that was just published. Claims `cells`
-    /// cells, but at least [`CLAIMED`] and at most a quarter of the lane.
+    /// Claims `cells` cells, but at least [`CLAIMED`] and at most a quarter of the lane.
     ///
     /// Not inlined, because it runs only once for several short records. If it were inlined, every
     /// record would have to save registers.
@@ -229,7 +215,7 @@ impl Producer {
 }
 
 impl Consumer {
-    /// Creates the consumer of `cells` cells, a power of two. `cursor` is ours to store.
+    /// `cells` is a power of two. `cursor` is ours to store.
     ///
     /// # Safety
     /// While the consumer is used, the cells stay mapped, in two adjacent mappings, and the cursor
@@ -243,8 +229,8 @@ impl Consumer {
         Consumer { cells: first, mask: u64::from(cells) - 1, at: start, told: start, cursor }
     }
 
-    /// Returns the header of the next record, or `None` if it has not arrived. The peer can change
-    /// the header at any time, so load it once per record and check it.
+    /// `None` if the record has not arrived. The peer can change the header at any time, so load it
+    /// once per record and check it.
     #[inline(always)]
     pub(crate) fn header(&self) -> Option<u64> {
         // SAFETY: `record` stays within the ring, and the caller of `new` keeps the ring mapped.
@@ -262,12 +248,11 @@ impl Consumer {
         }
     }
 
-    /// Returns the location of the next record, for polling.
     pub(crate) fn watch(&self) -> Watch {
         Watch { place: self.record().cast(), stamp: stamp(self.at) }
     }
 
-    /// Returns the first byte of the next record. A whole lane is readable from that byte on.
+    /// A whole lane is readable from this byte on.
     #[inline(always)]
     pub(crate) fn record(&self) -> *const u8 {
         // SAFETY: the masked position is less than the number of cells, and the caller of `new`
@@ -275,7 +260,6 @@ impl Consumer {
         unsafe { self.cells.add((self.at & self.mask) as usize * CELL) }
     }
 
-    /// Returns the maximum number of cells of a record.
     #[inline(always)]
     pub(crate) fn most(&self) -> u64 {
         self.mask
@@ -289,7 +273,6 @@ impl Consumer {
         prefetch_read(self.cells.wrapping_add(place));
     }
 
-    /// Prefetches the lines of the next record while its header is handled.
     #[inline(always)]
     pub(crate) fn prefetch_record(&self, cells: u64) {
         for ahead in 1..cells.min(READ_AT_ONCE) {
@@ -297,8 +280,8 @@ impl Consumer {
         }
     }
 
-    /// Advances past a record. Returns whether this call published the freed cells. If so, a
-    /// waiting producer must be notified.
+    /// Returns whether this call published the freed cells. If so, a waiting producer must be
+    /// notified.
     #[inline(always)]
     pub(crate) fn advance(&mut self, cells: u64) -> bool {
         self.at = self.at.wrapping_add(cells);
@@ -316,8 +299,6 @@ impl Consumer {
 }
 
 impl Watch {
-    /// Returns whether the record has arrived.
-    ///
     /// # Safety
     /// The lane is mapped.
     #[inline(always)]
@@ -329,7 +310,6 @@ impl Watch {
     }
 }
 
-/// Prefetches a line for reading.
 #[inline(always)]
 fn prefetch_read(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,17 +1,14 @@
-//! The header of a lane's segment: a magic number, the nonces of both ends, and the cursor of the
-//! other lane. The magic number is stored last.
-
 use std::mem::offset_of;
 
 use static_assertions::const_assert_eq;
 
 use super::primitive::{AtomicU64, Ordering, edge};
 
-/// The header of a lane's segment: 256 bytes in the first page. The cells begin in the second page.
+/// 256 bytes in the first page; the magic number is stored last.
 #[repr(C, align(128))]
 pub(super) struct Header {
     pub(super) magic: AtomicU64,
-    /// The version, the cell size in bytes, and the number of cells.
+    /// Version, cell size in bytes, and number of cells.
     pub(super) sizes: AtomicU64,
     /// Nonce of the end that created the segment.
     pub(super) maker: [AtomicU64; 2],
@@ -20,9 +17,8 @@ pub(super) struct Header {
     pub(super) freed: Cursor,
 }
 
-/// The position of the segment's creator in its incoming lane: all earlier cells are consumed.
-/// Aligned to 128 bytes, so that nothing else is in its cache line, or in the adjacent line that
-/// the processor prefetches.
+/// The creator has consumed all earlier cells of its incoming lane. Aligned to 128 bytes, so that
+/// nothing else is in its cache line, or in the adjacent line that the processor prefetches.
 #[repr(C, align(128))]
 pub(super) struct Cursor(pub(super) AtomicU64);
 
@@ -34,7 +30,6 @@ const_assert_eq!(offset_of!(Header, guest), 32);
 const_assert_eq!(offset_of!(Header, freed), 128);
 
 impl Header {
-    /// Fills in a new header.
     pub(super) fn complete(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) {
         // Relaxed: the store of the magic number publishes these values, by edge `lane.magic`.
         self.sizes.store(sizes, Ordering::Relaxed);
@@ -46,7 +41,6 @@ impl Header {
         self.magic.store(magic, edge!("lane.magic.store", Release));
     }
 
-    /// Returns whether the header was completed with these values.
     pub(super) fn is(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) -> bool {
         // Acquire, edge `lane.magic`: orders the relaxed loads below after this load.
         self.magic.load(edge!("lane.magic.load", Acquire)) == magic

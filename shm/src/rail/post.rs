@@ -1,6 +1,5 @@
 //! Moves data: chooses among mapped copies, kernel copies and staging. Nothing here allocates, and
-//! only a kernel copy can block (see [`cma`]). A kernel copy is usually one system call, sometimes
-//! with a second system call that checks the peer's process.
+//! only a kernel copy can block (see [`cma`]).
 
 use std::ptr::NonNull;
 
@@ -43,8 +42,7 @@ impl<H: Host> ShmRail<H> {
         Ok(())
     }
 
-    /// Moves data between local memory and an import. If `data` is given, the peer receives it as
-    /// the completion word.
+    /// The peer receives `data`, if given, as the completion word.
     ///
     /// # Safety
     /// The contract of `Rail::post_write` or `Rail::post_read` applies, according to `way`.
@@ -84,8 +82,6 @@ impl<H: Host> ShmRail<H> {
         Ok(Posted::Done)
     }
 
-    /// Moves data like `post`, to or from private memory.
-    ///
     /// # Safety
     /// The contract of `post` applies. The range was checked, and begins at `address` in the peer's
     /// process.
@@ -134,7 +130,6 @@ impl<H: Host> ShmRail<H> {
         self.stage(peer, staged::Posted::new(way, local, remote, data, cx))
     }
 
-    /// Posts a staged operation, which transfers the data through the lane in chunks.
     fn stage(&mut self, peer: Peer, op: staged::Posted) -> Result<Posted, PostError> {
         let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
         self.roster.warm(attached, peer);
@@ -193,7 +188,7 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Copies all pieces before it returns, if possible. Otherwise returns `None`.
+    /// Copies all pieces before it returns, or returns `None`.
     ///
     /// # Safety
     /// The contract of `Rail::copy_to` or `Rail::copy_from` applies, according to `way`.
@@ -244,15 +239,12 @@ impl<H: Host> ShmRail<H> {
     }
 }
 
-/// The location of a peer's memory.
 enum Place {
-    /// Mapped in this process, at this address.
     Mapped(NonNull<u8>),
-    /// Not mapped in this process. The address is valid in the peer's process.
+    /// An address in the peer's process.
     Private(u64),
 }
 
-/// Resolves the target of a post, or returns why the post is refused.
 #[inline(always)]
 fn resolve(
     peers: &mut Places,
@@ -279,8 +271,6 @@ fn resolve(
     Ok((attached, place))
 }
 
-/// Copies between local memory and mapped memory of a peer.
-///
 /// # Safety
 /// Both ranges of `local.len` bytes are valid: the source for reads, the destination for writes.
 #[inline(always)]
@@ -294,7 +284,7 @@ unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
     unsafe { fishplate_core::mem::copy_bytes(from.as_ptr(), to.as_ptr(), local.len) };
 }
 
-/// Copies through the kernel. If the kernel refuses, later operations are staged.
+/// If the kernel refuses, later operations are staged.
 ///
 /// # Safety
 /// The local ranges are valid for reads with `Put`, and for writes with `Get`.
@@ -317,8 +307,8 @@ unsafe fn direct(
     result
 }
 
-/// Reads memory of a peer's process at an address. The address is valid only while the peer is
-/// attached to us. So this function checks after the copy that the peer is still attached.
+/// The address is valid only while the peer is attached to us, so this checks after the copy that
+/// it still is.
 ///
 /// # Safety
 /// `local` is writable.
