@@ -84,6 +84,7 @@ impl Histogram {
     /// If the clock advances in steps, a sample is known only to within one step. The durations are
     /// independent of the clock, so samples of equal value are spread evenly over one step.
     pub fn summary(&self, clock: &Clock, divisor: f64) -> Option<Latency> {
+        // Picoseconds, so that a latency of a few nanoseconds keeps three digits.
         let picos = |ticks: f64| (clock.ns(1) * ticks * 1000.0 / divisor).round().max(1.0) as u64;
         let mut sorted = hdrhistogram::Histogram::<u64>::new(3).ok()?;
         sorted.auto(true);

@@ -42,6 +42,7 @@ pub struct Row {
     pub test: Test,
     pub transport: Transport,
     pub rails: usize,
+    /// Payload size in bytes.
     pub size: usize,
     pub iters: u64,
     /// Latency in nanoseconds, for tests that measure it.

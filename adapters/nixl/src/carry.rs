@@ -478,6 +478,7 @@ impl Copies {
     }
 }
 
+/// A range of registered memory, and whether it is device memory.
 type Known = ((usize, usize), bool);
 
 fn here(local: Option<&Local>) -> Result<Known, Status> {

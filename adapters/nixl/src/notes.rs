@@ -122,6 +122,7 @@ impl Sources {
     }
 }
 
+/// A notification: the name of its sender, and its bytes.
 pub(crate) type Note = (Vec<u8>, Vec<u8>);
 
 pub(crate) struct Notes {

@@ -20,6 +20,7 @@ use crate::slab::Slab;
 use crate::status::Status;
 use crate::transfer::{Piece, Transfer};
 
+/// Maximum length in bytes of a descriptor that is sent in a chunk.
 const SHORT: usize = 32 << 10;
 
 /// A piece of this length fits into a chunk together with its range.

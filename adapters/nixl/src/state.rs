@@ -91,6 +91,7 @@ pub(crate) struct State {
     pub locals: Slab<Local>,
     pub aways: Slab<Away>,
     pub transfers: Slab<Transfer>,
+    /// Numbers of transfers in progress.
     pub moving: Vec<u64>,
     pub notes: Notes,
     pub buffers: Buffers,

@@ -28,6 +28,7 @@ const UNREAD: u32 = 16;
 
 pub(crate) struct Am {
     pub node: Node,
+    /// Address of each handler function, and its context.
     pub handlers: Vec<(usize, usize)>,
     /// Sends in flight, by context word, which is never 0. Each entry owns the buffer of its send.
     /// The entry of a request also has the peer.

@@ -2,9 +2,10 @@
 //! run on it unchanged. Start with `docs/mpi.md`. The package contains no matching or transport: an
 //! endpoint is a [`fishplate::Node`] with its [matched queue](fishplate::Node::queue).
 //!
-//! Handles are numbers that look like pointers. The program's other pointers, to buffers, arrays
-//! and functions, are only checked for null. A panic is caught: the endpoint becomes unusable and
-//! the call returns an error. One lock protects each endpoint, so any thread may call.
+//! Handles are numbers that look like pointers, and are never dereferenced. The program's other
+//! pointers, to buffers, arrays and functions, are only checked for null. A panic is caught: the
+//! endpoint becomes unusable and the call returns an error. One lock protects each endpoint, so any
+//! thread may call.
 //!
 //! # Example
 //!

@@ -39,6 +39,7 @@ const OTHERS: u32 = 64;
 pub(crate) struct Words {
     /// Whether a thread other than the owner has the lock, or the lock is poisoned.
     pub state: AtomicU8,
+    /// Whether the owner has the lock.
     pub inside: AtomicU8,
     /// The number of the owner thread. Once it is set, only a thread that has the lock may change
     /// it, and only to `NOBODY`.

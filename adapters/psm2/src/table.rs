@@ -117,6 +117,7 @@ pub(crate) struct Peer {
     pub id: PeerId,
     pub epid: u64,
     pub context: usize,
+    /// This peer's id in the node for active messages.
     pub am: Option<PeerId>,
     reported: bool,
     /// Streams that close when the peer's process ends. They stay open here, because the peer would

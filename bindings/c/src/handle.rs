@@ -50,6 +50,7 @@ const _: () = assert!(usize::BITS == 64 && size_of::<Slot>() == 32);
 /// A node, and the objects that a C program names by number.
 pub(crate) struct Inner {
     pub node: Node,
+    /// Memory of the node, by raw region number.
     pub memories: HashMap<u64, Memory>,
     pub remotes: HashMap<u64, Remote>,
     /// Claimed messages that are not received yet, by number.

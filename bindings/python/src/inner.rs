@@ -30,6 +30,7 @@ fn elsewhere(theirs: On, ours: On) -> Fault {
 pub(crate) struct Inner {
     pub node: Node,
     pub flights: Flights,
+    /// Maximum time that an operation waits for room, and for its peer to connect.
     pub patience: Duration,
     pub connect_timeout: Duration,
     pub registered: Registered,
@@ -56,6 +57,7 @@ impl Inner {
         done
     }
 
+    /// Returns how long to retry a call that fails with this error.
     pub fn limit(&self, fault: &Fault) -> Duration {
         match (fault.is_unmet(), fault.may_pass()) {
             (true, _) => self.connect_timeout,

@@ -103,6 +103,7 @@ pub(crate) struct Flights {
     pub under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
     /// The node still uses their memory.
     pub leaving: Vec<Lease>,
+    /// Views to drop without the node's lock, because releasing a view may run Python code.
     pub released: Vec<Arc<View>>,
 }
 

@@ -34,6 +34,7 @@ const ROOM: Duration = Duration::from_millis(10);
 
 const NAP: Duration = Duration::from_micros(50);
 
+/// Copies of more than this many bytes release the GIL.
 pub(crate) const HELD_MAX: usize = 64 << 10;
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -337,6 +338,8 @@ impl Shared {
         }
     }
 
+    /// Records that a call was made, because it may have taken a completion that an event loop
+    /// awaits.
     fn made(&self) {
         if let Some(calls) = &self.calls {
             calls.made();

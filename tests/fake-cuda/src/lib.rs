@@ -68,6 +68,7 @@ struct Library {
 #[derive(Default)]
 struct Handles {
     streams: Vec<Option<StreamId>>,
+    /// The stream and position that each event last recorded.
     events: Vec<Option<Option<(StreamId, u64)>>>,
     physical: Vec<Option<FakePhysical>>,
     pins: Vec<Pin>,

@@ -66,6 +66,7 @@ pub struct Effort {
 
 impl Effort {
     pub const MEASURE: Effort = Effort { iters: 1_000_000, bytes: 4 << 30 };
+    /// The limits of the demonstration, which must be quick in unoptimised builds too.
     pub const SHOW: Effort = if cfg!(debug_assertions) {
         Effort { iters: 5_000, bytes: 8 << 20 }
     } else {

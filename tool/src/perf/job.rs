@@ -9,6 +9,7 @@ use crate::layout::{self, Placement};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     pub test: Test,
+    /// Payload size in bytes.
     pub size: usize,
     pub iters: u64,
     pub warmup: u64,
@@ -101,6 +102,7 @@ impl Job {
         let usual = (plan.effort.bytes / size as u64).clamp(100, plan.effort.iters);
         let planned = plan.iters.unwrap_or(usual);
         let iters = if plan.duration.is_some() { bounds::ITERS_MAX } else { planned };
+        // Each half has at least one whole window, because a sample covers a whole window.
         let fits = 1 << (iters / 2).max(1).ilog2();
         Job {
             test: plan.test,

@@ -101,6 +101,7 @@ const DEPTH_MAX: u64 = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
+    /// The matcher of this project.
     Ours,
     /// Two lists searched from the oldest entry.
     List,

@@ -37,6 +37,7 @@ const _: () = assert!(PAD_LEN <= super::endpoint::AREAS_AT);
 #[cfg(test)]
 mod orders;
 
+/// Maximum number of times that a row is measured again because the floor changed.
 const REPEATS: u32 = 3;
 
 /// Bytes that memcpy copies between two clock reads.

@@ -138,6 +138,7 @@ pub struct Receiver {
     total: u64,
     posted: u64,
     got: u64,
+    /// Offset of the next receive. Stored, so that a receive needs no division.
     next: usize,
 }
 

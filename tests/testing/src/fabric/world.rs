@@ -133,6 +133,7 @@ pub(super) struct State {
     pub eps: BTreeMap<u32, Ep>,
     pub mrs: Vec<Mr>,
     pub ops: Vec<Op>,
+    /// Contexts that the provider owns, and the mark that it wrote into each.
     contexts: HashMap<usize, usize>,
     /// Connections (origin, target) that an error has ended, and the number of the last operation
     /// that fails for that reason.

@@ -47,7 +47,7 @@ impl Pools for Fishplate {
     }
 }
 
-/// Keeps [`KEPT`] free blocks. Other blocks come from the allocator and return to it.
+/// Keeps `KEPT` free blocks. Other blocks come from the allocator and return to it.
 pub struct Ring(Mutex<VecDeque<Box<MaybeUninit<Body>>>>);
 
 const KEPT: usize = 64;

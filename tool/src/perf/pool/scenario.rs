@@ -60,6 +60,7 @@ pub struct Figures {
     pub ns_per_op: f64,
     /// Operations of all streams per second of wall time.
     pub ops_per_s: f64,
+    /// 99th percentile of the time per operation of a batch, in nanoseconds.
     pub p99_ns: f64,
 }
 

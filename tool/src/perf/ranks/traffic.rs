@@ -197,7 +197,7 @@ impl Traffic {
         if target.taken == end {
             return Ok(false);
         }
-        // The peer writes this word.
+        // The peer writes this word, so the value is not trusted.
         target.taken = load(node, word)?.clamp(target.taken, target.sent);
         let before = target.sent;
         while target.sent < end && target.sent - target.taken < *window {
