@@ -19,8 +19,8 @@ impl Wanted {
     }
 }
 
-/// A hash that does not depend on the order of the pairs: engines that make the same matches have the
-/// same hash.
+/// A hash that does not depend on the order of the pairs: engines that make the same matches have
+/// the same hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
     pub count: u64,
