@@ -295,7 +295,6 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Like [`ask`](Self::ask), but waits for a free slot until the deadline.
     fn ask_until(&mut self, command: Command, deadline_ns: u64) -> Result<Ticket, WaitError> {
         loop {
             match self.ask(command) {

@@ -243,7 +243,6 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub open: u32,
     /// Number of failed peers and of streams with failed operations that no quiet has reported yet.
     pub troubles: u32,
-    /// Decides which stream changes a word in device memory next.
     pub device: DeviceTurn,
     /// Whether a peer's memory was written directly since the last `settle`.
     pub direct: bool,

@@ -561,7 +561,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.locals.get(region as usize).is_some_and(LocalSlot::is_device)
     }
 
-    /// Returns whether a device may still copy data of this get into its buffer.
     #[cold]
     pub(super) fn may_still_place(&self, index: u32) -> bool {
         let slot = &self.pending.slots[index as usize];
@@ -737,7 +736,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Keeps a piece of a get until a later pass copies it to the device.
     fn keep_got(
         &mut self,
         stream: u32,

@@ -63,7 +63,6 @@ pub(crate) struct Parting {
     due: bool,
     /// The Byes of the contexts below this number were sent.
     sent: u16,
-    /// Number of passes since all Byes were sent and received.
     lingered: u16,
     /// Contexts whose Bye has arrived.
     heard: [u64; 4],
@@ -86,7 +85,6 @@ impl Parting {
     }
 }
 
-/// The last message of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bye {
     pub context: u8,
@@ -98,7 +96,6 @@ pub(crate) struct Bye {
     pub freed: u32,
     /// All numbers of the stream below `end` are acknowledged.
     pub end: Seq,
-    /// Number of Fins sent on this stream.
     pub fins: u32,
 }
 
@@ -114,8 +111,7 @@ impl Bye {
         core::array::from_fn(|at| out[at])
     }
 
-    /// Copies a Bye out of untrusted memory and checks its form. Returns `None` for another kind of
-    /// message.
+    /// Returns `None` for another kind of message.
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Option<Result<Bye, Violation>> {
         let mut head = [0; HEAD_MAX];
         let len = bytes.copy_out(&mut head);

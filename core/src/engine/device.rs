@@ -132,7 +132,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
     }
 
-    /// Returns the word if the comparison holds.
     pub(super) fn look_anywhere(
         &mut self,
         at: LocalAddr,

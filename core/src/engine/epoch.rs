@@ -61,7 +61,6 @@ const ANSWERS: usize = 4;
 /// of the same engine.
 const EARLIER: u32 = 1 << 16;
 
-/// The epochs of a connection, and the state of their exchange.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting {
     /// The epoch of incoming words, or 0 if no Hello is needed.
@@ -237,7 +236,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a `Get` or `Got` message, or a rare or invalid message.
     #[cold]
     pub(super) fn contextless_arrived(
         &mut self,

@@ -135,7 +135,6 @@ pub struct FailoverPeer {
     confirmed: u16,
     /// Repetitions of the unconfirmed reports.
     told: u16,
-    /// Passes until the reports are repeated.
     wait: u32,
     /// For each rail, the [`Failover::time`] at which its fence began to wait for other peers, or
     /// for this peer to close its endpoint. 0 if the fence does not wait.
@@ -237,7 +236,6 @@ pub(crate) struct Failover<'m> {
     window: u32,
     /// Whether an answer of the two-sided protocol has found no room in a window.
     refused: bool,
-    /// For each rail, the endpoint to close.
     closing: [Closing; RAILS_MAX],
     /// `time`: the clock of waiting fences, which begins at 1. `counted`: the clock of the rails
     /// when `time` was last advanced.
@@ -367,7 +365,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Ok(())
     }
 
-    /// Returns the bit of a rail, if it is one of several that lead to a peer with failover.
     fn kept_rail(&self, peer: PeerId, rail: RailId) -> Result<u16, AttachError> {
         self.peer_error(peer)?;
         let up = self.state.peers[peer.index as usize].state.is_up();

@@ -184,7 +184,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Records successful completions of silent posts without a slot.
     #[inline(always)]
     pub(super) fn silent_posts_done(&mut self, stream: u32, tag: u64, count: u32) {
         // Ignore posts to an earlier peer of this slot.
@@ -368,7 +367,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         s.lost = s.lost.saturating_add(1);
     }
 
-    /// Returns the failed silent operations since the last call.
     pub(super) fn take_lost(&mut self, stream: u32) -> u32 {
         let lost = core::mem::take(&mut self.streams[stream as usize].lost);
         self.troubles -= (lost != 0) as u32;

@@ -69,7 +69,7 @@ impl Pairing {
         last: 0,
     };
 
-    /// Builds a pairing from joints. Also returns our rails that have a joint, as a bitmask.
+    /// Also returns our rails that have a joint, as a bitmask.
     pub(super) fn of(joints: &[Joint], rails: usize) -> Result<(Pairing, u16), AttachError> {
         let mut pairing = Pairing { theirs: 0, messages: [0; RAILS_MAX], ..Pairing::ALIKE };
         let (mut ours, mut theirs) = (0u16, 0u16);
@@ -117,7 +117,6 @@ impl Pairing {
         Some(keys)
     }
 
-    /// Returns a bitmask of our rails that cannot carry a message of this length to the peer.
     #[cold]
     pub(crate) fn too_short(&self, bytes: u32) -> u16 {
         let short = |(rail, most): (usize, &u32)| ((*most < bytes) as u16) << rail;

@@ -252,7 +252,6 @@ pub struct Flight<'m> {
     part: Part,
 }
 
-/// Which part of a command is in the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Part {
     /// The whole command. It completes without help from the user.
@@ -264,7 +263,6 @@ pub(super) enum Part {
     Receive,
 }
 
-/// A command that the worker has taken.
 pub(super) struct Job<'m> {
     pub entry: Shared<'m, Entry<'m>>,
     pub report: bool,
@@ -336,7 +334,6 @@ impl<'m> CommandConsumer<'m> {
         Some(Job { report: posted.report, entry: unsafe { posted.open() } })
     }
 
-    /// Returns whether a command may start, must wait, or fails with a dependency.
     pub(super) fn readiness(&self, job: &Job<'m>) -> super::command::Readiness {
         // SAFETY: the command was submitted to this worker, which holds no other reference to its
         // work.
@@ -371,7 +368,6 @@ impl<'m> CommandConsumer<'m> {
         self.return_slot(job);
     }
 
-    /// Returns a slot to its queue, or releases it if the queue is gone.
     fn return_slot(&mut self, job: Job<'m>) {
         if self.side.is_alone() {
             return self.forget_queue();
@@ -412,7 +408,6 @@ impl<'m> CommandConsumer<'m> {
         Some((Job { entry, report: true }, flight.part))
     }
 
-    /// Returns the ticket of the command in this slot, if the engine has it.
     pub(super) fn flying_ticket(&self, slot: u16) -> Option<u64> {
         let flight = self.flights.get(usize::from(slot))?;
         flight.entry.as_ref().map(|_| u64::from(flight.stamp) << 16 | u64::from(slot))
@@ -434,7 +429,6 @@ impl<'m> CommandConsumer<'m> {
         u64::from(woke) + self.side.lane.listeners.notify(host)
     }
 
-    /// Returns whether nothing is submitted, held or watched, and the engine has only receives.
     pub(super) fn is_idle(&mut self) -> bool {
         let engine_has_receives_alone = self.flying == self.receiving;
         self.held.is_none()

@@ -13,7 +13,6 @@ impl Links {
     pub(crate) const NONE: Links = Links { next: NONE, prev: NONE };
 }
 
-/// A slot that can be in list number `LIST` of its table.
 pub(crate) trait Listed<const LIST: usize = 0> {
     fn links(&self) -> Links;
     fn links_mut(&mut self) -> &mut Links;

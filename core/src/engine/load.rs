@@ -134,7 +134,6 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// Records `count` completed posts of `each` bytes, which succeeded if `good`.
     #[inline(always)]
     pub(crate) fn ended(&mut self, rail: usize, count: u32, each: u64, good: bool) {
         if RAILS > 1 {
@@ -183,7 +182,6 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// Returns `u64::MAX` if no cost is known.
     fn fastest(&self) -> u64 {
         let known =
             ahead(self.shared, 0).map(|rail| self.rails[rail].cost).filter(|&cost| cost != 0);
@@ -248,7 +246,6 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// Chooses the rail that is expected to complete the post first, or one that has to be probed.
     fn choose_long(
         &mut self,
         rails: u16,

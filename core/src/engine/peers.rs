@@ -214,7 +214,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)
     }
 
-    /// Does nothing if the tables were set up before.
     fn set_up_peer(&mut self, peer: u16) {
         if core::mem::replace(&mut self.peers[peer as usize].ready, true) {
             return;

@@ -22,7 +22,6 @@ pub(crate) enum State {
     Ended,
 }
 
-/// The kind of an operation: what it posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
     /// Numbered writes, then perhaps a numbered message.
@@ -64,7 +63,6 @@ pub struct PendingSlot {
     pub(crate) fenced: bool,
     /// Whether a reply is expected, or a read may have to be posted again.
     pub(crate) fetch: bool,
-    /// Whether the operation took at least one number.
     pub(crate) numbered: bool,
     pub(crate) tag: u64,
     /// The fetched value. For a [carried put](OpKind::Carry), the rail's id of the copy in
@@ -194,7 +192,6 @@ impl PendingSlot {
         }
     }
 
-    /// Returns whether the operation has something left to post to this imported region.
     #[cold]
     pub(crate) fn uses_remote(&self, region: u16) -> bool {
         let again = self.kind == OpKind::Read && self.fetch;
@@ -275,14 +272,12 @@ impl<'m> Pending<'m> {
         }
     }
 
-    /// Frees a slot. Its token becomes stale.
     #[inline(always)]
     pub(crate) fn free(&mut self, index: u32) {
         self.slots[index as usize].state = State::Ended;
         self.slots.free(index);
     }
 
-    /// Fails if the completion was taken.
     #[inline]
     pub(crate) fn find(&self, token: Token) -> Result<u32, OpError> {
         self.slots.find(token.0).ok_or(OpError::StaleToken)

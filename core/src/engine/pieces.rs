@@ -61,10 +61,8 @@ impl Answer {
     }
 }
 
-/// In bytes.
 const GET: usize = 56;
 
-/// In bytes, before the payload.
 const GOT: usize = 32;
 
 /// A request for `len` bytes of registered memory, in pieces of at most `piece` bytes. The bytes
@@ -135,8 +133,7 @@ impl Got {
         bytes
     }
 
-    /// Copies the head of a Got out of untrusted memory and checks its form. Returns the head and
-    /// the payload, or `None` for another kind of message.
+    /// Returns the head and the payload, or `None` for another kind of message.
     pub(super) fn decode(bytes: Untrusted<'_>) -> Option<Result<(Got, Untrusted<'_>), Violation>> {
         let mut raw = [0; GOT];
         bytes.copy_out(&mut raw);

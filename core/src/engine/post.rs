@@ -32,7 +32,6 @@ pub(super) enum Blocked {
     Rail,
     /// The pass has posted its share of this stream.
     Budget,
-    /// The operation cannot be posted.
     Refused(RailId, PostError),
     /// The peer has failed, with its operations.
     PeerDown,
@@ -419,7 +418,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the rails to a peer that can inject this many bytes, as a bitmask.
     pub(super) fn injecting(&self, peer: u16, bytes: u64) -> u16 {
         let copies = |(rail, most): (usize, &u64)| ((*most >= bytes) as u16) << rail;
         let rails = self.peers.get(peer as usize).map_or(0, |slot| slot.rails);
@@ -479,13 +477,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Owner::Control(Peer(peer), self.peers[peer as usize].generation & GENERATION_MASK)
     }
 
-    /// Returns whether the posts of this stream are kept for failover.
     #[inline(always)]
     pub(super) fn is_kept(&self, stream: u32) -> bool {
         RAILS > 1 && self.streams[stream as usize].fence & KEPT != 0
     }
 
-    /// Marks an operation as fully posted, and advances to the next operation.
     #[inline]
     fn all_posted(&mut self, stream: u32, index: u32) {
         let s = &mut self.streams[stream as usize];

@@ -483,7 +483,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether the protocol has due work.
     #[inline(always)]
     pub(super) fn has_chores(&self) -> bool {
         self.protocol
@@ -527,7 +526,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a Room message to a stream's peer is due.
     #[inline(always)]
     pub(super) fn has_grown(&self, stream: u32) -> bool {
         self.protocol.as_ref().is_some_and(|protocol| protocol.accounts[stream as usize].grown)

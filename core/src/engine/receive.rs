@@ -35,7 +35,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         (&mut self.streams[at].window, Cells { arrived, message, parked, mask: self.mask })
     }
 
-    /// Fails unless `len` bytes lie inside the region.
     #[inline(always)]
     pub(super) fn place(&self, place: Place, len: u64) -> Result<*mut u8, Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
@@ -49,7 +48,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(unsafe { slot.ptr.add(place.offset as usize) })
     }
 
-    /// The word must be aligned to its width.
     #[inline(always)]
     pub(super) fn word(&self, place: Place, width: u8) -> Result<*mut u8, Violation> {
         if place.offset & (width as u64 - 1) != 0 {

@@ -278,7 +278,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Requests acknowledgements of everything from every peer.
     pub(super) fn ask_all(&mut self) {
         for stream in 0..self.streams.len() as u32 {
             let s = &self.streams[stream as usize];

@@ -103,7 +103,6 @@ impl<'m, T: Slot> Slots<'m, T> {
         }
     }
 
-    /// Returns `None` if the name is stale.
     #[inline(always)]
     pub(crate) fn find(&self, name: u64) -> Option<u32> {
         let index = name as u32;

@@ -30,7 +30,6 @@ pub(crate) const fn kept(rails: usize) -> u8 {
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct Stream {
-    /// The number that the next post takes.
     pub(crate) next: Seq,
     /// The number after the last silent operation that took no slot.
     pub(crate) silent_end: Seq,

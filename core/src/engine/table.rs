@@ -119,7 +119,6 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
         desc: [0; RAILS],
     };
 
-    /// Returns whether the region is device memory, which a rail copies.
     #[inline]
     pub(crate) fn is_device(&self) -> bool {
         self.device != 0 && self.native == NO_RAIL
@@ -148,7 +147,6 @@ pub struct RemoteSlot<const RAILS: usize> {
     /// Whether the slot is taken. In a free slot only `generation` has a meaning.
     pub(crate) taken: bool,
     pub(crate) peer: u16,
-    /// Like [`LocalSlot::generation`].
     pub(crate) generation: u32,
     /// The number and generation of the region at its owner.
     pub(crate) theirs: (u16, u16),

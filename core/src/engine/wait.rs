@@ -288,7 +288,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns the word if the comparison holds.
     pub(super) fn look(
         &self,
         at: LocalAddr,

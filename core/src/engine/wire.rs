@@ -179,7 +179,6 @@ impl Message {
         len
     }
 
-    /// Returns the message with the payload that follows it.
     #[inline(always)]
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Result<(Message, Untrusted<'_>), Violation> {
         let mut head = [0u8; HEAD_MAX];
@@ -256,7 +255,6 @@ pub(crate) enum Bond {
     Other,
 }
 
-/// The first message between two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// The epoch that the sender expects in incoming words.
@@ -335,7 +333,6 @@ fn get16(head: &[u8; HEAD_MAX], at: usize) -> u16 {
     u16::from_le_bytes([head[at], head[at + 1]])
 }
 
-/// The owner of a post, and the number of bytes posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PostTag {
     pub owner: Owner,

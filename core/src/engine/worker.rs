@@ -302,13 +302,11 @@ enum Step {
     Replied(Reply),
     /// The command is in the engine. Its completion there will end it.
     Taken,
-    /// The first half of the command is in the engine.
     Relayed,
     /// The command waits for the engine, or a piece of it was done (`moved`).
     Later {
         moved: bool,
     },
-    /// The engine has no room for the command.
     Full,
     Watch,
 }

@@ -50,7 +50,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok((self.state.requests.name(index), self.state.requests.slots[index as usize].status))
     }
 
-    /// Returns the oldest completed request. Polls only if no request has completed.
+    /// Polls only if no request has completed.
     #[inline(always)]
     pub(super) fn look(&mut self) -> Option<u32> {
         // The engine's completions are later than those that were collected.
@@ -120,7 +120,6 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(status)
     }
 
-    /// Collects completions, and checks whether a request is among them.
     #[inline(never)]
     fn collect_for(&mut self, index: u32) -> Result<(), Code> {
         self.collect();

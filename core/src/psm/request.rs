@@ -60,7 +60,6 @@ pub(super) enum State {
     Sending(Token),
     Receiving(Request),
     Claimed(Claimed),
-    /// In the list of completed requests.
     Completed,
     /// Removed from the list of completed requests. Also the state of a free slot.
     Dequeued,

@@ -67,9 +67,7 @@ enum Post {
 enum Fate {
     /// The inner rail has no room yet, so the post stays held back.
     Held,
-    /// The inner rail has accepted the post and will report its completion.
     Passed,
-    /// The post is complete.
     Over(Result<(), CompleteError>),
 }
 

@@ -23,7 +23,6 @@ impl Random {
         ((self.next() as u128 * n as u128) >> 64) as u64
     }
 
-    /// Returns true in `n` of 1000 cases.
     pub(crate) fn permille(&mut self, n: u16) -> bool {
         n != 0 && self.below(1000) < n as u64
     }

@@ -54,7 +54,6 @@ pub(super) struct Back {
     ready: u16,
     /// Rails offered to the peer. The peer may have begun their next epoch.
     offered: u16,
-    /// Rails that are attached again.
     attached: u16,
     /// Attached rails that the peer has attached too.
     welcome: u16,
@@ -66,9 +65,7 @@ pub(super) struct Back {
     agreed: u16,
     /// Rails whose stage must be reported to the peer now.
     due: u16,
-    /// Number of repetitions of the reports so far.
     repeated: u16,
-    /// Passes until the next repetition of the reports.
     wait: u32,
     incoming: Option<Rejoin>,
     turns: [Turn; RAILS_MAX],
@@ -328,7 +325,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether the return of a rail continues in the next pass.
     pub(super) fn is_returning(&self, peer: u16) -> bool {
         let PeerSlot { state, rails: in_use, .. } = self.peers[peer as usize];
         // Nothing returns to a peer that is closing.
@@ -344,7 +340,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.kept_peer(peer).map_or(0, |kept| kept.back.epoch(rail))
     }
 
-    /// Begins the next epoch of a rail, and drops all reports about the previous one.
     fn next_epoch(&mut self, peer: u16, rail: usize) {
         let bit = 1 << rail;
         let Some(kept) = self.kept_peer_mut(peer) else { return };
@@ -457,7 +452,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Uses a rail on which both probes have arrived.
     fn use_again(&mut self, peer: u16, rail: usize) {
         let bit = 1 << rail;
         let Some(kept) = self.kept_peer_mut(peer) else { return };

@@ -65,7 +65,6 @@ const DOUBLINGS: u32 = 6;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Stage {
-    /// The sender asks the receiver to leave a rail.
     Asks,
     /// The sender can leave that rail.
     Answers,
@@ -73,7 +72,6 @@ pub(in super::super) enum Stage {
     Confirms,
 }
 
-/// A decoded message about a rail to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Leave {
     pub(in super::super) rail: u8,
@@ -121,7 +119,6 @@ impl Leave {
     }
 }
 
-/// The state of an endpoint that is to be closed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closing {
     /// Orders the requests of all sides. 0 if the endpoint is not to be closed.

@@ -21,7 +21,6 @@ use super::super::wire::KIND_REJOIN;
 const HEAD: usize = 16;
 pub(super) const REJOIN: usize = HEAD + REOPEN_MAX;
 
-/// The stage that the sender has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The sender can be attached at this address.
@@ -51,7 +50,6 @@ impl Rejoin {
         &self.address[..self.length as usize]
     }
 
-    /// Returns a valid message that depends on three numbers.
     pub(in super::super) fn sample([a, b, c]: [u64; 3]) -> Rejoin {
         let stage =
             [Stage::Offer, Stage::Attached, Stage::Proven, Stage::Probe][(a >> 32) as usize % 4];

@@ -15,12 +15,10 @@ use super::{Asks, Failover};
 /// most this long. A longer payload stays in its source.
 pub(in super::super) const COPY: usize = 64;
 
-/// The state of a number: carried by a rail, arrived at the peer, or lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Carried {
     By(u8),
-    /// The number has arrived.
     Arrived,
     /// The number will never arrive, and must be posted again.
     Lost,
@@ -282,7 +280,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let _ = self.acknowledged_up_to(stream, heard);
     }
 
-    /// Records the value fetched by the atomic that is next in the stream.
     #[cold]
     pub(in super::super) fn keep_reply(&mut self, stream: u32, value: u64) {
         let seq = self.streams[stream as usize].window.expected();

@@ -181,7 +181,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts a message on this rail. Returns `false` if the caller should try another rail.
+    /// Returns `false` if the caller should try another rail.
     pub(super) fn post_on(
         &mut self,
         rail: usize,

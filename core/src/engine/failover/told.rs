@@ -44,7 +44,6 @@ pub(in super::super) const WORDS: usize = 8;
 const HEAD: usize = 64;
 pub(in super::super) const TOLD: usize = HEAD + 8 * WORDS;
 
-/// Length of an [`Asks`] message, in bytes.
 const ASKS: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -100,7 +100,6 @@ impl Load {
         (self.since, self.mark, self.began, self.period) = (now, busy, busy, 0);
     }
 
-    /// Forgets everything but what is outstanding.
     pub(super) fn forget(&mut self) {
         let Load { posts, bytes, long, stuck, .. } = *self;
         *self = Load { posts, bytes, long, stuck, ..Load::NEW };

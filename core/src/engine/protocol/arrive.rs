@@ -26,7 +26,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The matcher has stored the message.
     #[inline(never)]
     pub(super) fn store(
         &mut self,
@@ -40,7 +39,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         match block {
             Ok(kept) => protocol.matcher.set_cookie(id, kept.pack()).map_err(|_| Violation::Credit),
             Err(violation) => {
-                // The message violates the protocol: drop it.
                 let _ = protocol.matcher.discard(id);
                 Err(violation)
             }

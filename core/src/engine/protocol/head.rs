@@ -97,7 +97,6 @@ impl Head {
         bytes
     }
 
-    /// Returns the head and the rest of the message.
     #[inline(always)]
     pub(crate) fn read(bytes: Untrusted<'_>) -> Result<(Head, Untrusted<'_>), Violation> {
         let (head, rest) = bytes.split_at(HEAD).ok_or(Violation::Length)?;
@@ -160,7 +159,6 @@ impl<const RAILS: usize> Offer<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 
-    /// Returns `None` if the offer has no address.
     pub(crate) fn address(&self) -> Option<u64> {
         (self.region == ADDRESS && self.rails == 0).then_some(self.offset)
     }

@@ -62,7 +62,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Also removes the messages that were not received.
     #[cold]
     pub(in super::super) fn forget_matching(&mut self, peer: u16) {
         self.forget_placing(peer);

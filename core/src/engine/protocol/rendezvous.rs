@@ -46,7 +46,6 @@ impl Pulled {
         self.len += 1;
     }
 
-    /// Moves `first` from the front to the back, if it is still at the front.
     fn turn(&mut self, slots: &mut [PendingSlot], first: u32) {
         if self.head == first && self.tail != first {
             self.remove(slots, first);
@@ -54,7 +53,6 @@ impl Pulled {
         }
     }
 
-    /// Removes a send from any position.
     pub(super) fn remove(&mut self, slots: &mut [PendingSlot], index: u32) {
         let (mut before, mut at) = (NONE, self.head);
         while at != NONE && at != index {
@@ -79,9 +77,7 @@ impl Pulled {
 const STEP: u64 = 1 << 20;
 
 enum Read {
-    /// The payload has been copied.
     Copied,
-    /// A read is in flight.
     Started,
     /// There is no room; retry later.
     Later,
@@ -129,7 +125,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns `None` if the sender is reachable.
     pub(super) fn sender_lost(&self, index: u32) -> Option<Fault> {
         let protocol = self.state.protocol.as_ref()?;
         let source = protocol.requests.slots[index as usize].source.get()?;
@@ -213,7 +208,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Reads over all rails.
     fn read(&mut self, index: u32, want: u64) -> Read {
         let Some(protocol) = &self.state.protocol else { return Read::Unable };
         let slot = &protocol.requests.slots[index as usize];
@@ -304,7 +298,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Imports the region on first use.
     pub(super) fn reach(
         &mut self,
         source: PeerId,
@@ -354,7 +347,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id.index() as u16)
     }
 
-    /// Sends the next chunk of a send that its receiver pulls. Returns `false` if no rail has room.
+    /// Returns `false` if no rail has room.
     fn send_chunk(&mut self, index: u32) -> bool {
         let slot = &self.state.pending.slots[index as usize];
         let (stream, request, sent, total) = (slot.stream, slot.request, slot.offset, slot.left);
@@ -393,11 +386,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
-/// Number of entries in the cache of imported regions.
 pub(crate) const HINTS: usize = 64;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns `None` if the peer is reachable.
     pub(super) fn lost(&self, peer: PeerId) -> Option<Fault> {
         match self.peers.get(peer.index as usize) {
             Some(slot) if slot.generation == peer.generation => match slot.state {

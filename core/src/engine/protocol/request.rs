@@ -156,13 +156,11 @@ impl Buffer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The receive is in the matcher.
     Posted,
     /// Matched. The payload must be read. If the value is `true`, the payload cannot be read, and
     /// must be pulled in chunks.
     Read(bool),
     Reading,
-    /// The sender sends the payload in chunks.
     Chunks,
     /// The payload has arrived, is lost or is refused; a Fin is due. If the value is `true`, the
     /// message matched after its peer began to close, and a Bye does not wait for the Fin.
@@ -186,7 +184,6 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// Returns whether the receive reads or pulls its payload, or has it in an outgoing block.
     #[cold]
     pub(super) fn is_rendezvous(self) -> bool {
         use Stage::*;
@@ -242,7 +239,6 @@ pub struct RecvSlot {
     pub(crate) order: u64,
     pub(crate) posted: ReceiveId,
     pub(crate) source: Sender,
-    /// The buffer's region.
     pub(crate) region: u16,
     pub(crate) stage: Stage,
     pub(crate) fit: Fit,
@@ -297,7 +293,6 @@ impl RecvSlot {
         self.stage != Stage::Ended && self.capacity != 0 && self.region == region
     }
 
-    /// Returns whether a message has matched and its payload is in flight.
     pub(crate) fn is_moving(&self) -> bool {
         !matches!(self.stage, Stage::Posted | Stage::Ended)
     }
@@ -307,13 +302,11 @@ impl RecvSlot {
         self.is_moving() && !matches!(self.stage, Stage::Tell(true) | Stage::Place(true))
     }
 
-    /// Also returns whether the message is cut.
     #[inline(always)]
     pub(crate) fn fit(&self, len: u64) -> (u64, Fit) {
         if len <= self.capacity { (len, Fit::Whole) } else { (self.capacity, Fit::Cut) }
     }
 
-    /// Records a result other than success, with 0 bytes delivered.
     #[cold]
     pub(crate) fn spoil(&mut self, outcome: Received) {
         (self.fit, self.outcome, self.delivered) = (Fit::Told, outcome, 0);
@@ -328,7 +321,6 @@ impl RecvSlot {
         }
     }
 
-    /// Returns the `op` of the Fin that reports the result to the sender.
     pub(crate) fn fin_op(&self) -> u8 {
         match (self.fit, self.outcome) {
             (Fit::Told, Received::Failed(Fault::Peer(PeerError::Closed))) => head::CLOSING,

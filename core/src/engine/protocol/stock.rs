@@ -17,7 +17,6 @@ pub const SHORT: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
-    /// The payload is here, in this block.
     Block(u32),
     /// The payload is at the sender, and this header describes it.
     Header(u32),
@@ -288,15 +287,11 @@ pub struct Account {
     pub(crate) told: u32,
     /// The peer's limits: longest eager payload, credits and headers.
     pub(crate) takes: MatchLimits,
-    /// Fins sent to the peer.
     pub(crate) fins_sent: u32,
-    /// Fins received from the peer.
     pub(crate) fins_heard: u32,
     /// Fins that the peer has sent, according to its Bye.
     pub(crate) fins_said: u32,
-    /// Number of times the peer's credits were doubled.
     pub(crate) credit_doublings: u8,
-    /// Number of times the peer's header room was doubled.
     pub(crate) header_doublings: u8,
     pub(crate) grown: bool,
     /// Messages sent on the fast path since the peer was connected. The counter is here, because

@@ -35,7 +35,6 @@ pub(super) struct Target {
     pub mapped: *mut u8,
 }
 
-/// The posts of an operation: data, a message, or data and then a message.
 #[derive(Clone, Copy)]
 struct Ask {
     kind: OpKind,

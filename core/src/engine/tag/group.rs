@@ -21,7 +21,6 @@ pub(super) struct GroupLinks {
     /// chain has [`HEAD`] and the bucket as `prev`. An entry that is not a leader has [`MEMBER`] as
     /// `prev`.
     pub chain: Links,
-    /// The next and previous entries in the ring.
     pub ring: Links,
 }
 
@@ -62,7 +61,6 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         entry << BITS | table as u32
     }
 
-    /// Returns the entry and the table of a node.
     #[inline(always)]
     pub(super) fn entry(node: u32) -> (u32, usize) {
         (node >> BITS, (node & ((1 << BITS) - 1)) as usize)

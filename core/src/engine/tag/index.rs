@@ -157,7 +157,6 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         Some(number as u8)
     }
 
-    /// Unlinks every message in the index.
     #[cold]
     pub(super) fn evict<const S: usize>(&mut self, shapes: &mut Shapes<S>, number: usize) {
         let Index { shape, cursor, .. } = self.indexes[number];

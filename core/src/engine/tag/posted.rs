@@ -99,7 +99,6 @@ impl Grouped for PostedSlot {
     }
 }
 
-/// The result of a search, and its cost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub index: u32,

@@ -39,7 +39,6 @@ const _: () = assert!(size_of::<Shape>() == 64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// The mask has this slot.
     Known(u8),
     /// The mask has no slot, and may take this free or idle one.
     Idle(u8),
@@ -126,7 +125,6 @@ impl<const N: usize> Shapes<N> {
         Place::Nowhere
     }
 
-    /// Assigns an idle slot without an index to a mask.
     pub(super) fn take(&mut self, place: u8, mask: Key) {
         let shape = &mut self.all[place as usize];
         (shape.mask, shape.walks) = (mask, 0);

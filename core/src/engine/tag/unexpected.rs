@@ -9,7 +9,6 @@ use super::key::Key;
 use super::shape::Shapes;
 use super::words::{Arrived, UnexpectedId};
 
-/// One index over the messages, described in [`index`](super::index).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Index {
     pub shape: u8,

@@ -101,7 +101,6 @@ pub struct ReceiveId {
 }
 
 impl ReceiveId {
-    /// An id that no receive has.
     pub(crate) const NONE: ReceiveId = ReceiveId { index: u32::MAX, generation: 0 };
 }
 

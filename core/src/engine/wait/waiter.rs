@@ -118,7 +118,6 @@ impl Asleep {
     }
 }
 
-/// A parker that records whether it slept.
 pub(crate) struct Noted<'a, P: ?Sized> {
     pub event: &'a P,
     pub slept: &'a Cell<bool>,

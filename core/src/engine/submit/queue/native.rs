@@ -44,8 +44,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         )
     }
 
-    /// Posts a native atomic once everything earlier is applied. The stream posts nothing more
-    /// until the atomic has completed.
     #[cold]
     #[inline(never)]
     pub(in crate::engine) fn post_native(
