@@ -10,7 +10,7 @@ use std::{ptr, thread};
 use fishplate_core::sync::turns::Turns;
 use fishplate_shm::{close_aside, has_aside, set_closer};
 
-/// While all of them are blocked, descriptors wait.
+/// While all four closing threads are blocked, descriptors wait.
 static CLOSING: Turns = Turns::new(4);
 
 /// Closes the descriptors that `fishplate-shm` sets aside, on separate threads. The threads exist

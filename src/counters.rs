@@ -126,7 +126,6 @@ impl Page {
         unsafe { self.words.as_ref() }
     }
 
-    /// Copies the counters to the page, unless they were copied less than [`INTERVAL`] ago.
     pub fn publish(&mut self, now_ns: u64, stats: impl FnOnce() -> (Stats, [u64; GAUGES])) {
         if now_ns.saturating_sub(self.published_ns) < INTERVAL.as_nanos() as u64 {
             return;
@@ -238,8 +237,8 @@ fn own_number(pid: u32) -> Option<u64> {
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// Reads a page. Returns the id of its owner and its counters, or `None` if the file is not a page,
-/// or changed during every attempt.
+/// Returns the id of its owner and its counters, or `None` if the file is not a page, or changed
+/// during every attempt.
 fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
     for _ in 0..100 {
         let count = || {

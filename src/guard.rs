@@ -93,7 +93,7 @@ pub(crate) struct Watch {
 struct Watched {
     peer: Peer,
     lifeline: Option<Lifeline>,
-    /// Whether the rail to the peer works. False once the guard has reported the rail as failed.
+    /// False once the guard has reported the rail as failed.
     up: bool,
 }
 

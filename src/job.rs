@@ -275,7 +275,6 @@ struct Ranks {
 }
 
 impl Ranks {
-    /// Maximum number of ranks that an error lists.
     const LISTED: usize = 16;
 
     fn new(ranks: impl Iterator<Item = u32>) -> Ranks {

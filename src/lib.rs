@@ -105,7 +105,6 @@ pub use job::Job;
 pub use node::Node;
 pub use storage::{FailoverStorage, Limits, MatchStorage, Storage};
 
-// Compiles the examples in these documents.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]

@@ -257,8 +257,8 @@ impl Node {
     }
 
     /// Copies the counters to the page of a node with [`Builder::counters`](Builder::counters),
-    /// unless that was done in the last 10 ms. Only programs that use no waits, no worker,
-    /// [`arm`](Self::arm) or [`failed_peers`](Self::failed_peers) need this call.
+    /// unless that was done in the last 10 ms. Only programs that use neither waits, a worker,
+    /// [`arm`](Self::arm) nor [`failed_peers`](Self::failed_peers) need this call.
     pub fn publish_counters(&mut self) {
         let Some(page) = &mut self.page else { return };
         let (home, contacts, rails) = (&self.home, &self.contacts, &self.rails);

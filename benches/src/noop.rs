@@ -142,7 +142,6 @@ unsafe extern "C" fn control(_: *mut fid, _: c_int, _: *mut c_void) -> c_int {
     0
 }
 
-/// Creates a table of calls: zeroed except for its size and the calls given.
 macro_rules! table {
     ($table:ident { $($entry:ident: $function:expr),* $(,)? }) => {{
         // SAFETY: the table consists of nullable functions.
@@ -386,7 +385,6 @@ unsafe extern "C" fn inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u64) 
     0
 }
 
-/// Like [`inject`], but delivers the message to the last posted receive.
 unsafe extern "C" fn inject_echo(
     ep: *mut fid_ep,
     bytes: *const c_void,

@@ -176,16 +176,15 @@ impl Card {
     }
 }
 
-/// Reads a string of at most 255 bytes. Rejects control characters, because the string may be
-/// printed.
+/// Rejects control characters, because the string may be printed.
 fn text(fields: &mut Reader<'_>) -> Option<String> {
     let len = fields.u8().ok()?;
     let text = std::str::from_utf8(fields.take(len.into()).ok()?).ok()?;
     (!text.chars().any(char::is_control)).then(|| text.to_owned())
 }
 
-/// Returns a random id. After a fork, both processes share the standard library's hash keys. So the
-/// process id and the time are hashed too.
+/// After a fork, both processes share the standard library's hash keys. So the process id and the
+/// time are hashed too.
 pub(crate) fn random_id() -> u64 {
     RandomState::new().hash_one((std::process::id(), Instant::now()))
 }

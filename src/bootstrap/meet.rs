@@ -41,7 +41,6 @@ pub struct Listener {
     file: Option<(PathBuf, FileId)>,
 }
 
-/// The device and inode numbers of a file.
 type FileId = (u64, u64);
 
 impl Listener {
@@ -149,7 +148,6 @@ enum Place<'a> {
     /// HOST:PORT.
     Network(&'a str),
     File(&'a str),
-    /// An abstract socket.
     Abstract(&'a str),
 }
 
@@ -252,7 +250,6 @@ struct Greeting {
     wire: Wire,
     ours: Shown,
     nonce: Nonce,
-    /// Whether the peer has sent its random bytes.
     greeted: bool,
     /// Whether this side checks that the cards agree.
     judges: bool,

@@ -29,7 +29,6 @@ pub struct Wire {
     socket: OwnedFd,
     /// Received bytes: the next message, and possibly the start of later messages.
     inward: Vec<u8>,
-    /// The outgoing message, and the number of its bytes that were sent.
     outward: Vec<u8>,
     sent: usize,
     /// Maximum accepted size of a message, in bytes.
@@ -149,8 +148,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends as much as the socket accepts, and receives until a message is complete. Makes at most
-    /// [`RECEIVES`] receiving calls. Returns whether any byte was sent or received.
+    /// Receives until a message is complete, in at most [`RECEIVES`] calls. Returns whether any
+    /// byte was sent or received.
     pub(super) fn pump(&mut self) -> Result<bool, BootstrapError> {
         let sent = self.push();
         let mut moved = false;
@@ -169,8 +168,8 @@ impl Wire {
         Ok(sent? || moved)
     }
 
-    /// Sends as much as the socket accepts. Returns whether any byte was sent. If the peer has
-    /// closed the connection, sends nothing. The peer's last message still counts as its answer.
+    /// If the peer has closed the connection, sends nothing. The peer's last message still counts
+    /// as its answer.
     fn push(&mut self) -> Result<bool, BootstrapError> {
         let mut moved = false;
         while self.sent < self.outward.len() {
@@ -199,8 +198,7 @@ impl Wire {
         Ok(Some(message))
     }
 
-    /// Returns the end of the first message, or `None` if the message is incomplete. Checks the
-    /// header as soon as the header has arrived.
+    /// Checks the header as soon as the header has arrived.
     fn whole(&self) -> Result<Option<usize>, BootstrapError> {
         let known = self.inward.len().min(MAGIC.len());
         if self.inward[..known] != MAGIC[..known] {

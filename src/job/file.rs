@@ -36,14 +36,12 @@ pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     met
 }
 
-/// The locked file. Dropping this value removes the file.
 struct Claim {
     path: PathBuf,
     file: File,
 }
 
 impl Claim {
-    /// Returns `None` if another process holds the lock.
     fn take(path: &Path) -> io::Result<Option<Claim>> {
         let file = open(OpenOptions::new().write(true).create(true).mode(0o600), path)?;
         // SAFETY: `file` keeps the descriptor open.

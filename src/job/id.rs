@@ -42,7 +42,6 @@ impl Cookie {
     }
 }
 
-/// Parses a text of at most 32 bytes.
 impl FromStr for Cookie {
     type Err = io::Error;
 

@@ -65,15 +65,12 @@ impl Leader {
         Ok(Job::leader(meet::lead(&self.listener, &entry, check)?, &entry))
     }
 
-    /// Leads the job that `entry` describes, but with this leader's cookie.
     pub(super) fn lead_as(&self, entry: &Entry) -> io::Result<Job> {
         let entry = Entry { cookie: self.id.cookie(), ..*entry };
         Ok(Job::leader(meet::lead(&self.listener, &entry, || Ok(()))?, &entry))
     }
 }
 
-/// Returns this host's addresses, at most [`ADDRESSES`]. Returns the loopback address only if there
-/// is no other address.
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: the call writes the head of a list, which is freed below.

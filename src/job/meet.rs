@@ -37,7 +37,6 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// Time limit for the welcome. The program that listens at the address may belong to no job at all.
 const WELCOME_TIME: Duration = Duration::from_secs(5);
 
-/// Longest sleep between two checks of the sockets.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Maximum number of connections without a correct cookie that rank 0 keeps, in addition to the
@@ -157,7 +156,6 @@ fn not_joined(entry: &Entry, why: &io::Error) -> io::Error {
     io::Error::new(ErrorKind::TimedOut, text)
 }
 
-/// Listens at the first address that belongs to this host. Returns `None` if it is in use.
 fn listen(addresses: &[SocketAddr]) -> io::Result<Option<TcpListener>> {
     let mut refusal = invalid("rank 0 cannot listen: its host has no address");
     for address in addresses {
@@ -182,8 +180,7 @@ struct Newcomer {
     welcome: bool,
 }
 
-/// Accepts connections as rank 0 until all other ranks have joined. Returns their connections, by
-/// rank.
+/// Accepts connections as rank 0 until all other ranks have joined.
 pub(super) fn lead(
     listener: &TcpListener,
     entry: &Entry,
@@ -262,8 +259,7 @@ pub(super) fn lead(
     Ok(others)
 }
 
-/// Closes the oldest connection that has not presented the cookie. Returns `false` if there is
-/// none.
+/// Closes the oldest connection that has not presented the cookie.
 fn evict(newcomers: &mut Vec<Newcomer>) -> bool {
     let at = newcomers.iter().position(|newcomer| !newcomer.welcome);
     at.map(|at| newcomers.remove(at)).is_some()
@@ -274,14 +270,13 @@ fn no_descriptors(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// Returns the missing ranks, starting with 1. `there` says for each rank whether it is present.
 fn ranks_without(there: impl Iterator<Item = bool>, entry: &Entry) -> Ranks {
     let absent = (1..).zip(there).filter(|(_, there)| !there).map(|(rank, _)| rank);
     let missing = Ranks::new(absent);
     if entry.rank.is_some() { missing } else { Ranks { first: vec![], ..missing } }
 }
 
-/// Continues the handshake of a connection. Returns the connection if more bytes are needed.
+/// Returns the connection if more bytes are needed.
 fn place(mut newcomer: Newcomer, places: &mut [Option<Conn>], entry: &Entry) -> Option<Newcomer> {
     if !newcomer.welcome {
         if !newcomer.conn.fill(HELLO_LEN).ok()? {

@@ -85,7 +85,6 @@ impl Pmi<'_> {
         }
     }
 
-    /// Waits after an `EAGAIN` until the socket may be ready.
     fn not_ready(&self, events: i16, wanted: &str) -> io::Result<()> {
         let error = io::Error::last_os_error();
         match error.kind() {
@@ -115,8 +114,7 @@ impl Pmi<'_> {
     }
 }
 
-/// Removes the first received line, and checks that it reports success for `wanted`. Returns `None`
-/// if the line is incomplete.
+/// Removes the first received line, and checks that it reports success for `wanted`.
 pub(super) fn answer(received: &mut Vec<u8>, wanted: &str) -> io::Result<Option<String>> {
     let end = received.iter().position(|&byte| byte == b'\n');
     if end.unwrap_or(received.len()) > LINE_MAX {

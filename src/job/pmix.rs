@@ -168,7 +168,6 @@ fn lead(library: &Library, entry: &Entry) -> io::Result<Job> {
     leader.lead_as(entry)
 }
 
-/// A slot into which the library's thread puts an answer.
 #[derive(Default)]
 struct Answer {
     value: Mutex<Option<Result<String, c_int>>>,

@@ -299,7 +299,6 @@ pub(super) fn follow(
                 }
             }
             Some(Heard::Frame(..)) => return Err(gone(&Ranks::one(0))),
-            // Messages from rank 0 do not extend the deadline.
             None | Some(Heard::Missing(_)) => {
                 let written = written.map_err(|_| gone(&Ranks::one(0)))?;
                 if Instant::now() >= deadline {

@@ -78,7 +78,6 @@ impl Address {
         }
     }
 
-    /// `None` if it is longer than [`ADDRESS_MAX`].
     pub fn encode(&self) -> Option<Vec<u8>> {
         let mut out = vec![];
         out.put(&MAGIC).put_u16(VERSION).put_u64(self.id).put_u64(self.door).put_u64(self.host);

@@ -86,7 +86,6 @@ struct Meeting {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// This node dials at the time [`Meeting::at`].
     Dials,
     /// This node has dialled. It never dials twice at once, because both sides must use the same
     /// link.
@@ -302,8 +301,7 @@ impl Node {
         }
     }
 
-    /// Connects the peers on this host that are not connected yet: accepts peers that dial, and
-    /// dials the others. Never waits.
+    /// Connects the peers on this host that are not connected yet. Never waits.
     pub(super) fn meet(&mut self) {
         if !self.meeting {
             return;

@@ -88,8 +88,6 @@ impl Node {
         }
     }
 
-    /// Sends a message that cannot be posted at once: waits for room, connects the peer, or copies
-    /// a long payload.
     #[cold]
     #[inline(never)]
     fn send_later(

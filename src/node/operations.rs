@@ -440,8 +440,7 @@ impl Node {
         }
     }
 
-    /// Handles a refused operation: makes progress and retries until there is room. Completions of
-    /// the node's own operations also make room.
+    /// Completions of the node's own operations also make room.
     #[cold]
     #[inline(never)]
     pub(super) fn issue_later<T>(
@@ -478,9 +477,7 @@ impl Node {
         Ok(())
     }
 
-    /// Makes one pass of a call that waits for room. At intervals, checks that peers are alive,
-    /// because the slots of a failed peer become free. Returns `false` once the deadline has
-    /// expired.
+    /// At intervals, checks that peers are alive, because the slots of a failed peer become free.
     pub(super) fn waits_for(&mut self, room: &mut RoomWait) -> bool {
         let now_ns = self.home.host().now_ns();
         if now_ns >= room.deadline_ns {

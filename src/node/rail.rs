@@ -19,7 +19,7 @@ use crate::guard::{Guard, GuardSetup};
 const ELSEWHERE: RailKey = RailKey::ELSEWHERE;
 const NOT_HERE: u64 = u64::MAX;
 
-/// A rail of a node. Compared with a niche, the explicit tag saves an instruction per call.
+/// Compared with a niche, the explicit tag saves an instruction per call.
 #[repr(u8)]
 #[expect(clippy::large_enum_variant, reason = "a box would cost every post a load, to save little")]
 pub(super) enum NodeRail {

@@ -49,7 +49,6 @@ pub(super) struct SleepLock {
     host: LinuxHost,
     /// The program notifies this to wake the worker.
     called: EventCount,
-    /// Notified by peers.
     wait_object: NodeWaitObject,
     taken: Mutex<()>,
 }

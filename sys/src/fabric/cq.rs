@@ -38,7 +38,6 @@ pub struct CqError {
     /// The provider's error code.
     pub provider: i32,
     len: usize,
-    /// The provider's error data, for [`CompletionQueue::describe`].
     data: [u8; ERROR_DATA],
 }
 

@@ -44,8 +44,7 @@ fn listens_at(descriptor: i32, address: &[u8]) -> bool {
     named == 0 && own.get(..len as usize) == Some(address)
 }
 
-/// Iterates over the numbers of all open descriptors. Holds the open folder `/proc/self/fd`, or
-/// null.
+/// Holds the open folder `/proc/self/fd`, or null.
 struct Descriptors(*mut libc::DIR);
 
 impl Descriptors {

@@ -288,8 +288,7 @@ pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
     Ok(askable(names))
 }
 
-/// Returns the names that a request may use. A layered provider such as `tcp;ofi_rxm` adds the name
-/// of its lowest layer.
+/// A layered provider such as `tcp;ofi_rxm` adds the name of its lowest layer.
 fn askable(names: Vec<String>) -> Vec<String> {
     let mut all = Vec::<String>::new();
     for name in names {

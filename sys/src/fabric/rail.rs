@@ -99,7 +99,6 @@ const HEAD: usize = 8;
 const USER: u32 = 0x6d_7367;
 const WORD: u32 = 0x77_6f72;
 
-/// Maximum number of completions read in one call.
 const BATCH: usize = 32;
 
 /// Maximum number of writes posted under one doorbell.
@@ -117,7 +116,6 @@ struct Registered {
     key: u64,
     ptr: NonNull<u8>,
     len: usize,
-    /// The ordinal of the device, if the region is device memory.
     ordinal: Option<u32>,
     memory: MemoryRegion,
 }
@@ -186,7 +184,6 @@ pub struct FabricRail {
     /// write needs the general path, because the rail batches writes, sets a completion level per
     /// write, sends words in messages, or may read device memory.
     short_below: Option<usize>,
-    /// Whether writes are batched.
     more: bool,
     held: Option<Held>,
     /// Number of writes posted since the last doorbell.

@@ -15,7 +15,6 @@ impl Batch {
         Batch(NonNull::from(Box::leak(Box::new([cq::EMPTY; BATCH]))).cast())
     }
 
-    /// Returns a pointer to the first of [`BATCH`] entries.
     #[inline(always)]
     pub fn first(&self) -> *const Entry {
         self.0.as_ptr()

@@ -133,7 +133,6 @@ impl FabricRail {
         budget - left
     }
 
-    /// Returns the number of polls so far. Wraps.
     pub(super) fn polls(&self) -> u32 {
         self.polls_planned.wrapping_sub(self.plain_polls)
     }
@@ -146,7 +145,6 @@ impl FabricRail {
         }
     }
 
-    /// Computes how many of the next polls only read the queue.
     pub(super) fn plan(&mut self) {
         let polls = self.polls();
         let flushes = self.device.as_ref().is_some_and(|reached| reached.device.must_flush());
@@ -238,8 +236,7 @@ impl FabricRail {
         self.sources[at]
     }
 
-    /// Handles an entry that is not a plain completed write. `place` points to the entry in the
-    /// batch.
+    /// Handles an entry that is not a plain completed write.
     #[inline(always)]
     fn complete<S: Sink>(&mut self, entry: Entry, place: *const Entry, sink: &mut S) {
         if is_arrival(&entry) {
@@ -259,7 +256,6 @@ impl FabricRail {
     }
 
     /// Handles an arrived write that used a receive buffer, or that has no signature in its data.
-    /// Returns its peer, if known.
     #[inline(never)]
     fn arrival(&mut self, entry: &Entry, place: *const Entry) -> Option<u16> {
         // With `FI_RX_CQ_DATA` the context belongs to a receive buffer. Otherwise it is not ours:
@@ -370,8 +366,7 @@ impl FabricRail {
         slot.ended = slot.ended.wrapping_add(1);
     }
 
-    /// Handles a queue that returned an error. Reads all error entries, then the completions behind
-    /// them.
+    /// Reads all error entries, then the completions behind them.
     #[cold]
     #[inline(never)]
     fn trouble<S: Sink>(&mut self, code: Code, budget: u32, sink: &mut S) -> u32 {

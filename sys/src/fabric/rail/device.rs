@@ -152,7 +152,6 @@ impl Reached {
         self.spans.iter().any(|(_, span)| holds(span))
     }
 
-    /// Returns whether a failed copy may still access these bytes. Asks the device.
     pub fn touches(&mut self, memory: Local) -> bool {
         let start = memory.ptr.addr().get();
         let meets = |span: &Range<usize>| start < span.end && span.start < start + memory.len;

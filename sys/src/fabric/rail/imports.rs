@@ -13,7 +13,6 @@ use alloc::vec;
 struct Place {
     key: u64,
     len: u64,
-    /// The peer, or [`NOBODY`] if the entry is free.
     peer: u32,
     /// Number of imports that have not been released.
     count: u32,
@@ -102,7 +101,6 @@ impl Imports {
         true
     }
 
-    /// Undoes one [`insert`](Self::insert).
     pub fn remove(&mut self, peer: u16, key: u64) {
         let at = self.find(peer, key);
         if !self.places[at].used() {

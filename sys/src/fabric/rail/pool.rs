@@ -22,7 +22,6 @@ pub(super) enum ContextKind {
     /// A write. The rail sends its word after the write has completed.
     WriteThenWord,
     Read,
-    /// A message in a bounce buffer.
     Send,
     Atomic,
     Receive,
@@ -43,7 +42,6 @@ pub(super) struct Slot {
     pub index: u32,
     /// The bounce buffer of a send, or the word that follows a write.
     pub extra: u32,
-    /// The next free context, or null.
     next: *mut Slot,
     pub peer: u16,
     pub kind: ContextKind,
@@ -124,8 +122,6 @@ impl Pool {
         })
     }
 
-    /// Returns whether the provider still holds the context of a post to a peer. Slow path: scans
-    /// all contexts.
     pub fn has_posts_to(&self, peer: u16) -> bool {
         (0..self.len).any(|index| {
             let slot = self.at(index);
@@ -136,7 +132,6 @@ impl Pool {
         })
     }
 
-    /// Returns whether the provider holds the context of a read. Slow path: scans all contexts.
     pub fn has_reads(&self) -> bool {
         // SAFETY: the index is in range. The provider writes only the scratch part, and only this
         // thread writes the fields behind it.

@@ -43,7 +43,6 @@ pub const FI_RX_CQ_DATA: u64 = 1 << 56;
 pub const FI_MSG_PREFIX: u64 = 1 << 58;
 pub const FI_CONTEXT: u64 = 1 << 59;
 
-// Memory registration modes.
 pub const FI_MR_LOCAL: i32 = 1 << 2;
 pub const FI_MR_RAW: i32 = 1 << 3;
 pub const FI_MR_VIRT_ADDR: i32 = 1 << 4;
@@ -136,7 +135,6 @@ pub const FI_CLASS_CQ: usize = 14;
 pub const FI_GETWAIT: i32 = 5;
 pub const FI_ENABLE: i32 = 6;
 
-// Endpoint options.
 pub const FI_OPT_ENDPOINT: i32 = 0;
 pub const FI_OPT_FI_HMEM_P2P: i32 = 8;
 
