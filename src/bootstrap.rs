@@ -1,11 +1,9 @@
 //! Connects two processes over TCP before any rail works (out-of-band setup).
 //!
-//! One side listens, and the other connects. Each side sends its [`Card`]: its rails with their
-//! addresses and speeds, and the settings that both engines must share. [`Card::agree`] pairs the
-//! rails, or reports why they do not match.
+//! One side listens, and the other connects. Each side sends its [`Card`]. [`Card::agree`] pairs
+//! the rails, or reports why they do not match.
 //!
-//! Then the [`Wire`] exchanges the caller's messages, such as region handles. In each exchange,
-//! both sides send one message and receive one.
+//! Then the [`Wire`] exchanges the caller's messages, such as region handles.
 //!
 //! All calls are setup: they allocate, and block at most until their deadline. While a wire waits,
 //! it calls the caller's closure, so that the caller can poll a rail with manual progress. Received

@@ -2,7 +2,7 @@
 //! them.
 //!
 //! `fishplate-shm` starts no threads. It sets such descriptors aside, and calls the closer that the
-//! program has installed. This module provides a closer.
+//! program has installed.
 
 use std::mem::MaybeUninit;
 use std::{ptr, thread};

@@ -1,7 +1,7 @@
 //! [`Settings`] contains all settings of the assembled transport.
 //!
-//! Nothing here reads the environment or a file. A program fills in [`Settings`] itself. The tool
-//! fills them in from `FISHPLATE_*` variables.
+//! Nothing here reads the environment or a file. The tool fills in [`Settings`] from `FISHPLATE_*`
+//! variables.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use fishplate_core::sync::seq::MAX_WINDOW;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Libfabric providers to try, in order. If empty, all of
-    /// [`PROVIDERS`](crate::rails::PROVIDERS) are tried. The first usable provider is used.
+    /// [`PROVIDERS`](crate::rails::PROVIDERS) are tried.
     pub providers: Vec<String>,
     /// Interfaces to use, by the names that the provider gives them. Each name adds one rail. If
     /// empty, the nearest interfaces are used.

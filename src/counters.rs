@@ -61,7 +61,7 @@ pub const NAMES: [&str; 15] = [
     "rails",
 ];
 
-/// Number of gauges. They are the last of [`NAMES`]. The other counters never decrease.
+/// Number of gauges. The other counters never decrease.
 pub const GAUGES: usize = 2;
 
 const BYTES: usize = 4096;

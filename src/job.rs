@@ -75,7 +75,7 @@ fn variable(name: &str) -> Option<String> {
     Some(std::env::var_os(name)?.to_string_lossy().into_owned())
 }
 
-/// The membership of this process in a job: its rank, the job's size, and its connections.
+/// The membership of this process in a job.
 #[derive(Debug)]
 pub struct Job {
     rank: usize,

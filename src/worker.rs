@@ -2,8 +2,8 @@
 //! submissions.
 //!
 //! The thread owns the engine and its consumers while it runs. It spins and then parks according to
-//! the [`Policy`], and returns the engine and the consumers when it is stopped. It belongs to a
-//! [`Scope`], so the engine and queues may borrow from the stack outside the scope.
+//! the [`Policy`]. It belongs to a [`Scope`], so the engine and queues may borrow from the stack
+//! outside the scope.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -1,10 +1,6 @@
 //! A provider that does nothing, behind the real wrappers. It accepts posts while its queue has
 //! room, and reports them complete at the next queue read. So instruction counts cover only our own
 //! code.
-//!
-//! [`arrive`] makes the queue report peer writes as well. [`answer`] adds messages that acknowledge
-//! accepted writes. [`echo`] returns short messages to their sender, so that an engine can be its
-//! own peer.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -14,7 +10,6 @@ use fishplate_sys::fabric::Library;
 use fishplate_sys::fabric::library::Entries;
 use fishplate_sys::fabric::raw::*;
 
-/// Maximum number of unread completions.
 const ROOM: usize = 256;
 
 /// Number of peer writes to report, and their data. Only the benchmark's thread uses these.
@@ -26,7 +21,6 @@ static DATA: AtomicU64 = AtomicU64::new(0);
 static EVERY: AtomicU64 = AtomicU64::new(0);
 static ANSWER: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
-/// The message calls of the endpoint opened last, and the last echoed message.
 static MESSAGES: AtomicPtr<fi_ops_msg> = AtomicPtr::new(ptr::null_mut());
 static ECHOED: [AtomicU64; 3] = [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)];
 
@@ -41,7 +35,6 @@ struct Queue {
     tail: usize,
     accepted: u64,
     answered: u64,
-    /// Buffer and context of the last posted receive.
     receive: (*mut c_void, *mut c_void),
 }
 

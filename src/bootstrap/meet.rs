@@ -37,7 +37,6 @@ type Nonce = [u8; 16];
 pub struct Listener {
     socket: OwnedFd,
     meetings: Meetings<Greeting>,
-    /// The path of the socket file that this listener created, and the file's id.
     file: Option<(PathBuf, FileId)>,
 }
 

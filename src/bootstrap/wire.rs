@@ -14,10 +14,8 @@ use super::{BootstrapError, MESSAGE_MAX, WIRE_VERSION};
 const MAGIC: [u8; 4] = *b"FPBS";
 const HEAD: usize = 12;
 
-/// Pause between two polls of an idle connection, after the first polls.
 const NAP: Duration = Duration::from_micros(100);
 
-/// Number of polls without events before the first pause.
 const LOOKS: u32 = 200;
 
 /// Maximum number of receiving calls in a row. A peer may send a message byte by byte.
@@ -31,7 +29,6 @@ pub struct Wire {
     inward: Vec<u8>,
     outward: Vec<u8>,
     sent: usize,
-    /// Maximum accepted size of a message, in bytes.
     longest: usize,
 }
 
@@ -188,7 +185,6 @@ impl Wire {
         Ok(moved)
     }
 
-    /// Returns the next message, once it is complete and our own message was sent.
     pub(super) fn hear(&mut self) -> Result<Option<Vec<u8>>, BootstrapError> {
         let Some(end) = self.whole()?.filter(|_| self.sent == self.outward.len()) else {
             return Ok(None);

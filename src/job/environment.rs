@@ -141,7 +141,6 @@ fn at_address(
     Ok(Way::Address(host, port, entry))
 }
 
-/// Returns the rank, if set, and the size, from the first launcher that sets the size.
 #[allow(clippy::type_complexity)]
 fn place_in_job(
     get: &impl Fn(&str) -> Option<String>,

@@ -1,5 +1,5 @@
-//! Defines the identity of a job. All its processes present the same cookie. An id of fixed size
-//! contains that cookie and the addresses of rank 0. Any channel can carry the id.
+//! Defines the identity of a job. All its processes present the same cookie. Any channel can carry
+//! the id.
 //!
 //! Nothing here blocks, except that a random cookie waits until the kernel's generator is seeded.
 

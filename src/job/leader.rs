@@ -1,5 +1,4 @@
-//! Rank 0 of a job before the others have joined: a listener, and an id that contains its
-//! addresses.
+//! Rank 0 of a job before the others have joined.
 //!
 //! Opening a leader reads random bytes and this host's addresses from the system. Only
 //! [`Leader::lead`] and [`Leader::lead_while`] block, at most until their timeout.

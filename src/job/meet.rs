@@ -30,7 +30,6 @@ const CLAIM_LEN: usize = 8;
 /// Sent instead of a rank by a process that accepts any rank.
 const ANY: u32 = u32::MAX;
 
-/// Time between two attempts to join, and time limit for connecting to one address.
 const AGAIN: Duration = Duration::from_millis(20);
 const CONNECT: Duration = Duration::from_secs(2);
 

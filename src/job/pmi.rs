@@ -16,7 +16,6 @@ use super::meet::{self, Entry};
 
 const KEY: &str = "fishplate-job";
 
-/// Maximum length of an accepted answer, in bytes.
 const LINE_MAX: usize = 4096;
 
 pub(super) fn join(fd: RawFd, entry: &Entry) -> io::Result<Job> {

@@ -1,5 +1,5 @@
 //! Runs one round of a job: every process sends its bytes to rank 0, and rank 0 sends the bytes of
-//! all processes back. Also defines the frames that the processes exchange.
+//! all processes back.
 //!
 //! A frame begins with two little-endian words, its kind and its length. Its bytes follow. The
 //! sockets never block, and lengths are checked before anything is stored.
@@ -30,14 +30,12 @@ pub(super) const RANK: u32 = 6;
 /// Interval between two reports of the missing ranks by rank 0 to waiting processes.
 pub(super) const TELL: Duration = Duration::from_millis(250);
 
-/// Maximum number of contributions that are moved between two calls of `meanwhile`.
 const BATCH: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Conn {
     stream: TcpStream,
     inbox: Vec<u8>,
-    /// Bytes of frames that the socket had no room for yet.
     outbox: Vec<u8>,
 }
 
@@ -142,8 +140,6 @@ fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
     Ok(sent)
 }
 
-/// Sleeps until one of the descriptors is readable (or writable, if its flag is `true`), at most
-/// for `pause`.
 pub(super) fn sleep_on(fds: impl Iterator<Item = (RawFd, bool)>, pause: Duration) {
     let events = |write| if write { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
     let mut set: Vec<_> =

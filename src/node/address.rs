@@ -34,7 +34,6 @@ const MAGIC: [u8; 4] = *b"FPna";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RailAddress {
     pub end: FabricEnd,
-    /// Maximum message size that this end receives, in bytes.
     pub max_message: u32,
     pub address: Vec<u8>,
 }

@@ -38,7 +38,6 @@ use crate::topology::PciAddress;
 use crate::topology::{Anchor, FabricEnd, Machine};
 use crate::worker::Options;
 
-/// Counts the nodes of this process, so that each has its own [`Config::owner`].
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
 /// Which libfabric rails a node opens.
@@ -306,16 +305,14 @@ impl Builder {
         self
     }
 
-    /// Gives the node a page of [counters](crate::counters). `fishplate stat` and other processes
-    /// of this user can read it while the program runs. Default: none.
+    /// Gives the node a page of [counters](crate::counters). Default: none.
     pub fn counters(mut self) -> Self {
         self.counters = true;
         self
     }
 
-    /// Starts a thread that makes progress while the program is outside the node's calls: it
-    /// connects and answers peers and advances operations. It spins and parks according to the
-    /// options, and ends with the node.
+    /// Starts a thread that makes progress while the program is outside the node's calls. It spins
+    /// and parks according to the options, and ends with the node.
     ///
     /// Inside its calls the program drives the node itself, so they behave as without a worker. The
     /// exceptions are [`Node::queue`] and [`Node::wait_fd`], which return `None`. Each call takes a
@@ -352,8 +349,7 @@ impl Builder {
     /// Failover costs about 23 KiB for each peer that this node sends to. An operation to a peer
     /// with failover occupies one of [`Limits::operations`] until it is acknowledged.
     ///
-    /// Default: yes. [`Node::address`] changes when a rail has failed. Peers that connect later
-    /// need the new address.
+    /// Default: yes.
     pub fn failover(mut self, failover: bool) -> Self {
         self.failover = failover;
         self

@@ -138,7 +138,6 @@ impl Contact {
         }
     }
 
-    /// Returns the libfabric rails that reach the peer, in the order of our rails.
     pub(super) fn pairs(&self) -> &[RailPair] {
         match &self.stage {
             Stage::Joined(joined) => &joined.pairs,

@@ -1,8 +1,6 @@
-//! Device memory of a node. Peers put to it and get from it. Tagged messages are sent from it and
-//! received into it. Only [some rails](super) access it.
+//! Device memory of a node. Only [some rails](super) access it.
 //!
-//! Unregistered bytes cannot be put to device memory. The program does not access it through host
-//! pointers. All calls here are slow paths.
+//! The program does not access it through host pointers. All calls here are slow paths.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};

@@ -86,7 +86,6 @@ impl Park for NodeWaitObject {
     }
 }
 
-/// The parts that the engine and the waiters borrow.
 struct Parts {
     storage: Storage<RAILS_LIMIT>,
     matching: MatchStorage<RAILS_LIMIT>,

@@ -29,7 +29,6 @@ const KEPT_LEN: usize = 1 << 20;
 /// not see the completions of these operations.
 #[derive(Default)]
 pub(super) struct Own {
-    /// Copies that no message uses.
     free: Vec<Memory>,
     /// Sends with a copy that the receiver has not read yet, and abandoned fetches.
     pub operations: Vec<(Token, Option<Memory>)>,

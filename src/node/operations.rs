@@ -1,5 +1,4 @@
-//! One-sided operations: put, get, put-signal, signals, atomics, fence, quiet, and waiting for a
-//! signal. The contract of `fishplate-core` defines their order and completion.
+//! One-sided operations. The contract of `fishplate-core` defines their order and completion.
 //!
 //! An operation that finds no room makes progress until there is room, for at most
 //! [`Builder::patience`]. Other calls wait only if they take a timeout.
@@ -37,14 +36,11 @@ pub(super) use issue;
 /// Length of the early part of a wait, in nanoseconds.
 pub(super) const EARLY: u64 = 50_000_000;
 
-/// Interval between two checks that peers are alive, in a call that waits for room, in nanoseconds.
 const LOOK: u64 = 10_000_000;
 
-/// Number of loads of a signal word between two clock reads.
 const LOOKS: u32 = 256;
 
 pub(super) struct RoomWait {
-    /// Time of the last check that peers are alive.
     pub looked_ns: u64,
     pub deadline_ns: u64,
 }

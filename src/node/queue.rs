@@ -18,7 +18,7 @@ pub struct Queue<'n>(Mq<'n, 'static, NodeRail, RAILS_LIMIT>);
 impl Node {
     /// Returns the matched queue, if the node was opened with [requests](super::Builder::requests)
     /// and without a worker. While a peer on this host is not connected, some calls make system
-    /// calls and allocate to connect it. [`progress`](Self::progress) does the same.
+    /// calls and allocate to connect it.
     #[doc(alias = "psm2_mq_init")]
     #[inline(always)]
     pub fn queue(&mut self) -> Option<Queue<'_>> {

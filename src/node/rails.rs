@@ -1,5 +1,4 @@
-//! Describes a node's rails, and the rails that reach a peer. Also watches peers on other hosts
-//! through descriptors.
+//! Describes a node's rails, and the rails that reach a peer.
 
 use std::fmt;
 use std::os::fd::OwnedFd;

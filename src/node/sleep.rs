@@ -1,6 +1,6 @@
 //! Lets a node with libfabric rails, or a program with an event loop, sleep on a set of descriptors
 //! (`epoll(7)`). The set contains the completion queues, the sockets of peers on this host, and an
-//! eventfd. The program wakes a worker through that eventfd.
+//! eventfd.
 //!
 //! Setup and sleeping make system calls. Only [`Sleep::park`] blocks. The event page tells peers on
 //! this host that a futex does not wake this process, so they send a packet instead.
@@ -15,7 +15,6 @@ use fishplate_core::sync::host::{Host, Woken};
 use fishplate_sys::Errno;
 use fishplate_sys::fabric::cq::CqWait;
 
-/// Length of a sleep in nanoseconds, after a provider has repeatedly advised against sleeping.
 const NAP_NS: u64 = 100_000;
 
 /// Number of times in a row that a provider advises against sleeping before the node sleeps for

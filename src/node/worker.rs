@@ -61,7 +61,6 @@ impl SleepLock {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the worker.
     fn call(&self) {
         self.called.notify_with(&self.host, || {
             if let Some(sleep) = self.wait_object.elsewhere() {
@@ -202,7 +201,6 @@ struct Idler<'a> {
     shared: &'a Shared,
     /// True if the program holds the lock or waits for it.
     locked_out: Cell<bool>,
-    /// True if the thread slept after its last turn.
     slept: Cell<bool>,
 }
 

@@ -18,7 +18,6 @@ use super::{Gpu, LinkState, Machine, Nic};
 const NVIDIA: u16 = 0x10de;
 const AMD: u16 = 0x1002;
 
-/// Maximum size of a sysfs file to read, in bytes. Values are one line.
 const VALUE_MAX: u64 = 4096;
 
 impl Machine {

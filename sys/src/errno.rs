@@ -12,7 +12,7 @@ macro_rules! named {
         impl Errno {
             $($(#[$meta])* pub const $name: Self = Self(libc::$name);)*
 
-            /// Returns the C name, or `None` if no constant of this type has the number.
+            /// Returns the C name, if known.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(Self(libc::$name) => Some(stringify!($name)),)*

@@ -165,8 +165,7 @@ impl Endpoint {
     }
 
     /// Closes the endpoint. Post nothing until [`reopen`](Self::reopen). Afterwards the provider
-    /// holds none of its posts or receive buffers. Drop bound registrations first. Dropping this
-    /// value closes the completion queue and the address vector.
+    /// holds none of its posts or receive buffers. Drop bound registrations first.
     ///
     /// # Errors
     /// The provider's code. The endpoint stays open then, and the provider may still use posted

@@ -7,8 +7,7 @@ use core::fmt;
 
 use super::raw::*;
 
-/// A positive libfabric error code. Codes below 256 are `errno` values. Codes from 256 on are
-/// libfabric's own.
+/// A positive libfabric error code. Codes below 256 are `errno` values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Code(pub i32);
@@ -16,7 +15,7 @@ pub struct Code(pub i32);
 macro_rules! named {
     ($($name:ident = $value:expr),* $(,)?) => {
         impl Code {
-            /// Returns the C name, or `None` if no constant of this type has the code.
+            /// Returns the C name, if known.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $(value if value == $value => Some(concat!("FI_", stringify!($name))),)*
@@ -123,7 +122,7 @@ impl fmt::Display for CallError {
 
 impl Error for CallError {}
 
-/// Why libfabric was not loaded. The error carries text, because it occurs only during setup.
+/// Why libfabric was not loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadError {
     /// The dynamic linker did not find or load the library.

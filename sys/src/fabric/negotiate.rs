@@ -1,5 +1,4 @@
-//! Selects a provider's offer. Requests the best attributes first, then acceptable attributes, and
-//! explains why offers are rejected. Slow path.
+//! Selects a provider's offer. Slow path.
 //!
 //! Takes the first available choice in this order:
 //!
@@ -38,7 +37,6 @@ const MR_MODES: i32 =
 
 const MODES: u64 = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
 
-/// Capabilities that every rail needs.
 const CAPS: u64 =
     FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
@@ -200,7 +198,7 @@ pub struct Rejected {
     pub why: Why,
 }
 
-/// Why there is no offer. The error carries text, because it occurs only during setup.
+/// Why there is no offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NegotiateError {
     /// The library has no such provider.

@@ -19,8 +19,7 @@
 //! | atomic | `fi_fetch_atomic`, `fi_compare_atomic` | with its completion |
 //!
 //! Every post that does not complete at once has an entry in the completion queue; there are no
-//! counters. [`Notify`] lists the three ways to learn the sender of an arrived write. Each message
-//! begins with an eight-byte header of the rail: the signature of the sender's rail, and a kind.
+//! counters. [`Notify`] lists the three ways to learn the sender of an arrived write.
 //!
 //! Each post is checked against the [imported](Rail::import) regions, so that no invalid key is
 //! sent. The caller of [`post_write_checked`](Rail::post_write_checked) has made this check itself.
@@ -186,7 +185,6 @@ pub struct FabricRail {
     short_below: Option<usize>,
     more: bool,
     held: Option<Held>,
-    /// Number of writes posted since the last doorbell.
     batched: u32,
     /// Whether a word's message is sent right after its write, without waiting for the write to
     /// complete.
@@ -376,7 +374,7 @@ impl FabricRail {
     }
 
     /// Returns the last error of a completion, post or registration, with libfabric's and the
-    /// provider's messages. Returns `None` if there was no error. Slow path: allocates.
+    /// provider's messages. Slow path: allocates.
     #[doc(alias = "fi_cq_strerror")]
     pub fn last_error(&self) -> Option<String> {
         let CqError { code, provider, .. } = self.last_error;

@@ -1,9 +1,8 @@
 //! Structures and operation tables of libfabric, in C's layout and with their C names.
 //!
-//! Contains only definitions; makes no calls. The fields are documented in `fi_getinfo(3)`,
-//! `fi_domain(3)`, `fi_endpoint(3)`, `fi_cq(3)`, `fi_av(3)`, `fi_mr(3)`, `fi_rma(3)`, `fi_msg(3)`
-//! and `fi_atomic(3)`. Written for version 1.17. Later libraries only append fields to these
-//! structures. So:
+//! The fields are documented in `fi_getinfo(3)`, `fi_domain(3)`, `fi_endpoint(3)`, `fi_cq(3)`,
+//! `fi_av(3)`, `fi_mr(3)`, `fi_rma(3)`, `fi_msg(3)` and `fi_atomic(3)`. Written for version 1.17.
+//! Later libraries only append fields to these structures. So:
 //!
 //! - only the library allocates attributes (`fi_info` and everything below it), with `fi_dupinfo`;
 //! - an attribute structure of this package is passed as [`Tailed`]: zeros follow where a later

@@ -12,7 +12,7 @@
 //! twice](crate::fabric::persona::Persona::frees_reads_twice) if the endpoint is closed while the
 //! data arrives. The pool of records belongs to the domain. So after a fence during reads the rail
 //! opens another domain, registers all memory there under the same keys, and closes the old domain.
-//! Peers do not notice. If a peer closes the connection, the provider frees the record once.
+//! If a peer closes the connection, the provider frees the record once.
 //!
 //! A peer that has closed its own endpoint needs no such fence: its connections are gone. It is
 //! marked as fenced once the provider has completed all posts to it.

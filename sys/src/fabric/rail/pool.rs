@@ -2,8 +2,7 @@
 //! (`FI_CONTEXT`, `FI_CONTEXT2`) from post to completion. So contexts never move and are accessed
 //! only through pointers.
 //!
-//! The pool has a fixed size, and its free list runs through the contexts. Taking and returning a
-//! context costs a few instructions.
+//! The pool has a fixed size, and its free list runs through the contexts.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -32,7 +31,6 @@ pub(super) enum ContextKind {
 #[repr(C, align(64))]
 pub(super) struct Slot {
     scratch: fi_context2,
-    /// The engine's context word.
     pub cx: u64,
     /// Destination of the value that an atomic returns, or null.
     pub fetch: *mut u64,
@@ -60,7 +58,6 @@ impl Slot {
 pub(super) struct Pool {
     slots: NonNull<Slot>,
     len: usize,
-    /// The first free context, or null.
     free: *mut Slot,
     kept: bool,
 }
@@ -144,7 +141,6 @@ impl Pool {
         self.slots.as_ptr().wrapping_add(index)
     }
 
-    /// Takes a free context, which the caller owns until [`give`](Self::give).
     #[inline(always)]
     pub fn take(&mut self) -> Option<*mut Slot> {
         let slot = self.free;
