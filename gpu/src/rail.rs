@@ -144,7 +144,6 @@ pub struct GpuRail<D: Device, H: Host> {
     streams: Streams,
     /// Completions to report in the next poll.
     ended: VecDeque<(u64, Result<(), CompleteError>)>,
-    /// Landed writes to report in the next poll.
     landed: VecDeque<(Peer, u32)>,
     /// Operations with a record that waits for room in the lane.
     telling: VecDeque<u32>,

@@ -1,6 +1,6 @@
 //! Bounce slots carry the pieces of a transfer that no device can copy directly: one end copies a
-//! piece in, the other end copies it out. Neither end blocks, allocates, locks or makes a system
-//! call.
+//! piece in, the other end copies it out. Several pieces may be in flight at once. Neither end
+//! blocks, allocates, locks or makes a system call.
 //!
 //! The number of slots per direction is a power of two. Slots are used in rotation: piece n uses
 //! slot n modulo the number of slots. The sender writes the bytes into the slot, and their meaning

@@ -75,7 +75,6 @@ pub(crate) struct Revocations {
 }
 
 impl Revocations {
-    /// Returns the sequence number.
     pub(crate) fn begin(&mut self, alloc: AllocId, awaited: Vec<(Peer, Nonce)>) -> u64 {
         self.sequence += 1;
         self.pending.insert(alloc, Pending { sequence: self.sequence, awaited });

@@ -229,7 +229,6 @@ impl<H: HalfOpen> Meetings<H> {
         None
     }
 
-    /// Returns whether there was a handshake to evict.
     fn evict(&mut self) -> bool {
         let rank = |entry: &Entry<H>| (entry.handshake.heard(), entry.deadline);
         let worst = self.strangers().min_by_key(|&at| rank(&self.open[at]));

@@ -45,7 +45,6 @@ pub(crate) enum PacketKind {
     Announce,
     /// Withdraws a segment that no longer holds a region.
     Withdraw,
-    /// Reports that the sender closes the link.
     Bye,
     /// Asks a peer that sleeps on its sockets to poll its lane.
     Ring,

@@ -105,7 +105,7 @@ impl PayloadPaths {
         PayloadPaths { classes: [class; CLASSES] }
     }
 
-    /// Also returns whether to measure the payload.
+    /// Chooses the path of the next payload of `len` bytes, and whether to measure it.
     pub(crate) fn choose(&mut self, len: usize, now: impl FnOnce() -> u64) -> (By, bool) {
         let class = self.class(len);
         if class.tried == 0 && class.left != 0 {

@@ -291,8 +291,8 @@ impl Socket {
         unsafe { libc::recv(self.fd.as_raw_fd(), none, 0, libc::MSG_DONTWAIT) };
     }
 
-    /// Also returns the kernel's flags, and leaves the packet in the queue. `room` is the size of
-    /// the buffer for control messages.
+    /// Receives the next packet and the kernel's flags for it, but leaves it in the queue. `room`
+    /// is the size of the buffer for control messages.
     fn peek(&self, into: &mut [u8], room: usize) -> Result<Option<(Packet, i32)>> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };

@@ -35,7 +35,6 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Waits for all queued work, then destroys the streams and events.
     pub(super) fn end_streams(&mut self) {
         for stream in std::mem::take(&mut self.streams) {
             // SAFETY: `make_streams` created the stream, and it is not used again. On a lost device

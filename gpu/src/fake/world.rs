@@ -11,7 +11,6 @@ const UNAVAILABLE: i32 = 46;
 
 const DEINITIALIZED: i32 = 4;
 
-/// The next id of a machine, process or allocation in this real process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug)]

@@ -156,7 +156,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.shared(peer)?.relay.as_mut()
     }
 
-    /// Returns whether there was work.
     pub(super) fn bounce(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let mut moved = false;

@@ -1,6 +1,7 @@
 //! Asynchronous copies between host and device memory, for
 //! [`place_device`](fishplate_core::rail::Rail::place_device) and
-//! [`fetch_device`](fishplate_core::rail::Rail::fetch_device).
+//! [`fetch_device`](fishplate_core::rail::Rail::fetch_device). A call begins a copy through a slot
+//! of pinned host memory, or asks the driver whether the copy has ended.
 //!
 //! All copies use stream 0, so the device makes them in the order in which they begin. An abandoned
 //! copy keeps its slot until the copy has ended and no other slot is free. A copy from the device

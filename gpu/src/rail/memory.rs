@@ -27,7 +27,6 @@ use crate::{
 
 const DEVICE: u64 = 4;
 
-/// Marks the descriptor of a device region.
 const DEVICE_DESC: u64 = 1 << 63;
 
 /// Returns whether a key of [`register`](Rail::register) names device memory.

@@ -186,7 +186,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// At most once per millisecond.
     #[cold]
     pub(super) fn turn_now_and_then(&mut self) {
         let now = self.inner.host().now_ns();
