@@ -133,8 +133,8 @@ impl Watch {
     }
 }
 
-/// Forwards reports. If the rail reports a lost peer, the peer's lifeline decides: if the peer's
-/// process is alive, the rail has failed.
+/// If the rail reports a lost peer, the peer's lifeline decides: if the peer's process is alive,
+/// the rail has failed.
 struct Judge<'a, S> {
     sink: &'a mut S,
     watch: &'a mut Watch,

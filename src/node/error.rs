@@ -201,9 +201,8 @@ impl From<AttachError> for Error {
 }
 
 impl Error {
-    /// Converts an error of setup. Returns [`Error::Full`] for a full table if `limit` determines
-    /// its size. Other tables have a fixed size or another setting, so their errors stay as they
-    /// are.
+    /// Returns [`Error::Full`] for a full table if `limit` determines its size. Other tables have a
+    /// fixed size or another setting, so their errors stay as they are.
     pub(super) fn of(error: AttachError, limit: &'static str, value: impl Into<u32>) -> Error {
         let limited = ["memory.", "ShmConfig::max_", "FabricConfig::max_", "GpuConfig::max_"];
         match error {

@@ -374,8 +374,7 @@ impl Node {
         self.home.engine.eager_max(peer)
     }
 
-    /// Returns memory of at least `len` bytes for a message from or into a slice. If no memory is
-    /// free, makes progress until peers have read earlier copies.
+    /// If no memory is free, makes progress until peers have read earlier copies.
     fn copy_of(&mut self, len: usize) -> Result<Memory, Error> {
         let mut room =
             RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };

@@ -18,8 +18,7 @@ use super::home::{CONTEXT, NodeEngine, NodeWaiter};
 use super::memory::Slice;
 use super::{Driver, Error, Node, behind};
 
-/// Issues an operation of a node's engine. Makes progress while there is no room for the operation.
-/// Inlines the first attempt.
+/// Makes progress while there is no room for the operation. Inlines the first attempt.
 macro_rules! issue {
     ($node:expr, $engine:ident => $call:expr) => {
         match {

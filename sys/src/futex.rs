@@ -22,7 +22,7 @@ pub enum Scope {
     Shared,
 }
 
-/// An entry of the array that `futex_waitv(2)` takes. 24 bytes.
+/// An entry of the array that `futex_waitv(2)` takes.
 #[repr(C)]
 struct WaitEntry {
     value: u64,

@@ -159,8 +159,8 @@ impl AddressVector {
 
 impl Drop for AddressVector {
     fn drop(&mut self) {
-        // A failed close cannot be reported from drop. SAFETY: the vector is open until here. Its
-        // endpoint owned this value and has closed itself before.
+        // SAFETY: the vector is open until here. Its endpoint owned this value and has closed
+        // itself before.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

@@ -355,7 +355,6 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // A failed close cannot be reported from drop.
         // SAFETY: the queue is open. Its endpoint owns it, and has closed itself before.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }

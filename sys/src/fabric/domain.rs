@@ -61,8 +61,6 @@ impl Domain {
         &self.fabric
     }
 
-    /// Opens an object in this domain through a function of its table.
-    ///
     /// # Safety
     /// The function at `offset` opens a `T` and takes `attr`.
     pub(super) unsafe fn open_in<A, T>(
@@ -88,7 +86,6 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // A failed close cannot be reported from drop.
         // SAFETY: the domain is open until here. Each object opened in it holds a reference to this
         // value, so all of them are closed.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };

@@ -627,7 +627,6 @@ pub struct AtomicWords {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // A failed close cannot be reported from drop.
         let _ = self.close();
     }
 }

@@ -9,8 +9,7 @@ use super::info::Info;
 use super::object;
 use super::raw::*;
 
-/// `fi_trywait`. Takes an array of objects of the fabric and its length. Returns 0 if a thread may
-/// sleep on their wait objects.
+/// `fi_trywait`. Returns 0 if a thread may sleep on the wait objects of these objects.
 pub(super) type TryWait = unsafe extern "C" fn(*mut fid_fabric, *mut *mut fid, c_int) -> c_int;
 
 /// An open fabric, closed when dropped.
@@ -56,8 +55,8 @@ impl Fabric {
 
 impl Drop for Fabric {
     fn drop(&mut self) {
-        // A failed close cannot be reported from drop. SAFETY: the fabric is open until here. Each
-        // domain opened in it holds a reference to this value, so all of them are closed.
+        // SAFETY: the fabric is open until here. Each domain opened in it holds a reference to this
+        // value, so all of them are closed.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

@@ -70,8 +70,6 @@ unsafe impl Send for Info {}
 unsafe impl Sync for Info {}
 
 impl Info {
-    /// Copies one entry of a list.
-    ///
     /// # Safety
     /// `entry` points to a valid entry.
     pub(super) unsafe fn copy_of(library: Library, entry: *const fi_info) -> Option<Info> {
@@ -219,8 +217,7 @@ impl fmt::Debug for Info {
     }
 }
 
-/// Defines setters of plain fields. Callers get no mutable access to the structures, because the
-/// library follows their pointers.
+/// Callers get no mutable access to the structures, because the library follows their pointers.
 macro_rules! hints {
     ($($(#[$doc:meta])* $set:ident: $field:ident of $part:ident as $number:ty;)*) => {$(
         $(#[$doc])*

@@ -30,10 +30,8 @@ pub use object::*;
 
 use core::ffi::c_void;
 
-/// A table entry that this package does not call.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
-/// A structure, followed by zeros where a later library may have fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tailed<T> {

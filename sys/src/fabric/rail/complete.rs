@@ -63,8 +63,7 @@ impl FabricRail {
         }
     }
 
-    /// Polls and does more than read the queue: work is queued, or the clock must be read. Every
-    /// poll is long if entries come with their source address, or if a device must be flushed.
+    /// Polls and does more than read the queue: work is queued, or the clock must be read.
     #[inline(never)]
     fn long_poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         self.plan();
@@ -95,8 +94,7 @@ impl FabricRail {
         waited + count
     }
 
-    /// Polls while the endpoint is closed. Does not read the queue, because no peer can reach this
-    /// rail.
+    /// Does not read the queue, because no peer can reach this rail.
     #[cold]
     fn poll_closed(&mut self, waited: u32) -> u32 {
         if self.polls().is_multiple_of(LOOK) {
@@ -153,8 +151,8 @@ impl FabricRail {
         self.polls_planned = polls.wrapping_add(self.plain_polls);
     }
 
-    /// Flushes the device if a NIC may have written to its memory: that is, if the batch has an
-    /// arrival or a completed read. If the flush fails, all peers fail and no arrival is reported.
+    /// Flushes the device if a NIC may have written to its memory. If the flush fails, all peers
+    /// fail and no arrival is reported.
     #[inline(never)]
     pub(super) fn prepare(&mut self, count: usize) {
         let Some(Reached { device, .. }) = &mut self.device else { return };

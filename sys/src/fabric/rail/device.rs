@@ -139,8 +139,7 @@ impl Reached {
         self.spans.push((key, span));
     }
 
-    /// Removes a registration. Returns whether it was device memory that a failed copy may still
-    /// access.
+    /// Returns whether this was device memory that a failed copy may still access.
     pub fn remove(&mut self, key: u64) -> bool {
         let Some(at) = self.spans.iter().position(|span| span.0 == key) else { return false };
         self.spans.swap_remove(at);

@@ -84,8 +84,7 @@ impl Imports {
         &self.places[self.find(peer, key)]
     }
 
-    /// Adds a region, or counts another import of a known region. Returns `false` if the table is
-    /// full.
+    /// Adds a region, or counts another import of a known region.
     pub fn insert(&mut self, peer: u16, key: u64, len: u64) -> bool {
         let at = self.find(peer, key);
         if self.places[at].used() {

@@ -274,8 +274,7 @@ impl Peers {
         unsafe { self.slots.get_unchecked_mut(peer as usize) }
     }
 
-    /// Marks a peer as failed: posts to it are rejected and lookups miss. Returns whether it was
-    /// up.
+    /// Marks a peer as failed: posts to it are rejected and lookups miss.
     pub fn take_down(&mut self, peer: u16) -> bool {
         let slot = &mut self.slots[peer as usize];
         if !slot.up {

@@ -103,9 +103,7 @@ impl Pool {
         self.len
     }
 
-    /// Returns whether an outstanding write or read has its local memory in this range. Checks only
-    /// the first byte of that memory, because the local memory of a post lies in one region. Slow
-    /// path: scans all contexts.
+    /// Checks only the first byte of a post's local memory, because that memory lies in one region.
     pub fn touches(&self, memory: Local) -> bool {
         let first = memory.ptr.addr().get() as u64;
         (0..self.len).any(|index| {

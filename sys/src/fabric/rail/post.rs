@@ -132,8 +132,6 @@ impl FabricRail {
         unsafe { self.write_to(peer, ptr, local.len, desc, to.addr, to.key, data, cx) }
     }
 
-    /// Like [`write`](Self::write), for a target that the caller has checked.
-    ///
     /// # Safety
     /// The conditions of
     /// [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
@@ -154,8 +152,6 @@ impl FabricRail {
         unsafe { self.write_to(peer, ptr, local.len, desc, addr, remote.key.key, Some(data), cx) }
     }
 
-    /// Posts a write to a checked target.
-    ///
     /// # Safety
     /// The conditions of
     /// [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
@@ -199,9 +195,6 @@ impl FabricRail {
         self.end(peer, slot, result)
     }
 
-    /// Posts a write on the general path. The fast path excludes writes to failed peers, batched
-    /// writes, and writes with their own completion level. It also excludes rails that send words
-    /// in messages or reach a device.
     #[allow(clippy::too_many_arguments, reason = "as above")]
     #[cold]
     #[inline(never)]
@@ -286,8 +279,7 @@ impl FabricRail {
         self.end(peer, write.slot, Ok(()))
     }
 
-    /// Posts the held write, and rings the doorbell for the whole batch. If the provider is busy,
-    /// keeps the write and returns `false`.
+    /// Posts the held write, and rings the doorbell for the whole batch.
     pub(super) fn close_batch(&mut self) -> bool {
         if let Some(held) = self.held {
             if !self.hand_over(held, 0) {
@@ -299,8 +291,7 @@ impl FabricRail {
         true
     }
 
-    /// Posts a held write. A permanent error completes the write with that error. Returns `false`
-    /// if the provider is busy.
+    /// A permanent error completes the write with that error.
     fn hand_over(&mut self, write: Held, more: u64) -> bool {
         let Held { slot, from, to, data } = write;
         let remote = if data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
@@ -367,8 +358,7 @@ impl FabricRail {
         Ok(posted)
     }
 
-    /// Sends a word, or queues it while the provider is busy. The queue cannot overflow: at most
-    /// one word per context waits.
+    /// The queue cannot overflow: at most one word per context waits.
     #[inline]
     pub(super) fn owe(&mut self, peer: u16, data: u32) {
         if !self.owed.is_empty() || !self.send_word(peer, data) {
@@ -377,7 +367,7 @@ impl FabricRail {
         }
     }
 
-    /// Sends a word. Returns `false` if the provider is busy. Drops the word if the peer is not up.
+    /// Drops the word if the peer is not up.
     pub(super) fn send_word(&mut self, peer: u16, data: u32) -> bool {
         let slot = &self.peers.slots[peer as usize];
         if !slot.up {
@@ -560,8 +550,8 @@ fn datatype(width: u8) -> Option<i32> {
     }
 }
 
-/// Translates an atomic for libfabric. Returns the call, which always fetches, with the operation
-/// and the operand. Only the completion of a fetch proves that the atomic is applied at the target.
+/// Every call fetches, because only the completion of a fetch proves that the atomic is applied at
+/// the target.
 fn provider_op(op: AmoOp, operand: u64) -> (AtomicKind, i32, u64) {
     match op {
         AmoOp::Set | AmoOp::Swap => (AtomicKind::Fetch, FI_ATOMIC_WRITE, operand),
@@ -575,9 +565,8 @@ fn provider_op(op: AmoOp, operand: u64) -> (AtomicKind, i32, u64) {
     }
 }
 
-/// Returns the atomics that a provider executes. Queries each one, because `net` of 1.17 has the
-/// capability bit but supports no operation. Returns none if operands must lie in registered memory
-/// (`FI_MR_LOCAL`).
+/// Queries each operation, because `net` of 1.17 has the capability bit but supports no operation.
+/// Returns none if operands must lie in registered memory (`FI_MR_LOCAL`).
 pub(super) fn atomics(endpoint: &Endpoint, info: &Info) -> AmoSet {
     if info.raw().caps & FI_ATOMIC == 0 || info.domain().mr_mode & FI_MR_LOCAL != 0 {
         return AmoSet::NONE;

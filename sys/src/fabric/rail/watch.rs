@@ -1,11 +1,9 @@
 //! Detects, reports and removes failed peers. Slow path.
 //!
 //! When a peer's process dies, some providers complete posts with errors, some retry for ever, and
-//! some return `FI_EAGAIN` for every post. So the rail watches for signs of life. A peer fails if
-//! it shows none within the deadline while a post to it is outstanding, or while only its posts are
-//! rejected. A pause of this process fails no peer, because the deadline counts only with enough
-//! polls. The rail cannot know whether the peer's process is alive. So it reports
-//! [`PeerError::Lost`], never `Died`.
+//! some return `FI_EAGAIN` for every post. So the rail watches for signs of life. A pause of this
+//! process fails no peer, because the deadline counts only with enough polls. The rail cannot know
+//! whether the peer's process is alive. So it reports [`PeerError::Lost`], never `Died`.
 
 use core::mem;
 

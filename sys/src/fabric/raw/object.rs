@@ -6,7 +6,6 @@ use super::{
     Unused, fi_av_attr, fi_cq_attr, fi_cq_err_entry, fi_info, fi_mr_attr, fi_msg, fi_msg_rma,
 };
 
-/// The header of every object.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fid {
