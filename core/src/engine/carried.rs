@@ -507,12 +507,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.block_size() != 0 && self.piece_max(peer) != 0
     }
 
-    /// Returns 0 if this engine has no blocks for arriving pieces.
     fn block_size(&self) -> u64 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.blocks.size().min(LONGEST) as u64)
     }
 
-    /// Returns 0 if this engine stores no pieces for device memory.
     pub(super) fn pieces(&self) -> u8 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.pieces)
     }

@@ -90,9 +90,7 @@ pub(crate) struct Bye {
     pub context: u8,
     /// The stamp of the stream: a word with sequence number 0.
     pub word: u32,
-    /// Low 32 bits of the reverse stream's cursor.
     pub ack: u32,
-    /// Total of returned credits of the reverse stream.
     pub freed: u32,
     /// All numbers of the stream below `end` are acknowledged.
     pub end: Seq,
@@ -111,7 +109,6 @@ impl Bye {
         core::array::from_fn(|at| out[at])
     }
 
-    /// Returns `None` for another kind of message.
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Option<Result<Bye, Violation>> {
         let mut head = [0; HEAD_MAX];
         let len = bytes.copy_out(&mut head);

@@ -228,7 +228,6 @@ pub struct Entry<'m> {
 #[derive(Debug, Default)]
 pub(super) struct Work<'m> {
     after: [Option<Event<'m>>; MAX_AFTER],
-    /// Bytes of a fill or copy that are done.
     pub progress: usize,
     pub relay: Relay,
 }

@@ -187,7 +187,6 @@ pub struct FailoverStream {
     lost: bool,
     answers: bool,
     pub(super) reads: bool,
-    /// Number of the peer's gets in `gets`.
     pub(super) asked: u8,
     /// Number of pieces in flight that answer the peer's gets.
     pub(super) pieces: u32,

@@ -20,7 +20,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.pending.ended.head != NONE || receives.is_some()
     }
 
-    /// Returns `None` if there is no completion.
     #[inline(always)]
     pub(crate) fn is_receive_next(&self) -> Option<bool> {
         let State { pending, protocol, .. } = &self.state;

@@ -73,13 +73,10 @@ pub struct PendingSlot {
     /// The start of the local memory not yet posted.
     pub(crate) local: *mut u8,
     pub(crate) local_region: u16,
-    /// The imported region of the data.
     pub(crate) remote: u16,
     /// The offset of the unposted part in the imported region.
     pub(crate) offset: u64,
-    /// Bytes not yet posted.
     pub(crate) left: u64,
-    /// The message that follows the writes.
     pub(crate) message: Option<Body>,
 
     /// Whether the operation belongs to the two-sided protocol, which handles its completion.

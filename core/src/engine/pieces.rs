@@ -101,7 +101,6 @@ impl Get {
         bytes
     }
 
-    /// Returns `None` for another kind of message.
     pub(super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Get, Violation>> {
         let mut raw = [0; GET];
         let len = bytes.copy_out(&mut raw);
@@ -133,7 +132,6 @@ impl Got {
         bytes
     }
 
-    /// Returns the head and the payload, or `None` for another kind of message.
     pub(super) fn decode(bytes: Untrusted<'_>) -> Option<Result<(Got, Untrusted<'_>), Violation>> {
         let mut raw = [0; GOT];
         bytes.copy_out(&mut raw);

@@ -453,7 +453,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Sets the limits of a connected peer, bounded by its rails and our own.
     #[cold]
     pub(super) fn open_accounts(&mut self, peer: u16) {
         let pairing = &self.pairings[peer as usize];
@@ -490,7 +489,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
             .is_some_and(|protocol| protocol.requests.due() + protocol.pulled.len() != 0)
     }
 
-    /// Acknowledgements carry it.
     #[inline(always)]
     pub(super) fn returned(&self, stream: u32) -> u32 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.accounts[stream as usize].returned)

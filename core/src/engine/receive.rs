@@ -105,7 +105,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// Counts an arrival that was parked, or that was a duplicate.
     pub(super) fn held(&mut self, stream: u32, arrival: Arrival) {
         self.stats.arrived += 1;
         match arrival {
@@ -119,7 +118,6 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// Returns `false` if the write is not next in order.
     #[inline(always)]
     fn write_in_order(&mut self, peer: Peer, data: u32) -> bool {
         if peer.0 as usize >= self.reached {

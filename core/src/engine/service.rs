@@ -18,7 +18,6 @@ use super::wire::{Body, NO_TOKEN};
 use super::{Engine, State};
 
 enum Applied {
-    /// Up to the first missing number.
     All,
     /// Not all: the batch is used up, a rail has no room for a reply, or a device is busy.
     More,

@@ -114,7 +114,6 @@ impl<'m, T: Slot> Slots<'m, T> {
         self.free.used()
     }
 
-    /// Scans all slots that were ever taken.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..self.used())
             .zip(self.slots.iter())

@@ -393,7 +393,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> super::State<'_, RAILS> {
-    /// Returns whether messages from a peer have arrived that a later pass may apply.
     #[cold]
     fn has_parked(&self, peer: u16) -> bool {
         (0..self.config.contexts).any(|context| {

@@ -118,7 +118,6 @@ pub(crate) enum Body {
     Ack { wanted: Option<Seq>, freed: u32 },
 }
 
-/// A decoded message, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub context: u8,
@@ -287,7 +286,6 @@ impl Hello {
         out
     }
 
-    /// Returns `None` for another kind of message.
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Option<Result<Hello, Violation>> {
         let mut head = [0u8; HEAD_MAX];
         let len = bytes.copy_out(&mut head);
@@ -347,7 +345,6 @@ pub(crate) const STREAM_POST_MAX: u64 = (1 << 24) - 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// An operation, by its slot.
     Op(u32),
     /// A silent operation without a slot: its stream, and the low bits ([`GENERATION_MASK`]) of the
     /// peer's generation.

@@ -134,7 +134,6 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
         (self.regions.get(index)?.key(index) == key.key).then_some(index)
     }
 
-    /// The `len` bytes must be inside the registration.
     #[inline(always)]
     fn resolve(&self, remote: Remote, len: usize) -> Result<*mut u8, PostError> {
         if len > RMA {

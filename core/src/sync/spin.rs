@@ -128,9 +128,7 @@ pub struct Idle {
     policy: Policy,
     oversubscribed: bool,
     phase: Phase,
-    /// Pauses left before the next action.
     pauses: u32,
-    /// Yields left in this wait.
     yields: u32,
     /// Times of this wait: the end of its probe phase, its last clock reading, and the end of its
     /// spin phase.
@@ -299,7 +297,6 @@ impl Idle {
         Step::Park
     }
 
-    /// Starts a batch of pauses before the next reading of the clock.
     fn pause(&mut self) -> Step {
         self.pauses = self.policy.batch.saturating_sub(1);
         self.counts.spins += 1;
@@ -317,7 +314,6 @@ impl Idle {
         Step::Yield
     }
 
-    /// Twice the usual wait, within the bounds.
     fn budget_ns(&self) -> u32 {
         self.usual_ns.saturating_mul(2).max(self.policy.min_spin_ns).min(self.policy.max_spin_ns)
     }

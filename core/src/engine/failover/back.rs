@@ -34,7 +34,6 @@ use super::{AGAIN, PeerError, RARELY};
 
 const OFFERS: u16 = 6;
 
-/// The epoch of one rail, and the serials of the messages about it.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     /// Number of times the rail was attached again.

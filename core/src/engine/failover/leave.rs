@@ -91,7 +91,6 @@ impl Leave {
         bytes
     }
 
-    /// Returns `None` for another kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Leave, Violation>> {
         let mut raw = [0; LEAVE];
         bytes.copy_out(&mut raw);

@@ -23,11 +23,8 @@ pub(super) const REJOIN: usize = HEAD + REOPEN_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The sender can be attached at this address.
     Offer,
-    /// The sender has attached the receiver.
     Attached,
-    /// The sender has received a probe from the receiver.
     Proven,
     /// This message is itself a probe, sent on the rail that returns.
     Probe,
@@ -73,7 +70,6 @@ impl Rejoin {
         bytes
     }
 
-    /// Returns `None` for another kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Rejoin, Violation>> {
         let mut raw = [0; REJOIN];
         bytes.copy_out(&mut raw);

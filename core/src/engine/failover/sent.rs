@@ -57,7 +57,6 @@ pub(in super::super) enum Sent {
         last: Option<u64>,
         local: *const u8,
     },
-    /// A request for data that no rail moves.
     Get {
         op: u32,
         piece: u32,
@@ -65,7 +64,6 @@ pub(in super::super) enum Sent {
         len: u64,
         into: u64,
     },
-    /// A piece of the answer to a `Get` of the peer.
     Got {
         at: Place,
         len: u32,

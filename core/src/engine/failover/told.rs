@@ -79,7 +79,6 @@ impl Told {
         bytes
     }
 
-    /// Returns `None` for another kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Told, Violation>> {
         let mut raw = [0; TOLD];
         bytes.copy_out(&mut raw);
@@ -158,7 +157,6 @@ impl Asks {
         bytes
     }
 
-    /// Returns `None` for another kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Asks, Violation>> {
         let mut raw = [0; ASKS];
         let len = bytes.copy_out(&mut raw);

@@ -87,7 +87,6 @@ impl Load {
         ((self.moving() + more).saturating_mul(cost) >> FRACTION).max(silent)
     }
 
-    /// Returns 0 if no completion is expected.
     pub(super) fn silent(&self, now: u64) -> u64 {
         if self.moving() != 0 { now.wrapping_sub(self.since) } else { 0 }
     }

@@ -131,7 +131,6 @@ impl Head {
 pub(crate) struct Offer<const RAILS: usize> {
     /// Identifies the send at the sender. Never 0.
     pub token: u64,
-    /// Length of the payload, in bytes.
     pub len: u64,
     /// Offset of the payload from the start of the region, in bytes.
     pub offset: u64,
@@ -143,7 +142,6 @@ pub(crate) struct Offer<const RAILS: usize> {
     /// The rails that join the two sides, by our numbers. On the wire they have the sender's
     /// numbers.
     pub rails: u16,
-    /// The keys of the region on these rails.
     pub keys: [RailKey; RAILS],
 }
 
@@ -210,7 +208,6 @@ impl<const RAILS: usize> Offer<RAILS> {
             Some(keys) if ours != 0 => Offer { region, rails: ours, keys, ..unread },
             _ => unread,
         };
-        // The payload must lie inside its region.
         match offer.offset.checked_add(offer.len) {
             Some(end) if end <= offer.size && offer.size <= i64::MAX as u64 && offer.token != 0 => {
                 Ok(offer)

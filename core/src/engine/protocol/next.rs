@@ -108,7 +108,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline(never)]
     fn next_for_device(&mut self, stream: u32, context: u64, tag: Tag, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {
-            // Do not return the credit yet.
             let account = &mut protocol.accounts[stream as usize];
             account.returned = account.returned.wrapping_sub(1);
         }

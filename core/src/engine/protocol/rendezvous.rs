@@ -79,7 +79,6 @@ const STEP: u64 = 1 << 20;
 enum Read {
     Copied,
     Started,
-    /// There is no room; retry later.
     Later,
     /// The payload cannot be read, or room may never become free.
     Unable,

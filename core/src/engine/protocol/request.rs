@@ -228,10 +228,8 @@ pub struct RecvSlot {
     pub(crate) links: Links,
     pub(crate) name: Name,
     pub(crate) ptr: *mut u8,
-    /// Of the buffer, in bytes.
     pub(crate) capacity: u64,
     pub(crate) word: u64,
-    /// Of the message, in bytes.
     pub(crate) len: u64,
     pub(crate) tag: Tag,
 
@@ -420,7 +418,6 @@ impl<'m> Requests<'m> {
         self.due_len += 1;
     }
 
-    /// Leaves the receive in hand, and returns its previous stage.
     pub(crate) fn pop_due(&mut self) -> Option<(u32, Stage)> {
         let index = self.due.first()?;
         self.remove_due(index);

@@ -94,7 +94,6 @@ impl<'m> Blocks<'m> {
         Blocks::with_short(bytes, &mut [], slots, size)
     }
 
-    /// The last slots have short blocks, one for each [`SHORT`] bytes of `short_bytes`.
     pub(crate) fn with_short(
         bytes: &'m mut [u8],
         short_bytes: &'m mut [u8],
@@ -285,7 +284,6 @@ pub struct Account {
     pub(crate) returned: u32,
     /// Returned credits that were announced to the peer.
     pub(crate) told: u32,
-    /// The peer's limits: longest eager payload, credits and headers.
     pub(crate) takes: MatchLimits,
     pub(crate) fins_sent: u32,
     pub(crate) fins_heard: u32,

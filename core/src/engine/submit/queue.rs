@@ -283,7 +283,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.streams.get(stream as usize).is_some_and(|stream| stream.open == 0)
     }
 
-    /// Returns `None` if the write must be posted.
     #[inline]
     fn write_now(
         &mut self,
@@ -307,7 +306,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(done.map_err(|error| self.state.refused(rail, to.peer, error)))
     }
 
-    /// Returns `None` if the read must be posted.
     #[inline]
     fn read_now(
         &mut self,

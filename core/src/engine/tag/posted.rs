@@ -109,7 +109,6 @@ pub(super) struct Found {
 pub(super) struct Posted<'m> {
     pub slots: &'m mut [PostedSlot],
     pub buckets: Buckets<'m, 0>,
-    /// All receives, oldest first.
     pub order: Fifo<0>,
     /// Indexed receives without a shape, oldest first.
     pub overflow: Fifo<1>,

@@ -18,7 +18,6 @@ const UNTAKEN: Key = Key { lo: 0, hi: 1 << 32 };
 /// The value of [`Shape::index`] if the shape has no index over unexpected messages.
 pub(super) const NO_INDEX: u8 = u8::MAX;
 
-/// One shape, in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Shape {

@@ -32,9 +32,7 @@ const WIDER: usize = 32;
 #[repr(u8)]
 pub(super) enum State {
     Free = 0,
-    /// A message that any receive or probe may find.
     Stored,
-    /// A message that a matched probe claimed.
     Claimed,
 }
 
@@ -112,7 +110,6 @@ impl Grouped for UnexpectedSlot {
 pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub slots: &'m mut [UnexpectedSlot],
     pub buckets: Buckets<'m, 2>,
-    /// All stored messages, oldest first.
     pub order: Fifo<0>,
     pub len: u32,
     pub claimed: u32,

@@ -35,7 +35,6 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// `slept` is set if the turn follows a sleep.
     #[inline(always)]
     pub(crate) fn due<H: Host>(&mut self, host: &H, slept: bool) -> bool {
         self.turns = self.turns.wrapping_add(1);

@@ -139,7 +139,6 @@ impl SimRail<'_, '_> {
         Ok(Posted::Pending)
     }
 
-    /// Takes the next packet that is due at this endpoint.
     fn next_due(&self) -> Option<(u16, Packet)> {
         let world = &mut *self.sim.world.borrow_mut();
         let endpoint = (self.node * world.rails + self.rail) as usize;
@@ -468,7 +467,6 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         self.node_of(peer).is_ok_and(|node| world.cuts.is_fenced(own, node))
     }
 
-    /// Writes the number of this node and the address of its endpoint.
     #[cold]
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         let node = self.node_of(peer).ok()?;

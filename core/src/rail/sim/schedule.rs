@@ -184,7 +184,6 @@ pub struct Scope {
 #[derive(Clone, Copy, Debug, Default)]
 struct Down {
     link: Link,
-    /// The directions that are cut.
     there: bool,
     back: bool,
     /// The node that has disabled the link, and the other node of the link.
@@ -194,7 +193,6 @@ struct Down {
     healed: bool,
 }
 
-/// Maximum number of failed links at a time.
 const MOST: usize = 2 * ENDPOINTS;
 
 #[derive(Clone)]
@@ -542,7 +540,6 @@ impl<'s, 'm> Schedule<'s, 'm> {
         self.record(turn, change);
     }
 
-    /// The entry is new unless the link is down.
     fn down_of(&mut self, link: Link) -> &mut Down {
         self.down.retain(|down| down.link != link || !down.healed);
         if !self.is_down(link) {

@@ -241,7 +241,6 @@ impl World<'_> {
         .then_some(index)
     }
 
-    /// The `len` bytes must be inside the registration.
     pub(super) fn resolve(
         &self,
         endpoint: (u16, u16),

@@ -110,7 +110,6 @@ impl<'m, T> Lease<'m, T> {
 }
 
 impl<T> Drop for Lease<'_, T> {
-    /// Drops the value and releases its slot with one compare-and-swap.
     #[inline]
     fn drop(&mut self) {
         self.watch_write();
@@ -253,7 +252,6 @@ impl<'m, T> Shared<'m, T> {
         self.header
     }
 
-    /// Returns whether this was the last holder.
     #[inline]
     fn is_last(&self) -> bool {
         // Release, edge `pool.refs`: pairs with the load below, by the last holder.

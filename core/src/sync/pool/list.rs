@@ -8,7 +8,6 @@
 //! zeroed memory is an empty list. Each link is checked when it is followed. A corrupted link makes
 //! the table smaller, but never leads outside it.
 
-/// The link that ends a list.
 pub(super) const EMPTY: u32 = 0;
 
 /// The free slots of a table, by index.
@@ -52,7 +51,6 @@ impl FreeList {
         self.head = link;
     }
 
-    /// Takes an unused slot, if no used slot is free.
     #[cold]
     pub(super) fn take_fresh(&mut self, len: usize) -> Option<u32> {
         self.head = EMPTY;

@@ -350,7 +350,6 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// The slot is one that other threads have released, or an unused one.
     #[cold]
     #[inline(never)]
     fn refill(&mut self) -> Option<u32> {

@@ -111,7 +111,6 @@ impl<T> Clone for Span<'_, T> {
 impl<T> Copy for Span<'_, T> {}
 
 impl<'m, T: Copy> Span<'m, T> {
-    /// The slice is borrowed as long as the ring lives.
     pub(super) fn of_slice(slots: &'m mut [MaybeUninit<T>]) -> Result<Self, AttachError> {
         Self::checked(NonNull::from(&mut *slots).cast(), slots.len())
     }

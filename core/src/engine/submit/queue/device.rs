@@ -153,7 +153,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             theirs: slot.theirs,
             rail: slot.rail,
             offset: addr.offset,
-            // Device operations use no mapping.
             mapped: core::ptr::null_mut(),
         })
     }
