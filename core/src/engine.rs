@@ -263,7 +263,6 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Longest message, in bytes, that every rail accepts to every peer.
     pub shortest: u32,
     pub stats: Stats,
-    /// Counts the commands that workers pass to this engine.
     pub stamp: u32,
     pub failover: Option<Failover<'m>>,
     /// The rail of the latest post, for the records of failover.

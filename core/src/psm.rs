@@ -16,17 +16,9 @@
 //!   [`Mq::test`] makes no progress.
 //! - A request ends when `wait`, `test`, `req_free` or `ipeek_dequeue_multi` takes it. Its handle
 //!   is stale then.
-//! - [`Mq::cancel`] cancels an unmatched receive. The receive completes, and `wait` or `test` still
-//!   takes its status.
 //! - A message that is longer than its buffer completes with [`Code::Truncation`], but the
 //!   receiving call itself succeeds. `msg_length` is always the sender's length, and `nbytes` the
 //!   delivered length.
-//!
-//! # Files
-//!
-//! `send`, `receive`, `probe` and `complete` contain the calls, and `request` the table of
-//! requests. `status` describes completed requests, and `provider` contains further calls that a
-//! libfabric provider makes.
 
 mod complete;
 mod probe;

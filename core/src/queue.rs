@@ -6,10 +6,8 @@
 //! rings. Creating and submitting a command takes no allocation, no lock and no system call, unless
 //! the worker sleeps and must be woken. Only the waits block, until their deadline.
 //!
-//! Commands of one queue start in submission order and may complete in any order. A
-//! [`Command::Marker`] completes when all earlier commands have completed. [`Cmd::after`] delays a
-//! command until another command has succeeded. That command may belong to any queue and any
-//! worker.
+//! Commands of one queue start in submission order and may complete in any order. [`Cmd::after`]
+//! delays a command until another command has succeeded.
 //!
 //! Dependencies cannot form a cycle. A command depends on earlier commands of its queue and on
 //! events. Only submitted commands have events, and a submitted command accepts no more

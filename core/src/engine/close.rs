@@ -33,8 +33,7 @@
 //! # Duplicates and late messages
 //!
 //! A rail delivers a message once or reports the peer as down, so a Bye is sent once. A duplicate
-//! changes nothing. A Bye of an earlier attachment is dropped and counted like any message. After a
-//! Bye, any failure that a rail reports for the peer counts as `Closed`.
+//! changes nothing.
 
 use crate::error::{AttachError, Missing, OpError, PeerError, Unfinished, Violation};
 use crate::mem::{Peer, PeerId, Untrusted};

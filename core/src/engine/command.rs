@@ -258,7 +258,6 @@ const _: () = assert!(
 );
 
 impl<'m> Entry<'m> {
-    /// The queue's worker notifies `listeners` when the command has ended.
     #[inline]
     pub(crate) fn new(command: Command, listeners: &'m Listeners<'m>) -> Self {
         Entry {
@@ -276,7 +275,6 @@ impl<'m> Entry<'m> {
         &self.command
     }
 
-    /// Returns `false` if [`MAX_AFTER`] events are set.
     pub(crate) fn add_after(&mut self, event: Event<'m>) -> bool {
         match self.work.get_mut().after.iter_mut().find(|after| after.is_none()) {
             Some(free) => {

@@ -26,7 +26,6 @@
 //! A number is in flight on one rail at a time. A write is posted again only after the target has
 //! reported that the first copy never lands. So a late write never overwrites newer data. A
 //! repeated report changes nothing. After a second failure, reports cover all fenced rails again.
-//! Reports carry the epoch of the attachment, as all messages do.
 //!
 //! 5. *Return*: once each side knows that the other has reported everything, the rail may return.
 //!    It does so when [`Sink::peer_up`] or [`Engine::enable_rail`] allows it: it is attached again

@@ -1,8 +1,7 @@
 //! Operations in flight: a fixed table of slots, and the lists through it.
 //!
 //! An open slot is on the list of its stream until it is acknowledged. An ended slot waits until
-//! its completion is taken. Lists are linked by index: insertion and removal cost a few stores.
-//! Nothing allocates.
+//! its completion is taken. Nothing allocates.
 
 use crate::error::OpError;
 use crate::op::{Fault, Outcome, Token};

@@ -29,14 +29,6 @@
 //!
 //! Beyond the credits, a receiver may have small blocks for short messages. A stream with credits
 //! that no longer grow gets a quarter of the remaining blocks at a time, in a Room message.
-//!
-//! # Files
-//!
-//! `head` is the wire format and `request` the receives. `stock` has the memory for waiting
-//! messages and the accounts of both sides, and `short` the messages that need no credit. `send`
-//! and `receive` are the user's calls. `arrive` handles messages that rails report, and `next` the
-//! most frequent case. `rendezvous` moves payloads that stayed at their sender. `lost` cleans up
-//! after failed and removed peers. `device` handles buffers that the processor may not access.
 
 mod arrive;
 mod device;

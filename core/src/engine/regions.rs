@@ -213,7 +213,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             keys: handle.keys,
             ..RemoteSlot::EMPTY
         };
-        // Rails that do not reach the device memory, as a bitmask.
         let mut unable = 0;
         let carries = pieces != 0 && self.state.can_carry(peer.index);
         let kept = self.state.kept_peer(peer.index).is_some();

@@ -41,7 +41,6 @@ pub struct Stream {
     pub(crate) age: u32,
     /// Operations in flight. If 0, everything that this context has sent to this peer is applied.
     pub(crate) open: u32,
-    /// The first operation that is not fully posted.
     pub(crate) unposted: u32,
     /// Outstanding posts of silent operations without a slot.
     pub(crate) silent_posts: u32,

@@ -48,12 +48,6 @@
 //! found so far. Unexpected messages are hashed too, in one table per shape that receives search
 //! for. The oldest receive and message are checked before any table, and the youngest few receives
 //! are in no table. So traffic in order is not hashed while the queue of receives is short.
-//!
-//! # Files
-//!
-//! `words` has the argument and result types, `setup` the memory and configuration. `key` has keys,
-//! `group` hash tables of groups, `shape` the masks in use, and `posted` the receives. `unexpected`
-//! has the messages, and `index` finds them. `verify` checks the whole state.
 
 mod group;
 mod index;

@@ -15,7 +15,6 @@ use crate::error::{AttachError, CompleteError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
 use crate::op::AmoSet;
 
-/// Maximum length of a message in bytes.
 const MESSAGE: usize = 256;
 
 /// The code of injected failures: Linux's `EIO`, negated.

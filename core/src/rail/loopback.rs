@@ -10,7 +10,6 @@ use crate::error::{AttachError, PostError};
 use crate::mem::{Peer, Region, RegionKind, Untrusted};
 use crate::op::{Amo, AmoSet};
 
-/// Maximum length of a message in bytes.
 const MESSAGE: usize = 256;
 
 /// Maximum length of a single write or read, in bytes.

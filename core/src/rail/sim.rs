@@ -11,9 +11,6 @@
 //! [fences](super::Rail::fence) the peer on this rail. Links [heal](Sim::heal), and both sides
 //! attach each other again. A fence ends one link, or closes [the
 //! endpoint](SimRail::with_closing_fence) with all of its links.
-//!
-//! `world` holds the state that endpoints share, `endpoint` posts and polls, and `cut` handles cut
-//! links and fences. A [`schedule`] cuts and heals links at chosen times.
 
 mod cut;
 mod endpoint;

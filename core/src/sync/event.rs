@@ -133,8 +133,6 @@ impl EventCount {
 
     /// Announces work. Call this *after* publishing the work. Returns whether a wake-up call was
     /// made.
-    ///
-    /// Costs one barrier, one load and one branch if the sleeper is awake.
     #[inline(always)]
     pub fn notify<H: Host + ?Sized>(&self, host: &H) -> bool {
         self.notify_with(host, || {})

@@ -22,8 +22,7 @@
 //! the size of each is a multiple of 64 bytes. A slot contains its generation, its number of
 //! holders, the link of its list, its own number and its value. Links are checked numbers rather
 //! than addresses, so a corrupted list makes the pool smaller but never leads outside it. Unused
-//! slots are taken last, so slots that are never needed stay untouched. The number of touched slots
-//! is the high-water mark.
+//! slots are taken last, so slots that are never needed stay untouched.
 //!
 //! # Edges
 //!

@@ -56,7 +56,6 @@ pub(super) struct Back {
     attached: u16,
     /// Attached rails that the peer has attached too.
     welcome: u16,
-    /// Attached rails on which our probe was posted.
     probed: u16,
     /// Attached rails on which the peer's probe has arrived.
     proven: u16,

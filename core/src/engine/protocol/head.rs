@@ -134,7 +134,6 @@ pub(crate) struct Offer<const RAILS: usize> {
     pub len: u64,
     /// Offset of the payload from the start of the region, in bytes.
     pub offset: u64,
-    /// Size of the region, in bytes.
     pub size: u64,
     /// The number of the region at the sender. Without keys, [`UNREADABLE`] or [`ADDRESS`].
     pub region: u16,

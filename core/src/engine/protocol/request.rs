@@ -2,8 +2,7 @@
 //! taken.
 //!
 //! A slot is free, posted (in the matcher), in flight (matched, its payload still moving), or
-//! ended. Ended receives form a list in order of completion. Receives with something to post form
-//! another list. Nothing here allocates; every step is a few stores.
+//! ended. Nothing here allocates; every step is a few stores.
 
 use core::fmt;
 

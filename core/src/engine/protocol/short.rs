@@ -1,6 +1,5 @@
 //! Short messages: payloads that need no credit, because the receiver keeps them in small blocks.
-//! The receiver grants them to streams with credits that no longer grow. Each grant takes at most a
-//! quarter of the remaining blocks. Nothing here blocks, allocates or posts.
+//! Nothing here blocks, allocates or posts.
 
 use crate::error::Violation;
 use crate::mem::{PeerId, Untrusted, copy_message};

@@ -1,7 +1,7 @@
 //! The single-post path of numbered operations. It applies if the operation is one post, nothing is
-//! queued before it, and the window and a rail have room. The operation is posted at once. A
-//! reported operation then takes a slot, already fully posted. A silent operation takes no slot:
-//! its stream counts the post, and the acknowledgement of its number completes it.
+//! queued before it, and the window and a rail have room. A reported operation takes a slot,
+//! already fully posted. A silent operation takes no slot: its stream counts the post, and the
+//! acknowledgement of its number completes it.
 //!
 //! `None` means that nothing has changed and that the operation must be queued. The queue also
 //! retries, and handles errors of the rail.

@@ -17,9 +17,7 @@ const MEMBER: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupLinks {
-    /// For a leader, the next and previous nodes in the chain of its bucket. The first node of a
-    /// chain has [`HEAD`] and the bucket as `prev`. An entry that is not a leader has [`MEMBER`] as
-    /// `prev`.
+    /// For a leader, the next and previous nodes in the chain of its bucket.
     pub chain: Links,
     pub ring: Links,
 }

@@ -4,8 +4,7 @@
 //! table, by shape and masked key. Receives with shape [`OVERFLOW`] are in the overflow list
 //! instead. So a short queue is never hashed, and in a long queue each receive is hashed at most
 //! once. Up to [`MatcherConfig::lazily`](super::MatcherConfig::lazily) further receives are hashed
-//! only once a message does not match the oldest receive. An arrival checks the oldest receive, one
-//! group per shape, the overflow list, and the youngest few.
+//! only once a message does not match the oldest receive.
 
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};

@@ -1,5 +1,4 @@
-//! Shapes: the masks in use. A message matches a receive if their keys are equal under the
-//! receive's mask. So one look-up finds all matching receives with one mask.
+//! Shapes: the masks in use.
 //!
 //! A shape keeps its slot after its last receive, until another mask needs the slot. A pinned shape
 //! always keeps its slot. When the shapes in use fill the table, receives with further masks have

@@ -14,7 +14,6 @@ pub(super) struct Index {
     pub shape: u8,
     /// The oldest message that the index lacks, or [`NONE`] if it has all messages.
     pub cursor: u32,
-    /// The value of the clock at the last search with this index.
     pub used: u64,
 }
 

@@ -10,7 +10,6 @@ use crate::rail::{RailKey, Remote};
 
 pub(super) const REGIONS: usize = 128;
 
-/// Maximum length of a message in bytes.
 pub(super) const MESSAGE: usize = 256;
 
 pub(super) const NONE: u16 = u16::MAX;

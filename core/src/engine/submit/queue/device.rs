@@ -1,7 +1,6 @@
 //! Operations with device memory on one or both sides. They are always posted: the processor never
-//! accesses device memory. Their data travels in messages only if no rail reaches the memory, or
-//! with failover, if some rails do not. The ordinary path passes the operations that it rejects to
-//! this file, so this file returns their errors. Nothing blocks.
+//! accesses device memory. The ordinary path passes the operations that it rejects to this file, so
+//! this file returns their errors. Nothing blocks.
 
 use core::ptr::NonNull;
 
