@@ -17,9 +17,7 @@
 //! | 8.. | the counters, in the order of [`NAMES`] |
 //!
 //! Later versions may add counters at the end. The node copies its counters to the page outside its
-//! hot paths, at most once per [`INTERVAL`]. Waits copy them, and so do the worker,
-//! [`Node::arm`](crate::Node::arm), [`Node::failed_peers`](crate::Node::failed_peers) and
-//! [`Node::publish_counters`](crate::Node::publish_counters). A copy makes no system call.
+//! hot paths, at most once per [`INTERVAL`]. A copy makes no system call.
 
 use std::fs::{self, File};
 use std::io;

@@ -62,7 +62,6 @@ pub const CONTRIBUTION_MAX: usize = 64 << 10;
 /// Maximum number of processes in a job. Rank 0 needs a descriptor for each process.
 pub const SIZE_MAX: usize = 1024;
 
-/// Interval between runs of `meanwhile`.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Number of calls of `meanwhile` in a row. One pass of a node handles a few dozen events. With a
@@ -85,7 +84,6 @@ pub struct Job {
 
 #[derive(Debug)]
 enum Links {
-    /// Rank 0: the connections to ranks 1 and up, in order.
     Leader(Vec<Conn>),
     Follower(Conn),
     /// A call has failed, so later calls fail too: the rest of a failed round could be mistaken for

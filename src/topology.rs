@@ -2,8 +2,7 @@
 //! between them.
 //!
 //! Everything here runs at setup. It reads files and allocates, but starts no threads and keeps
-//! nothing open. [`Machine::read`] takes the root of the tree as an argument, so that it can also
-//! read recorded trees. A missing or malformed file affects only its own information.
+//! nothing open. A missing or malformed file affects only its own information.
 
 mod choose;
 mod pairing;

@@ -14,7 +14,6 @@ use super::invalid;
 pub const ID_LEN: usize = 128;
 
 const MAGIC: [u8; 4] = *b"FPid";
-/// Maximum number of addresses in an id. Each address takes 16 bytes.
 pub(super) const ADDRESSES: usize = 5;
 
 /// The secret of a job, up to 32 bytes. Rank 0 refuses connections that do not present it.

@@ -48,8 +48,7 @@ impl Leader {
         self.lead_while(size, timeout, || Ok(()))
     }
 
-    /// Like [`lead`](Self::lead), but calls `check` at least every 50 ms while it waits, so that a
-    /// launcher can check that its processes are alive.
+    /// Like [`lead`](Self::lead), but calls `check` at least every 50 ms while it waits.
     ///
     /// # Errors
     /// The errors of [`lead`](Self::lead), and the first error of `check`. After an error of

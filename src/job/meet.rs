@@ -179,7 +179,6 @@ struct Newcomer {
     welcome: bool,
 }
 
-/// Accepts connections as rank 0 until all other ranks have joined.
 pub(super) fn lead(
     listener: &TcpListener,
     entry: &Entry,
@@ -258,7 +257,6 @@ pub(super) fn lead(
     Ok(others)
 }
 
-/// Closes the oldest connection that has not presented the cookie.
 fn evict(newcomers: &mut Vec<Newcomer>) -> bool {
     let at = newcomers.iter().position(|newcomer| !newcomer.welcome);
     at.map(|at| newcomers.remove(at)).is_some()

@@ -113,7 +113,6 @@ impl Pmi<'_> {
     }
 }
 
-/// Removes the first received line, and checks that it reports success for `wanted`.
 pub(super) fn answer(received: &mut Vec<u8>, wanted: &str) -> io::Result<Option<String>> {
     let end = received.iter().position(|&byte| byte == b'\n');
     if end.unwrap_or(received.len()) > LINE_MAX {

@@ -20,14 +20,11 @@ pub(super) const MISSING: u32 = 1;
 pub(super) const EXPIRED: u32 = 2;
 /// The job has ended: these ranks have exited.
 pub(super) const GONE: u32 = 3;
-/// The cookie is correct. Now the process sends the job's size and its rank.
 pub(super) const WELCOME: u32 = 4;
 /// The process cannot join. The frame contains one word: the reason.
 pub(super) const REFUSED: u32 = 5;
-/// The process's rank, sent when all have joined.
 pub(super) const RANK: u32 = 6;
 
-/// Interval between two reports of the missing ranks by rank 0 to waiting processes.
 pub(super) const TELL: Duration = Duration::from_millis(250);
 
 const BATCH: usize = 64;

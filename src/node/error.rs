@@ -102,7 +102,6 @@ pub enum Error {
     /// An error of the device.
     Device(DeviceError),
     /// The deadline expired while this many peers still had memory of this node's device open.
-    /// Peers close it in `progress` and in waits.
     StillOpen(usize),
     /// A peer, region or rail cannot be attached.
     Attach(AttachError),

@@ -108,7 +108,6 @@ impl CallError {
         Code::check(returned).map_err(|code| CallError { call, code })
     }
 
-    /// Creates the error for a function that the provider's table lacks.
     pub(crate) const fn missing(call: &'static str) -> CallError {
         CallError { call, code: Code::ENOSYS }
     }

@@ -199,9 +199,7 @@ pub struct FabricRail {
     /// queue.
     plain_polls: u32,
 
-    /// Free bounce buffers.
     bounces: Vec<u32>,
-    /// Receive contexts that must be posted again.
     unposted: Vec<u32>,
     /// Words to send, as (peer, word). Their writes are complete, or precede them in the provider's
     /// order.
@@ -367,8 +365,8 @@ impl FabricRail {
         self.stats
     }
 
-    /// Returns the wait object, if the provider has one. The owning thread sleeps on it until there
-    /// may be a completion. A call of [`CqWait::may_sleep`] counts as a use of the rail.
+    /// Returns the wait object, if the provider has one. A call of [`CqWait::may_sleep`] counts as
+    /// a use of the rail.
     pub fn wait(&self) -> Option<CqWait> {
         self.endpoint.wait()
     }

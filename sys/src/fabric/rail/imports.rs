@@ -14,7 +14,6 @@ struct Place {
     key: u64,
     len: u64,
     peer: u32,
-    /// Number of imports that have not been released.
     count: u32,
 }
 

@@ -236,7 +236,6 @@ impl Peers {
         self.numbers.has(number as u64)
     }
 
-    /// Counts an arrival with this signature. Returns its peer if the peer is up.
     #[inline(always)]
     pub fn hear_signed(&mut self, number: u32) -> Option<u16> {
         let peer = self.numbers.find(number as u64)?;
