@@ -1,8 +1,7 @@
 //! Memory of a node and of its peers.
 //!
-//! Peers may write a node's memory at any time, so the node never lends it as a slice. Programs
-//! access it by copies and atomics. Access to freed memory, or to memory of a failed peer, returns
-//! an error.
+//! Peers may write a node's memory at any time, so the node never lends it as a slice. Access to
+//! freed memory, or to memory of a failed peer, returns an error.
 
 use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;

@@ -47,7 +47,6 @@ pub(super) enum Driver {
 /// Limits the wait object to one sleeping thread at a time.
 pub(super) struct SleepLock {
     host: LinuxHost,
-    /// The program notifies this to wake the worker.
     called: EventCount,
     wait_object: NodeWaitObject,
     taken: Mutex<()>,

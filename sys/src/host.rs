@@ -51,7 +51,6 @@ pub struct LinuxHost {
     has_waitv: AtomicBool,
 }
 
-/// Maximum length of one sleep in a wait on two words, on kernels that cannot sleep on both.
 const SLICE_NS: u64 = 1_000_000;
 
 impl LinuxHost {

@@ -50,8 +50,7 @@ pub struct Persona {
     pub forgets_level: bool,
     /// Whether batching with `FI_MORE` saves doorbells.
     pub more: bool,
-    /// Whether closing an endpoint ends all arrivals at once. This holds if each peer's connection
-    /// belongs to the endpoint and only this process writes to its memory.
+    /// Whether closing an endpoint ends all arrivals at once.
     pub fences: bool,
     /// Versions of the provider that free their record of a read twice if the endpoint is closed
     /// while the data arrives. Records belong to the domain. A double free damages the domain: two
