@@ -245,9 +245,11 @@ fn a_side_whose_time_is_up_ends_and_so_does_the_other() {
         let other = if side == Side::Listens { Side::Connects } else { Side::Listens };
         let names = [side, other].map(|side| pair.name(side).to_owned());
         let told = failed(pair.side(side), &["in time", "--timeout", &names[1]]);
-        told.and_then(|told| match told.contains("on rail 0") || told.contains(", and number ") {
-            true => Ok(()),
-            false => Err(format!("names neither rail nor number: {told}")),
+        told.and_then(|told| {
+            match told.contains("on rail 0") || told.contains(", and operation ") {
+                true => Ok(()),
+                false => Err(format!("names neither rail nor operation: {told}")),
+            }
         })
         .and_then(|()| failed(pair.side(other), &["lost ", &names[0]]).map(drop))
         .inspect_err(|_| drop(pair.both()))

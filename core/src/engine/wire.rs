@@ -491,7 +491,7 @@ mod tests {
             keeps: true,
             again: true,
         };
-        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0]);
+        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, VERSION as u8, 0, 0, 0]);
     }
 
     #[test]
