@@ -125,8 +125,7 @@ pub struct Config {
     /// Number of passes after which a pending acknowledgement is sent as a separate message.
     /// Default: 16.
     pub ack_age: u32,
-    /// The first sequence number of every stream, the same on both sides. Tests start just before a
-    /// wrap. Default: 0.
+    /// The first sequence number of every stream, the same on both sides. Default: 0.
     pub first_sequence: u64,
     /// Varies the first rail of round robin from peer to peer, and seeds the epochs of attachments.
     /// Use a different value for each process and each start. Default: 0.

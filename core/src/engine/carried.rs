@@ -379,7 +379,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let most = state.room(peer).min(LONGEST as u64).min(answer.piece.into());
             let (start, len) = match state.place_anywhere(answer.at, answer.left) {
                 Ok((ptr, _)) => (Some(ptr), answer.left.min(most)),
-                // One empty piece answers the whole get.
                 Err(Violation::Region) => (None, answer.left),
                 Err(violation) => return Err(PeerError::Protocol(violation)),
             };

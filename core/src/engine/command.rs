@@ -113,8 +113,8 @@ pub enum Command {
         /// First byte to write, in memory of the other peer.
         to: RemoteAddr,
     },
-    /// Does nothing. Completes when every earlier command of the same queue has completed. Later
-    /// commands wait until then.
+    /// Completes when every earlier command of the same queue has completed. Later commands wait
+    /// until then.
     Marker,
     /// Calls [`Engine::send`](super::Engine::send), or
     /// [`Engine::send_sync`](super::Engine::send_sync) if `sync` is set.
@@ -232,7 +232,6 @@ pub(super) struct Work<'m> {
     pub relay: Relay,
 }
 
-/// The progress of the get in a copy between peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Relay {
     #[default]

@@ -67,9 +67,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(self.amo_on_device(stream, at, amo, false, why)?.is_some())
     }
 
-    /// Executes an atomic on a word in device memory, under the rules of
-    /// [`signal_on_device`](Self::signal_on_device). Returns the old value, which is valid only if
-    /// `fetch` is set. Returns `None` if the word cannot be changed now.
+    /// Executes an atomic under the rules of [`signal_on_device`](Self::signal_on_device). Returns
+    /// the old value, which is valid only if `fetch` is set. Returns `None` if the word cannot be
+    /// changed now.
     #[cold]
     #[inline(never)]
     pub(super) fn amo_on_device(

@@ -54,8 +54,7 @@ impl<'m> Posted<'m> {
 
 type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
 
-/// The state that queue and worker share in addition to the rings. The first side to leave stores
-/// its ring ends here.
+/// The state that queue and worker share in addition to the rings.
 pub struct Lane<'m> {
     /// Bitmask of the sides that have not left: [`QUEUE`], [`CONSUMER`].
     there: AtomicU32,
@@ -113,7 +112,6 @@ pub(crate) struct Side<'m> {
     pub incoming: ManuallyDrop<Consumer<'m, Posted<'m>>>,
     pub lane: &'m Lane<'m>,
     side: u32,
-    /// The consumer that the other side stored when it left.
     left: Option<Consumer<'m, Posted<'m>>>,
 }
 

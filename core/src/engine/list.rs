@@ -18,7 +18,6 @@ pub(crate) trait Listed<const LIST: usize = 0> {
     fn links_mut(&mut self) -> &mut Links;
 }
 
-/// Oldest first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fifo<const LIST: usize = 0> {
     pub head: u32,

@@ -92,7 +92,6 @@ pub(crate) struct Loads<const RAILS: usize> {
     /// Time of the last completion of a long post on any rail, or of the first long post after all
     /// rails were idle.
     last: u64,
-    /// The busy time at `last`.
     busy: u64,
     /// Rails that get no short posts, as a bitmask.
     slow: u16,
@@ -106,7 +105,6 @@ impl<const RAILS: usize> Loads<RAILS> {
         Loads { rails: [Load::NEW; RAILS], clock, passes: 0, last: 0, busy: 0, slow: 0, shared: 0 }
     }
 
-    /// Returns the busy time at `now` if the post that completes next takes `expected`.
     fn busy_at(&self, now: u64, expected: u64) -> u64 {
         let most = SILENCE[self.untimed()].max(LONGER.saturating_mul(expected));
         self.busy.saturating_add(now.wrapping_sub(self.last).min(most))

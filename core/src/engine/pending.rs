@@ -27,7 +27,6 @@ pub(crate) enum OpKind {
     Write,
     /// Reads, which have no number.
     Read,
-    /// A numbered message alone.
     Message,
     /// An atomic that a rail executes. It has no number.
     Atomic,

@@ -30,7 +30,6 @@ pub(super) enum Blocked {
     Atomic,
     /// No rail has room. Posting continues in the next pass.
     Rail,
-    /// The pass has posted its share of this stream.
     Budget,
     Refused(RailId, PostError),
     /// The peer has failed, with its operations.
@@ -374,9 +373,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Chooses one of several rails. Out of line to keep callers short, and cold so that callers
-    /// keep their registers. Returns `None` if no rail has room, or if the post must wait for a
-    /// full rail.
+    /// Out of line to keep callers short, and cold so that callers keep their registers. Returns
+    /// `None` if no rail has room, or if the post must wait for a full rail.
     #[cold]
     #[inline(never)]
     fn pick_of(&mut self, peer: u16, rails: u16, full: u16, bytes: u64) -> Option<usize> {

@@ -47,7 +47,6 @@ pub(crate) struct Slots<'m, T> {
 }
 
 impl<'m, T: Slot> Slots<'m, T> {
-    /// `empty` has the name [`Name::FRESH`].
     pub(crate) fn new(slots: &'m mut [T], empty: T) -> Self {
         debug_assert!(empty.name() == Name::FRESH && slots.len() < 1 << 31);
         slots.fill(empty);

@@ -79,7 +79,6 @@ pub struct Stream {
     pub(crate) asked: Seq,
     /// The peer wants an acknowledgement once the cursor reaches this number.
     pub(crate) ack_wanted: Seq,
-    /// Number of failed silent operations.
     pub(crate) lost: u32,
     pub(crate) due_next: u32,
     pub(crate) window: Window,

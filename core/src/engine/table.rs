@@ -156,8 +156,7 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) native: u8,
     /// Whether the region was imported to read messages, not by the user.
     pub(crate) auto: bool,
-    /// Whether the bytes travel in messages, because no rail reaches the memory, or with failover,
-    /// because some rails do not.
+    /// Whether the bytes travel in messages (see `carried`).
     pub(crate) carried: bool,
     /// Whether the memory is device memory. Unlike `device`, this stays while the peer closes.
     pub(crate) on_device: bool,
@@ -320,7 +319,6 @@ pub(crate) struct Handle<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Handle<RAILS> {
-    /// Writes the keys of the first `rails` rails. Returns the length of the handle in bytes.
     pub(crate) fn encode(&self, rails: usize, out: &mut [u8]) -> Result<usize, AttachError> {
         let len = handle_len(rails);
         let short = AttachError::BufferTooShort { len: out.len(), least: len };

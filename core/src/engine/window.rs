@@ -53,7 +53,6 @@ impl Parked {
 pub(crate) enum Arrival {
     /// The arrival has the next number. Take it with [`Window::next`].
     Due,
-    /// The arrival waits for an earlier number.
     Early,
     /// The number had arrived before. Nothing changed.
     Duplicate,

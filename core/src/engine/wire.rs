@@ -249,7 +249,6 @@ impl Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bond {
     None,
-    /// The attachment that the Hello names.
     Yours,
     Other,
 }

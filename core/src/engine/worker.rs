@@ -57,7 +57,7 @@ pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
 }
 
 impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
-    /// Creates a worker for at most 65,536 `consumers`. The worker idles according to `policy`.
+    /// Creates a worker for at most 65,536 `consumers`.
     pub fn new(
         engine: &'e mut Engine<'m, R, RAILS>,
         consumers: &'e mut [CommandConsumer<'d>],

@@ -64,7 +64,6 @@ enum Post {
 }
 
 enum Fate {
-    /// The inner rail has no room yet, so the post stays held back.
     Held,
     Passed,
     Over(Result<(), CompleteError>),

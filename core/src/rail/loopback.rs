@@ -12,7 +12,6 @@ use crate::op::{Amo, AmoSet};
 
 const MESSAGE: usize = 256;
 
-/// Maximum length of a single write or read, in bytes.
 const RMA: usize = 1 << 30;
 
 const REGIONS: usize = 16;
@@ -39,7 +38,6 @@ enum Maps {
     All,
 }
 
-/// An entry of the event queue, from the post to the poll.
 #[derive(Clone, Copy)]
 enum Event {
     Landed(u32),

@@ -312,7 +312,7 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// An announced sleep. The check for work comes next. Cancels the sleep when dropped.
+/// An announced sleep.
 #[derive(Debug)]
 #[must_use = "dropping it withdraws the announcement"]
 pub struct Prepared<'e> {
@@ -328,7 +328,7 @@ impl<'e> Prepared<'e> {
     }
 }
 
-/// An announced sleep after a check that found no work. Cancels the sleep when dropped.
+/// An announced sleep after a check that found no work.
 #[derive(Debug)]
 #[must_use = "dropping it withdraws the announcement"]
 pub struct Armed<'e> {
@@ -348,8 +348,7 @@ impl Armed<'_> {
     }
 }
 
-/// A sleep announced on two eventcounts. The check for work comes next. Cancels the sleep when
-/// dropped.
+/// A sleep announced on two eventcounts.
 #[derive(Debug)]
 #[must_use = "dropping it withdraws both announcements"]
 pub struct PreparedTwo<'e> {
@@ -365,8 +364,7 @@ impl<'e> PreparedTwo<'e> {
     }
 }
 
-/// A sleep announced on two eventcounts, after a check that found no work. Cancels the sleep when
-/// dropped.
+/// A sleep announced on two eventcounts, after a check that found no work.
 #[derive(Debug)]
 #[must_use = "dropping it withdraws both announcements"]
 pub struct ArmedTwo<'e> {

@@ -132,7 +132,6 @@ pub struct Slot<T> {
     state: AtomicU64,
     /// Number of [`Shared`] handles and ids, or 0 while a [`Lease`] holds the slot.
     holders: AtomicU64,
-    /// Link of the next slot in the same list.
     next: AtomicU32,
     /// The slot's own link, written at setup and only read afterwards. [`EMPTY`] for a lone slot on
     /// the heap.
@@ -275,8 +274,7 @@ impl<T> Slot<T> {
     }
 
     const_new! {
-        /// Creates a slot with a 48-bit generation that starts at `generation`. Tests start just
-        /// below the wrap.
+        /// Creates a slot with a 48-bit generation that starts at `generation`.
         pub fn starting_at(generation: u64) -> Self {
             Self {
                 state: AtomicU64::new(generation.wrapping_mul(GENERATION)),

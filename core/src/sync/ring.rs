@@ -81,8 +81,7 @@ impl Header {
     }
 
     const_new! {
-        /// Creates the header of an empty ring, with counters at `count`. Tests start just below
-        /// `u64::MAX`.
+        /// Creates the header of an empty ring, with counters at `count`.
         pub fn starting_at(count: u64) -> Self {
             Self {
                 tail: CachePadded::new(AtomicU64::new(count)),

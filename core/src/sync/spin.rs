@@ -122,7 +122,7 @@ enum Phase {
     Park,
 }
 
-/// The state of one thread's waits, driven by [`wait_until`]. Each thread has its own.
+/// The state of one thread's waits, driven by [`wait_until`].
 #[derive(Clone, Debug)]
 pub struct Idle {
     policy: Policy,

@@ -41,7 +41,6 @@ pub(super) struct Load {
     pub(super) cost: u64,
     /// Number of times that the rail was late, halved each time that it was not.
     pub(super) late: u8,
-    /// Short posts that passed over this rail.
     pub(super) avoided: u32,
     /// Maximum of bytes that may be outstanding.
     pub(super) room: u64,

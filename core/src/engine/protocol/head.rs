@@ -132,7 +132,6 @@ pub(crate) struct Offer<const RAILS: usize> {
     /// Identifies the send at the sender. Never 0.
     pub token: u64,
     pub len: u64,
-    /// Offset of the payload from the start of the region, in bytes.
     pub offset: u64,
     pub size: u64,
     /// The number of the region at the sender. Without keys, [`UNREADABLE`] or [`ADDRESS`].
@@ -160,7 +159,6 @@ impl<const RAILS: usize> Offer<RAILS> {
         (self.region == ADDRESS && self.rails == 0).then_some(self.offset)
     }
 
-    /// Returns the length of head and body.
     pub(crate) fn write(&self, out: &mut [u8; LONGEST]) -> usize {
         let mut rest = Writer::new(&mut out[HEAD..]);
         rest.put_u64(self.token).put_u64(self.len).put_u64(self.offset).put_u64(self.size);

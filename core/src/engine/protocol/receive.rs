@@ -274,8 +274,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Some(protocol.requests.take(index)))
     }
 
-    /// Returns the status of the first ended receive that was not taken. Does not take the status,
-    /// and does not make progress.
+    /// Returns the status of the first ended receive that was not taken. Does not make progress.
     #[doc(alias = "psm2_mq_ipeek2")]
     #[inline]
     pub fn peek_recv(&self) -> Option<Status> {

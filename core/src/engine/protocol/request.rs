@@ -164,9 +164,7 @@ pub(crate) enum Stage {
     /// The payload has arrived, is lost or is refused; a Fin is due. If the value is `true`, the
     /// message matched after its peer began to close, and a Bye does not wait for the Fin.
     Tell(bool),
-    /// Like `Read(false)`, into device memory.
     ReadDevice,
-    /// Like `Reading`, into device memory.
     ReadingDevice,
     /// Like `Chunks`, but the chunks go into one of our outgoing blocks, and then to device memory.
     ChunksDevice,

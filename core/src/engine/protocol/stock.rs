@@ -270,17 +270,13 @@ impl Room {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Account {
-    /// Messages sent with a payload.
     pub(crate) sent: u32,
-    /// Credits of these messages that were returned.
     pub(crate) freed: u32,
     /// Requests to send that wait for a reply.
     pub(crate) asked: u32,
-    /// Payloads of the peer that are stored here.
     pub(crate) kept: u32,
     /// Headers of the peer that are stored here.
     pub(crate) headers: u32,
-    /// Credits returned to the peer.
     pub(crate) returned: u32,
     /// Returned credits that were announced to the peer.
     pub(crate) told: u32,
@@ -298,7 +294,6 @@ pub struct Account {
     pub(crate) shorts_sent: u32,
     /// Total of short messages that we may send.
     pub(crate) shorts_most: u32,
-    /// Short messages received from the peer.
     pub(crate) shorts_heard: u32,
     /// Total of short messages that the peer may send.
     pub(crate) shorts_granted: u32,

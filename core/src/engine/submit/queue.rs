@@ -23,7 +23,6 @@ mod now;
 
 pub use now::NOW_MAX;
 
-/// The imported range that an operation names, copied out of the table.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
     pub peer: u16,

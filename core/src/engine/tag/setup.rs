@@ -31,8 +31,7 @@ pub struct MatcherConfig {
     /// tags that collide.
     pub seed: u64,
     /// The sequence number of the first receive and of the first message, below 2^63. `None`
-    /// derives it from the seed, so that ids of one matcher are invalid in another. Tests start
-    /// just before the low 32 bits wrap.
+    /// derives it from the seed, so that ids of one matcher are invalid in another.
     pub first_sequence: Option<u64>,
     /// Number of the youngest receives that are scanned linearly instead of hashed.
     pub unhashed: u32,

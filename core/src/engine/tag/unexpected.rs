@@ -200,7 +200,6 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         true
     }
 
-    /// Does nothing if an index refers to the message.
     #[inline(always)]
     pub(super) fn pop_unindexed<const S: usize>(
         &mut self,

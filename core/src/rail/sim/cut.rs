@@ -76,7 +76,6 @@ impl World<'_> {
         let at = own as usize;
         self.cuts.fenced[at] |= 1 << node;
         let there = node * self.rails + own % self.rails;
-        // Drops all packets of the node that would land at this endpoint.
         let is_done = |packet: &Packet| matches!(packet.kind, PacketKind::Done(_));
         let here = own / self.rails;
         let theirs = self

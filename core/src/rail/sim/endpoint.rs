@@ -21,7 +21,6 @@ const UP: u64 = 300;
 /// Number of polls in which posts of a closed endpoint may still land.
 const LINGER: u32 = 400;
 
-/// Maximum length of a single write or read, in bytes.
 const RMA: usize = 1 << 16;
 
 /// The endpoint of one node on one rail.

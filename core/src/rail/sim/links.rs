@@ -13,7 +13,6 @@ pub(super) struct Cuts {
     pub(super) late: [u32; ENDPOINTS],
     /// Time at which the cut is reported.
     pub(super) told_at: [u64; ENDPOINTS],
-    /// Whether arrivals from the node are not reported.
     pub(super) muted: [u64; ENDPOINTS],
     /// `fenced`: the node is fenced at this endpoint. `fencing`: it will be fenced at time
     /// `fenced_at`.

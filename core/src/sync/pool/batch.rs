@@ -61,8 +61,7 @@ impl<'m, T> Batch<'m, T> {
         }
     }
 
-    /// Releases all slots of the batch with one compare-and-swap. Does nothing if the batch is
-    /// empty.
+    /// Releases all slots of the batch with one compare-and-swap.
     #[inline]
     pub fn flush(&mut self) {
         let Some(header) = self.header.take() else { return };

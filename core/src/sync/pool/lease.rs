@@ -238,7 +238,6 @@ impl<'m, T> Shared<'m, T> {
         }
     }
 
-    /// Returns the value's lease if this was the last holder.
     #[inline]
     pub(super) fn let_go(self) -> Option<Lease<'m, T>> {
         let alone = self.is_last();

@@ -13,7 +13,6 @@ pub(super) const EMPTY: u32 = 0;
 /// The free slots of a table, by index.
 #[derive(Clone, Debug, Default)]
 pub struct FreeList {
-    /// Link of the last released slot.
     head: u32,
     /// Number of slots that were ever used. Slots from this index on are free and in no list.
     fresh: u32,

@@ -431,7 +431,7 @@ impl<T> Drop for Taken<'_, '_, T> {
     }
 }
 
-/// The error if every slot is in use. Carries the rejected value.
+/// The error if every slot is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 

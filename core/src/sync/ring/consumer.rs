@@ -10,7 +10,7 @@ use super::{
 };
 use crate::sync::primitive::{Ordering, edge};
 
-/// Takes values out of the ring. [`split`](super::split) or [`Consumer::from_raw`] creates it.
+/// Takes values out of the ring.
 #[derive(Debug)]
 pub struct Consumer<'m, T, M: RingMemory = Private> {
     header: &'m Header,
@@ -252,8 +252,7 @@ impl<T: Copy, M: RingMemory> Filled<'_, '_, T, M> {
         self.ring.slots.run(self.ring.head, self.len)
     }
 
-    /// Releases the slots of the `len` oldest values, or of all values if there are fewer. The rest
-    /// stay in the ring.
+    /// Releases the slots of the `len` oldest values, or of all values if there are fewer.
     #[inline]
     pub fn release(self, len: usize) {
         let len = len.min(self.len);

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::sync::primitive::{Ordering, edge};
 
-/// Fills slots of the ring. [`split`](super::split) or [`Producer::from_raw`] creates it.
+/// Fills slots of the ring.
 #[derive(Debug)]
 pub struct Producer<'m, T, M: RingMemory = Private> {
     header: &'m Header,
@@ -259,7 +259,7 @@ impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
     }
 }
 
-/// The error if the ring is full. Carries the rejected value.
+/// The error if the ring is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 
