@@ -297,14 +297,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// If so, the peer sends no new operations, but still applies operations that are in flight to
-    /// it.
+    /// A peer that has sent a Bye sends no new operations, but still applies operations that are in
+    /// flight to it.
     #[cold]
     pub(super) fn has_said_bye(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.count_heard() != 0
     }
 
-    /// If so, this side does not read the peer's memory, and does not answer the peer.
+    /// Once our Byes are due, this side neither reads the peer's memory nor answers the peer.
     #[cold]
     pub(super) fn has_parted(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.due

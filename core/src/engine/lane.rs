@@ -233,7 +233,6 @@ impl Drop for Side<'_> {
     }
 }
 
-/// Ends a submitted command as abandoned.
 fn abandon(entry: Shared<'_, Entry<'_>>, was_submitted: bool) {
     if was_submitted {
         // SAFETY: the caller acts for the worker, and has taken the command out of the ring or the
@@ -284,7 +283,7 @@ pub struct CommandConsumer<'m> {
     flights: &'m mut [Flight<'m>],
     pub(super) flying: u32,
     receiving: u32,
-    /// It cannot start yet, and later commands wait until it has started.
+    /// The command that cannot start yet. Later commands wait until it has started.
     pub(super) held: Option<Job<'m>>,
     /// Whether the worker must poll, because nothing notifies it when the held command can start.
     pub(super) restless: bool,

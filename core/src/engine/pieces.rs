@@ -28,7 +28,6 @@ pub(super) const PIECE_BITS: u32 = 16;
 /// Maximum number of unanswered gets of a stream, between sides with failover.
 pub(super) const GETS: usize = 4;
 
-/// The rest of a get that is being answered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     pub at: Place,

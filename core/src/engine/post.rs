@@ -32,7 +32,6 @@ pub(super) enum Blocked {
     Rail,
     Budget,
     Refused(RailId, PostError),
-    /// The peer has failed, with its operations.
     PeerDown,
 }
 
@@ -355,7 +354,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pick_from(peer, rails & !exclude, full, bytes)
     }
 
-    /// The rails in `full` have refused the post.
     #[inline(always)]
     pub(super) fn pick_from(
         &mut self,

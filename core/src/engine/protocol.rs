@@ -372,7 +372,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Returns zeros without matching.
+    /// Returns the counters; zero without matching.
     pub fn matching_stats(&self) -> ProtocolStats {
         match &self.state.protocol {
             Some(protocol) => ProtocolStats {

@@ -35,7 +35,6 @@ pub struct Stream {
     pub(crate) silent_end: Seq,
     /// The peer has applied every number below this number.
     pub(crate) acked: Seq,
-    /// The last cursor sent to the peer.
     pub(crate) ack_sent: Seq,
     /// Number of passes since an acknowledgement became due.
     pub(crate) age: u32,

@@ -214,7 +214,6 @@ pub(crate) fn in_bounds(offset: u64, len: u64, size: u64) -> bool {
     len <= size && offset <= size - len
 }
 
-/// The range is out of bounds, in device memory, or in memory with native atomics.
 #[cold]
 fn untouchable(offset: u64, len: u64, size: u64, device: u64, native: u8) -> OpError {
     if device != 0 && in_bounds(offset, len, device) {
@@ -281,7 +280,6 @@ pub(crate) fn locate<const RAILS: usize>(
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// The processor and rails.
     Plain,
     /// Only rails, because the region is device memory. Has the number of pieces that the owner
     /// keeps per stream.

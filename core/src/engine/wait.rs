@@ -25,7 +25,6 @@ pub(crate) use waiter::{Drive, Noted, Pulse, block};
 const QUICK_LOOKS: u32 = 256;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Returns `None` if the deadline expires.
     pub(super) fn block<H: Host, P: Park, T>(
         &mut self,
         waiter: &mut Waiter<'_, H, P>,

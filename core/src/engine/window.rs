@@ -178,7 +178,6 @@ impl Window {
         self.hold(word, Some(parked), cells)
     }
 
-    /// Returns whether a number had arrived before, or the violation if the number is invalid.
     pub(crate) fn seen(&self, word: u32, cells: &mut Cells<'_>) -> Result<bool, Violation> {
         let Some(ahead) = self.ahead(word, cells)? else { return Ok(true) };
         let index = cells.index(self.expected.plus(ahead as u64));
@@ -236,7 +235,7 @@ impl Window {
         self.expected = self.expected.plus(1);
     }
 
-    /// From then on it is missing, and nothing after it is applied.
+    /// From then on the message is missing, and nothing after it is applied.
     #[inline]
     pub(crate) fn lose(&mut self, cells: &mut Cells<'_>) {
         let index = cells.index(self.expected);

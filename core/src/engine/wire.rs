@@ -73,7 +73,6 @@ pub(super) const KIND_GOT: u8 = 14;
 /// second copy must not be taken for a new number, even if the window is small.
 const FEWEST_BITS: u32 = 9;
 
-/// Returns the mask of a word's sequence bits, for a window of `window` numbers.
 pub(crate) const fn sequence_mask(window: u32) -> u32 {
     let bits = window.trailing_zeros() + 2;
     let bits = if bits > FEWEST_BITS { bits } else { FEWEST_BITS };
@@ -129,7 +128,6 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Returns the length of the header in bytes.
     #[inline]
     pub(crate) fn encode(&self, out: &mut [u8; HEAD_MAX]) -> usize {
         let (kind, op, width, at, len) = match self.body {

@@ -470,7 +470,6 @@ unsafe fn fill(to: NonNull<u8>, len: usize, pattern: u64, width: u8) {
     }
 }
 
-/// Returns `None` while the watch continues.
 fn look<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
     watch: &Command,

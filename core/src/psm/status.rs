@@ -103,7 +103,6 @@ impl Status2 {
     }
 }
 
-/// Limits a length to PSM's 32 bits.
 #[inline(always)]
 pub(super) fn length(len: u64) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)

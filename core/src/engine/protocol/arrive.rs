@@ -150,7 +150,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
             self.in_order(stream);
             return Ok(());
         }
-        // A duplicate needs no room.
         let (window, mut cells) = self.window(stream);
         if window.seen(word, &mut cells)? {
             self.held(stream, Arrival::Duplicate);

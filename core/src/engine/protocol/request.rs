@@ -240,7 +240,6 @@ pub struct RecvSlot {
     /// Whether to drop the status when the receive ends.
     pub(crate) unclaimed: bool,
     pub(crate) stream: u32,
-    /// The header that describes the payload at the sender.
     pub(crate) header: u32,
     /// The sender's token of the send. In stage `ChunksDevice`, the block that the chunks fill.
     pub(crate) token: u64,
@@ -395,7 +394,6 @@ impl<'m> Requests<'m> {
         self.slots.find(request.0).ok_or(OpError::StaleToken)
     }
 
-    /// Records `order` as the receive's position among all completions, and increments `order`.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, order: &mut u64) {
         let slot = &mut self.slots[index as usize];

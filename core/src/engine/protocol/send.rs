@@ -545,7 +545,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Called once, when the send ends.
     pub(in super::super) fn send_over(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut self.pending.slots[index as usize];

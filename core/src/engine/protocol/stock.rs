@@ -18,7 +18,6 @@ pub const SHORT: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     Block(u32),
-    /// The payload is at the sender, and this header describes it.
     Header(u32),
 }
 
@@ -275,7 +274,6 @@ pub struct Account {
     /// Requests to send that wait for a reply.
     pub(crate) asked: u32,
     pub(crate) kept: u32,
-    /// Headers of the peer that are stored here.
     pub(crate) headers: u32,
     pub(crate) returned: u32,
     /// Returned credits that were announced to the peer.

@@ -276,7 +276,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.peers.get(peer as usize).ok_or(OpError::UnknownPeer)?.usable()
     }
 
-    /// If so, a direct access preserves order.
+    /// With nothing in flight, a direct access preserves order.
     #[inline(always)]
     fn is_idle(&self, stream: u32) -> bool {
         self.state.streams.get(stream as usize).is_some_and(|stream| stream.open == 0)

@@ -18,7 +18,6 @@ pub(super) enum State {
     Free,
     /// Free: its receive has matched.
     Matched,
-    /// A receive that is not indexed.
     Fresh,
     /// A receive that is in the hash table, or in the overflow list.
     Indexed,
@@ -199,7 +198,6 @@ impl<'m> Posted<'m> {
         shapes
     }
 
-    /// Removes the oldest receive if it is not indexed and accepts a message with this key.
     #[inline(always)]
     pub(super) fn pop_fresh<const S: usize>(
         &mut self,

@@ -40,7 +40,6 @@ pub(super) enum Place {
     Known(u8),
     /// The mask has no slot, and may take this free or idle one.
     Idle(u8),
-    /// The mask has no slot, and every slot is in use.
     Nowhere,
 }
 

@@ -162,7 +162,6 @@ impl<R: Rail, const RAILS: usize> Drive for Engine<'_, R, RAILS> {
     }
 }
 
-/// Returns `None` if the deadline expires.
 #[inline(always)]
 pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
     driven: &mut D,

@@ -31,7 +31,6 @@ pub struct SimRail<'s, 'm> {
     /// `peers`: the node of each peer. `addresses`: the address at which the peer is attached.
     pub(super) peers: [u16; PEERS],
     pub(super) addresses: [u16; PEERS],
-    /// Whether a fence closes this endpoint.
     pub(super) closes: bool,
     /// One bit per peer. `told`: the peer was reported as down. `lost`: the fence of another peer
     /// cut the peer off, and this is not yet reported.
@@ -159,7 +158,6 @@ impl SimRail<'_, '_> {
         None
     }
 
-    /// Sends the completion of a packet that was executed here to its origin.
     fn give_back(&self, index: u16, result: Result<(), CompleteError>) {
         let world = &mut *self.sim.world.borrow_mut();
         let packet = &mut world.packets[index as usize];
@@ -228,7 +226,6 @@ impl SimRail<'_, '_> {
         reported
     }
 
-    /// Completes up to `budget` packets that are in flight to dead nodes.
     fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut peers_down = 0u16;
         {

@@ -124,7 +124,7 @@ impl World<'_> {
         (*busy - now).div_ceil(rate)
     }
 
-    /// In order if the rail is ordered.
+    /// Keeps the order of posting if the rail is ordered.
     pub(super) fn schedule(&mut self, index: u16, node: u16, rail: u16, len: usize) {
         let mut at = self.now + self.carry(node, rail, len) + self.delay(rail);
         let endpoint = (node * self.rails + rail) as usize;

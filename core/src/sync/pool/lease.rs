@@ -120,7 +120,6 @@ impl<T> Drop for Lease<'_, T> {
     }
 }
 
-/// A guard for a held slot without a value. Releases the slot when dropped.
 struct Back<T> {
     slot: NonNull<Slot<T>>,
     header: Option<NonNull<Header>>,
