@@ -24,31 +24,31 @@ use super::tag::Tag;
 pub enum Command {
     /// Calls [`Engine::put`](super::Engine::put).
     Put {
-        /// First byte to read, in registered memory of this process.
+        /// First byte to read.
         from: LocalAddr,
         /// Length in bytes.
         len: usize,
-        /// First byte to write, in memory of the peer.
+        /// First byte to write.
         to: RemoteAddr,
     },
     /// Calls [`Engine::put_signal`](super::Engine::put_signal).
     PutSignal {
-        /// First byte to read, in registered memory of this process.
+        /// First byte to read.
         from: LocalAddr,
         /// Length in bytes.
         len: usize,
-        /// First byte to write, in memory of the peer.
+        /// First byte to write.
         to: RemoteAddr,
         /// The signal, which is applied after the data.
         signal: Signal,
     },
     /// Calls [`Engine::get`](super::Engine::get).
     Get {
-        /// First byte to write, in registered memory of this process.
+        /// First byte to write.
         into: LocalAddr,
         /// Length in bytes.
         len: usize,
-        /// First byte to read, in memory of the peer.
+        /// First byte to read.
         from: RemoteAddr,
     },
     /// Calls [`Engine::signal`](super::Engine::signal).
@@ -71,7 +71,7 @@ pub enum Command {
     /// Waits like [`Engine::wait_signal`](super::Engine::wait_signal). The worker polls the word
     /// between its other work.
     Watch {
-        /// The word to watch, in registered memory of this process.
+        /// The word to watch.
         at: LocalAddr,
         /// The comparison of the word with `value`.
         cmp: Cmp,
