@@ -74,7 +74,7 @@ impl std::error::Error for BadSetting {}
 pub const RAILS_LIMIT: usize = 16;
 
 impl Settings {
-    /// The default settings.
+    /// Every provider, at most 16 rails, and the engine's defaults.
     pub const DEFAULT: Settings = Settings {
         providers: vec![],
         interfaces: vec![],

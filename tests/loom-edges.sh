@@ -29,7 +29,9 @@ build() { # build PACKAGE: where the test binary of its library is
 # model fails. Status 124: the time limit expired.
 models() {
     local binary="binary_$1" pid until=$((SECONDS + limit_s))
-    FISHPLATE_WEAKEN="${2:-}" "${!binary}" races:: --test-threads=2 >"$log" 2>&1 &
+    # Emptied here: the loop below must not read the failure of an earlier run.
+    : >"$log"
+    FISHPLATE_WEAKEN="${2:-}" "${!binary}" races:: --test-threads=2 >>"$log" 2>&1 &
     pid=$!
     while kill -0 $pid; do
         if [ -n "${2:-}" ] && grep -q "$failure" "$log"; then

@@ -227,7 +227,7 @@ fn refusals_and_expired_deadlines_are_reported() {
         let soon = 1;
         let late = context.wait_signal(at.target.at(0), Cmp::Eq, 9, None, soon);
         assert!(matches!(late, Err(WaitError::Deadline(_))), "{late:?}");
-        // The expired watch stays in the worker's table until its word changes.
+        // After the deadline, the worker still watches the word. The signal ends the watch.
         let signal = Signal { at: at.remote.at(0), op: SignalOp::Set, value: 9 };
         let ticket = patiently(|| context.signal(signal));
         assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(0)));

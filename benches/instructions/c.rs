@@ -40,7 +40,8 @@ fn in_rust() -> &'static mut Side<Node> {
 fn in_c() -> &'static mut Side<*mut FpNode> {
     let mut bytes = [0u8; 1024];
     let (mut node, mut me, mut ours, mut theirs) = (ptr::null_mut(), 0, 0, 0);
-    // SAFETY: the options may be null, all places are valid, and each `len` is the size of `bytes`.
+    // SAFETY: the options may be null. All pointers are to local variables. Each `len` is the size
+    // of `bytes`, or of the part that the call before has written.
     unsafe {
         assert_eq!(fp_node_open(ptr::null(), &mut node), 0);
         let mut len = bytes.len();

@@ -145,8 +145,8 @@ impl Region {
     }
 }
 
-/// Unregistered memory of this process, for two-sided messages. Peers cannot name it. A rail copies
-/// it into and out of messages, or the kernel copies it by address.
+/// Unregistered memory of this process, for two-sided messages. Peers cannot name it. Its bytes are
+/// copied into and out of messages, or the kernel copies them by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     ptr: NonNull<u8>,

@@ -13,8 +13,9 @@ const SMALL: usize = 1 << 20;
 /// Free memory of the machine or control group that we leave to other programs, in bytes.
 const RESERVE: u64 = 16 << 20;
 
-/// Checks that the machine, and each control group of this process, has `len` bytes of free memory.
-/// Other allocations may use up the memory after the check.
+/// Checks that the machine, and each control group of this process, has `len` bytes of available
+/// memory, besides a reserve of 16 MiB. Does not check lengths below 1 MiB. Other allocations may
+/// use up the memory after the check.
 ///
 /// # Errors
 /// [`SegmentError::Room`], with the available bytes.

@@ -347,7 +347,7 @@ const LAST: usize = 64;
 
 impl Drop for Socket {
     /// Removes packets without descriptors, then closes the socket. If a packet has descriptors,
-    /// sets the socket aside, because the kernel closes them together and may block.
+    /// sets the socket aside, because closing it would close them too, which may block.
     fn drop(&mut self) {
         // SAFETY: the call takes no pointers, and the descriptor is ours. No packet arrives after
         // it.

@@ -334,7 +334,7 @@ impl Node {
         self.meeting = self.contacts.iter().any(|contact| contact.stage.is_meeting());
     }
 
-    /// The value wraps.
+    /// Returns the host's time in milliseconds. The value wraps.
     fn now_ms(&self) -> u32 {
         (self.home.host().now_ns() / 1_000_000) as u32
     }

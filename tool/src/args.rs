@@ -45,7 +45,6 @@ pub struct Cli {
     pub command: Option<Command>,
 }
 
-/// The subcommands.
 #[derive(Debug, Subcommand)]
 #[expect(clippy::large_enum_variant, reason = "there is one per run")]
 pub enum Command {
@@ -488,9 +487,12 @@ impl PerfArgs {
             )));
         }
         if self.transport == Transport::Sim && (self.duration.is_some() || self.hist.is_some()) {
-            let option = if self.duration.is_some() { "--duration" } else { "--hist" };
+            let (option, instead) = match self.duration {
+                Some(_) => ("--duration", "-n, or "),
+                None => ("--hist", ""),
+            };
             return Err(Failure::usage(format!(
-                "{option}: simulated operations take no time; use -n, or another --transport"
+                "{option}: simulated operations take no time; use {instead}another --transport"
             )));
         }
         bounds::directions(self.bidirectional, self.test, self.transport)?;

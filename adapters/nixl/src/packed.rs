@@ -351,7 +351,8 @@ pub(crate) fn run(pieces: &[Piece], write: bool, all: bool, eager: usize) -> usi
     if count == 1 && !all && (!write || len > eager) { 0 } else { count }
 }
 
-/// Returns false if there was no room.
+/// Sends the next pieces of a write, or requests those of a read. Returns false if there was no
+/// room.
 pub(crate) fn carry(
     node: &mut Node,
     sides: &mut Sides<'_>,

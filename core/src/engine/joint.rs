@@ -29,7 +29,8 @@ pub struct Joint {
     pub max_message: usize,
 }
 
-/// The state that two sides agree on.
+/// What this side knows about a peer: the numbers of its rails, its limits, and how far they have
+/// connected or closed.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairing {
     /// The peer's number for each of our rails, in four bits each.

@@ -111,9 +111,9 @@ pub(crate) enum Body {
     Amo { at: Place, amo: Amo, token: u64 },
     /// Returns a fetched value.
     Reply { token: u64, value: u64 },
-    /// Carries only the cursor. With `wanted`, the sender requests an acknowledgement once
-    /// everything below that number is applied. `freed` is the total of returned credits of the
-    /// reverse stream.
+    /// Carries the cursor and the returned credits. With `wanted`, the sender requests an
+    /// acknowledgement once everything below that number is applied. `freed` is the total of
+    /// returned credits of the reverse stream.
     Ack { wanted: Option<Seq>, freed: u32 },
 }
 
@@ -346,7 +346,8 @@ pub(crate) enum Owner {
     /// A silent operation without a slot: its stream, and the low bits ([`GENERATION_MASK`]) of the
     /// peer's generation.
     Stream(u32, u16),
-    /// An acknowledgement or reply to this peer, with the low bits of the generation of its slot.
+    /// A message that no slot tracks: an acknowledgement, a reply or an eager send. The peer, and
+    /// the low bits of the generation of its slot.
     Control(Peer, u16),
     Atomic(u32),
 }

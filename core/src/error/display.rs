@@ -277,7 +277,7 @@ impl Display for Unfinished {
         let Unfinished { peer, peers, missing } = self;
         let missing = match missing {
             Missing::Operations => "operations are incomplete",
-            Missing::Bye => "the close was not sent, or an answer is not acknowledged",
+            Missing::Bye => "our close was not sent, or it has not acknowledged an answer",
             Missing::Answer => "it has not confirmed the close",
         };
         let (some, one) = if *peers == 1 { ("peer", "it") } else { ("peers", "one") };

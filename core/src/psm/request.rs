@@ -285,7 +285,8 @@ impl<'m> Requests<'m> {
         self.waiting += 1;
     }
 
-    /// The send in slot `index` has left the queue.
+    /// Queues the next deferred send to the same peer, once the send in slot `index` has left the
+    /// queue.
     pub(super) fn behind_deferred(&mut self, index: u32) {
         let MqSlot { behind, last, .. } = self.slots[index as usize];
         if behind != NONE {

@@ -6,7 +6,7 @@
 //! half the wire's space. No value is reserved, and both the 64-bit counter and the wire value may
 //! wrap at any time.
 
-/// Maximum number of bits of a sequence number in a message or in remote CQ data.
+/// Maximum number of bits of the sequence number in a message's word or in remote CQ data.
 pub const WIRE_BITS: u32 = 20;
 
 /// The largest window that [`WIRE_BITS`] bits can number without ambiguity: half their space.

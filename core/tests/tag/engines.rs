@@ -33,7 +33,7 @@ impl Build {
     }
 }
 
-/// A matcher with the ids of its waiting messages.
+/// A matcher with the ids of its waiting receives and messages.
 pub struct Ours<const SHAPES: usize, const INDEXES: usize> {
     pub matcher: Matcher<'static, SHAPES, INDEXES>,
     pub receives: HashMap<u64, ReceiveId>,

@@ -36,8 +36,8 @@ fn a_sender_respects_its_receiver_s_limits() {
         write(&engine, out.at(0), &bytes);
         let long = engine.send(CX, small, tag(1), Payload::Bytes(&bytes[..41]), Notice::Silent);
         assert_eq!(long, Err(OpError::TooLong { len: 41, max: 40 }));
-        // The receiver has room for one payload, and then for two headers with payloads of any
-        // length.
+        // The receiver has a credit for one eager payload, and room for two more headers, whose
+        // payloads stay with the sender.
         let sent = engine.send(CX, small, tag(1), Payload::Bytes(&bytes[..40]), Notice::Silent);
         assert_eq!(sent, Ok(Issued::Done { value: 40 }));
         for len in [40, 200] {

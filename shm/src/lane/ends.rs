@@ -265,8 +265,8 @@ impl Consumer {
         self.mask
     }
 
-    /// Prefetches one cell ahead of the next record, so that the transfers of several arrived
-    /// records overlap.
+    /// Prefetches the cell [`READ_AHEAD`] cells beyond the start of the next record, so that the
+    /// transfers of several records overlap.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         let place = (self.at.wrapping_add(READ_AHEAD) & self.mask) as usize * CELL;

@@ -214,7 +214,7 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
     assert!(seen.done.iter().all(|(_, result)| result.is_ok()), "{seen:?}");
     assert!(seen.down.is_empty(), "{seen:?}");
 
-    // Kills the child while reads are in flight.
+    // Kills the child, then posts reads to it.
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     let began = Instant::now();

@@ -78,9 +78,9 @@ impl Effort {
 pub enum Meeting {
     /// The tool starts the other side itself.
     Spawn,
-    /// The user starts the other side, which connects here.
+    /// The user starts the other side, which connects to this address.
     Listen(String),
-    /// The user starts the other side, which listens here.
+    /// The user starts the other side, which listens at this address.
     Connect(String),
 }
 

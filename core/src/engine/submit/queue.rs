@@ -276,7 +276,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.peers.get(peer as usize).ok_or(OpError::UnknownPeer)?.usable()
     }
 
-    /// With nothing in flight, a direct access preserves order.
+    /// Returns whether the stream has nothing in flight. If so, a direct access preserves order.
     #[inline(always)]
     fn is_idle(&self, stream: u32) -> bool {
         self.state.streams.get(stream as usize).is_some_and(|stream| stream.open == 0)

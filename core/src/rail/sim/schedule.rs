@@ -69,7 +69,7 @@ pub enum Change {
 pub struct Event {
     /// The time, in turns of the driver.
     pub at: u64,
-    /// What happens.
+    /// The fault or repair that happens at this time.
     pub change: Change,
 }
 

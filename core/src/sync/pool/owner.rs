@@ -274,7 +274,7 @@ impl<'m, T> Pool<'m, T> {
         Ok(())
     }
 
-    /// Returns whether the value is in this pool.
+    /// Returns whether the value's slot belongs to this pool. A value on the heap belongs to none.
     pub fn owns(&self, shared: &Shared<'_, T>) -> bool {
         shared.header() == Some(self.own.header)
     }
