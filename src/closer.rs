@@ -20,7 +20,8 @@ pub fn close_in_background() {
     set_closer(start);
 }
 
-/// Never waits. If no thread can be started, the descriptors stay open until the next call.
+/// Starts a closing thread, unless the maximum number of them is running. Never waits. If no thread
+/// can be started, the descriptors stay open until the next call.
 fn start() {
     let thread =
         || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);

@@ -235,8 +235,8 @@ fn own_number(pid: u32) -> Option<u64> {
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// Returns the id of its owner and its counters, or `None` if the file is not a page, or changed
-/// during every attempt.
+/// Reads a page. Returns the id of its owner and its counters, or `None` if the file is not a page,
+/// or changed during every attempt.
 fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
     for _ in 0..100 {
         let count = || {

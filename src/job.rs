@@ -68,7 +68,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// single pass per interval, peers that stream data to a waiting process would be delayed.
 const PASSES: u32 = 64;
 
-/// Invalid UTF-8 is replaced, so that a malformed cookie is not mistaken for a missing one.
+/// Reads an environment variable. Invalid UTF-8 is replaced, so that a malformed
+/// cookie is not mistaken for a missing one.
 fn variable(name: &str) -> Option<String> {
     Some(std::env::var_os(name)?.to_string_lossy().into_owned())
 }

@@ -271,7 +271,8 @@ pub fn open(
     Err(RailsError::Provider(refused))
 }
 
-/// If the inner result is an error, the caller tries the next provider.
+/// Opens the rails of one provider. If the inner result is an error, the caller tries the next
+/// provider.
 fn on_provider(
     wanted: Wanted<'_>,
     library: Library,

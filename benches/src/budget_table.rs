@@ -65,8 +65,8 @@ fn main() -> io::Result<ExitCode> {
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns the path, which is the name of the benchmark's function or case, and its instruction
-/// count.
+/// Parses a line of gungraun's JSON. Returns the path, which is the name of the benchmark's
+/// function or case, and its instruction count.
 fn read(line: &str) -> Option<(String, f64)> {
     let row: Value = serde_json::from_str(line).ok()?;
     let metric = row.pointer("/profiles/0/data/total/metrics/Ir/values/new")?;

@@ -48,7 +48,8 @@ impl Frame {
         fields.iter().flat_map(|field| field.to_le_bytes()).collect()
     }
 
-    /// Returns `None` if the frame is not complete yet.
+    /// Copies a frame out of bytes that a peer wrote. Returns `None` if the frame is not complete
+    /// yet.
     fn take(bytes: &mut Vec<u8>) -> Result<Option<(Frame, Vec<u8>)>, Violation> {
         if bytes.len() < Frame::SIZE {
             return Ok(None);

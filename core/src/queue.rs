@@ -355,7 +355,7 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// With `report`, returns an id, which takes the place of an event.
+    /// Submits any command. With `report`, returns an id, which takes the place of an event.
     pub(crate) fn submit_raw(
         &mut self,
         command: Command,

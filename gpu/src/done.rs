@@ -129,7 +129,8 @@ impl Sender {
         Ok(())
     }
 
-    /// The caller must store the ticket's word eventually.
+    /// Takes the ticket that `reserve` returned. The caller must store the ticket's word
+    /// eventually.
     #[inline(always)]
     pub(crate) fn take(&mut self) {
         self.next = self.next.wrapping_add(1);
@@ -172,7 +173,8 @@ impl Receiver {
         Receiver { words, count: count.into(), base: start, told: start, cursor, early, probe: 1 }
     }
 
-    /// Returns the number of reported writes, and whether this call stored the cursor.
+    /// Reports up to `budget` writes. Returns the number of reported writes, and whether this call
+    /// stored the cursor.
     #[inline]
     pub(crate) fn poll(
         &mut self,

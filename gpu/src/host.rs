@@ -112,7 +112,8 @@ impl HostDevice {
 }
 
 impl Drop for HostDevice {
-    /// Memory that importers in this process still use stays mapped until the process exits.
+    /// Frees all allocations. Memory that importers in this process still use stays mapped until
+    /// the process exits.
     fn drop(&mut self) {
         for (base, made) in std::mem::take(&mut self.allocations) {
             if is_used_at_home(base) {

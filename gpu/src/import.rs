@@ -226,7 +226,8 @@ impl Imports {
         Some(Ok(Imported { id, ptr: mapping.base.at(offset), len }))
     }
 
-    /// On an error no memory was opened, but mappings may have been evicted.
+    /// Opens and imports an allocation. On an error no memory was opened, but mappings may have
+    /// been evicted.
     pub(crate) fn open<D: Device>(
         &mut self,
         device: &mut D,
@@ -362,8 +363,9 @@ impl Imports {
         }
     }
 
-    /// Returns whether this process has the allocation open. If it is open, a later
-    /// [`sweep`](Imports::sweep) schedules the acknowledgement.
+    /// Handles the owner's revocation of an allocation. Returns whether this process has the
+    /// allocation open. If it is open, a later [`sweep`](Imports::sweep) schedules the
+    /// acknowledgement.
     pub(crate) fn revoke(&mut self, incarnation: Nonce, alloc: AllocId, sequence: u64) -> bool {
         if let Some(&index) = self.by_key.get(&(incarnation, alloc)) {
             self.retire(index, Some(sequence));

@@ -219,7 +219,8 @@ struct Verdict {
 unsafe impl Send for Verdict {}
 
 impl Agreement {
-    /// `want` selects done words and bounce slots, in this order.
+    /// Sends our offer, with a segment from `create`. `want` selects done words and bounce slots,
+    /// in this order.
     pub(crate) fn begin(
         link: &mut Link,
         layout: Layout,

@@ -210,7 +210,8 @@ impl Publications {
         }
     }
 
-    /// Keeps the buffers, so that their versions still increase.
+    /// Removes the versions that are located in an allocation. Keeps the buffers, so that their
+    /// versions still increase.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
         for versions in self.buffers.values_mut() {
             versions.forget(alloc);

@@ -188,7 +188,7 @@ impl LinkRecord {
         packets
     }
 
-    /// Returns the packet to send, if any.
+    /// Cancels a request. Returns the packet to send, if any.
     pub(crate) fn give_up(&mut self, ask: Ask) -> Option<Vec<u8>> {
         let i = self.asked.iter().position(|(asked, _)| *asked == ask)?;
         match ask {

@@ -112,8 +112,9 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     put(into, words.map(u64::to_le_bytes).as_flattened())
 }
 
-/// Decoding ignores words that a kind of piece does not use. So a round trip preserves only the
-/// first word and the decoded piece.
+/// Decodes a piece and encodes it again, for [`fuzzing`](crate::fuzzing). Decoding ignores words
+/// that a kind of piece does not use. So a round trip preserves only the first word and the decoded
+/// piece.
 pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let bytes: &[u8; 48] = input.try_into().ok()?;
     let (words, []) = bytes.as_chunks::<8>() else { return None };
@@ -167,7 +168,7 @@ impl Outgoing {
         (self.next, (self.next & u64::from(self.slots - 1)) as u32)
     }
 
-    /// The caller has checked that it is free.
+    /// Takes the next slot. The caller has checked that it is free.
     pub(crate) fn take(&mut self) {
         self.next = self.next.wrapping_add(1);
     }
@@ -231,7 +232,7 @@ impl Incoming {
         Some((number, slot, Piece::decode(words)))
     }
 
-    /// The caller does not read the slot after this.
+    /// Answers a piece with its outcome. The caller does not read the slot after this.
     pub(crate) fn answer(&self, number: u64, code: u16) {
         // SAFETY: the masked index is less than `slots`, and `new` requires that the
         // acknowledgements are mapped.

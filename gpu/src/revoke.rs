@@ -85,7 +85,7 @@ impl Revocations {
         self.pending.remove(&alloc);
     }
 
-    /// Returns whether a pending revocation expected it.
+    /// Records a peer's acknowledgement. Returns whether a pending revocation expected it.
     pub(crate) fn acked(&mut self, from: Nonce, sequence: u64, alloc: AllocId) -> bool {
         let Some(pending) =
             self.pending.get_mut(&alloc).filter(|pending| pending.sequence == sequence)

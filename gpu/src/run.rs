@@ -31,7 +31,7 @@ fn overlap(a: &Allocation, b: &Allocation) -> bool {
 }
 
 impl Run {
-    /// Makes one or two driver calls per segment.
+    /// Finds the memory under a range. Makes one or two driver calls per segment.
     pub(crate) fn of<D: Device>(device: &D, ptr: DevicePtr, len: u64) -> Result<Self, ExportError> {
         let first = device.allocation(ptr)?;
         let mut segments = vec![first];
@@ -82,7 +82,8 @@ impl Run {
         all_in(self, other) && all_in(other, self)
     }
 
-    /// Makes one or two driver calls per segment, up to the first mismatch.
+    /// Returns whether the driver still reports the same segments. Makes one or two driver calls
+    /// per segment, up to the first mismatch.
     pub(crate) fn is_there<D: Device>(&self, device: &D) -> Result<bool, DeviceError> {
         for segment in &self.segments {
             match device.allocation(segment.base) {
@@ -94,7 +95,8 @@ impl Run {
         Ok(true)
     }
 
-    /// Makes one driver export per segment. On an error, drops the earlier exports.
+    /// Exports the run as a handle. Makes one driver export per segment. On an error, drops the
+    /// earlier exports.
     pub(crate) fn export<D: Device>(&self, device: &mut D) -> Result<Handle, DeviceError> {
         if let [only] = &*self.segments {
             return device.export(only);

@@ -224,7 +224,7 @@ fn packet(kind: MessageKind, words: &[u64]) -> Vec<u8> {
     packet.finish()
 }
 
-/// The caller sends the descriptors of the handle with the packet.
+/// Encodes an `Export`. The caller sends the descriptors of the handle with the packet.
 pub(crate) fn export(alloc: AllocId, size: u64, uuid: &Uuid, handle: Option<&Handle>) -> Vec<u8> {
     let mut packet = Writer::extension(MessageKind::Export as u16);
     packet.put(alloc.key().to_ne_bytes()).put(size.to_ne_bytes()).put(*uuid);

@@ -111,7 +111,8 @@ impl Control {
         self.ended
     }
 
-    /// Returns only after our blob has been sent too, so the caller may drop the link at once.
+    /// Sends a blob and waits for the peer's blob. Returns only after our blob has been sent too,
+    /// so the caller may drop the link at once.
     pub(crate) fn exchange(
         &mut self,
         blob: &[u8],
@@ -141,7 +142,7 @@ impl Control {
         Ok(())
     }
 
-    /// Does not wait.
+    /// Returns the peer's next blob, or `None` if it has not arrived. Does not wait.
     pub(crate) fn take_blob(&mut self) -> Result<Option<Vec<u8>>, HandshakeError> {
         self.pump();
         self.next_blob()
@@ -220,7 +221,7 @@ impl Control {
         self.ended.is_some()
     }
 
-    /// Also receives packets, because the peer may wait for room too.
+    /// Waits for room in the socket. Also receives packets, because the peer may wait for room too.
     fn make_room(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -230,7 +231,8 @@ impl Control {
         Ok(())
     }
 
-    /// Checks the deadline first, because a peer may send unrelated packets endlessly.
+    /// Waits for the next packet and receives it. Checks the deadline first, because a peer may
+    /// send unrelated packets endlessly.
     fn wait(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -323,8 +325,8 @@ impl Control {
         self.segments.retain(|segment| !segment.withdrawn || segment.users > 0);
     }
 
-    /// Waits for the announcement until the deadline. [`release`](Control::release) undoes the
-    /// import.
+    /// Maps `len` bytes at `offset` of the peer's segment. Waits for the announcement until the
+    /// deadline. [`release`](Control::release) undoes the import.
     pub(crate) fn import(
         &mut self,
         number: u32,
@@ -402,7 +404,8 @@ fn room(extensions: &Extensions, packet: &[u8]) -> usize {
     }
 }
 
-/// Not kept per peer, because a rail has many peers and most of them are silent.
+/// Allocates a buffer for a packet of any length. Not kept per peer, because a rail has many peers
+/// and most of them are silent.
 fn packet_buffer() -> Vec<u8> {
     vec![0; MAX_PACKET]
 }

@@ -90,7 +90,7 @@ pub(crate) struct PayloadPaths {
 }
 
 impl PayloadPaths {
-    /// The first payload of each class tries the lane.
+    /// Creates an empty record. The first payload of each class tries the lane.
     pub(crate) const fn new() -> Self {
         let class = Class {
             cost: [0; 2],
@@ -194,7 +194,8 @@ impl Class {
         }
     }
 
-    /// A longer trial or a slower path delays the next trial more.
+    /// Ends a trial, and schedules the next trial. A longer trial or a slower path delays the next
+    /// trial more.
     fn tried_out(&mut self) {
         let patience = PATIENCE[usize::from(self.trials).min(PATIENCE.len() - 1)];
         self.trials = self.trials.saturating_add(1);

@@ -180,7 +180,7 @@ impl Attached {
         self.imports.iter().flatten().find(|import| import.key == key)
     }
 
-    /// Returns the number of reported records.
+    /// Reports up to `budget` records to the sink. Returns the number of reported records.
     #[inline]
     pub(crate) fn consume<S: Sink>(
         &mut self,
@@ -233,7 +233,8 @@ impl Attached {
         count
     }
 
-    /// Returns the number of cells of the record, or `None` after it failed the peer.
+    /// Reports the next record's message, which begins after a gap. Returns the number of cells of
+    /// the record, or `None` after it failed the peer.
     #[inline(always)]
     fn message<S: Sink>(
         &mut self,
@@ -346,7 +347,7 @@ impl Attached {
         remote.event_page.event().notify_with(host, || remote.control.ring());
     }
 
-    /// `map` maps the memory on the first import.
+    /// Records an import. `map` maps the memory on the first import.
     pub(crate) fn import(
         &mut self,
         key: RailKey,
@@ -456,7 +457,8 @@ impl Remote {
         lives
     }
 
-    /// Always asks the kernel.
+    /// Returns whether the process of the handshake is alive and linked to us. Always asks the
+    /// kernel.
     pub(crate) fn looks_alive(&self) -> bool {
         let pidfd = self.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polls = [

@@ -286,7 +286,7 @@ impl<H: Host> ShmRail<H> {
         self.regions.find(key, peer)
     }
 
-    /// `map` maps memory that is in a segment of the peer.
+    /// Imports memory. `map` maps memory that is in a segment of the peer.
     fn import_by(
         &mut self,
         peer: Peer,
@@ -314,7 +314,7 @@ impl<H: Host> ShmRail<H> {
         })
     }
 
-    /// Not inlined, because usually there are none.
+    /// Notifies the peers that are due. Not inlined, because usually there are none.
     #[inline(never)]
     fn ring_due(&mut self) {
         self.due.take_each(|peer| {
@@ -336,7 +336,7 @@ impl<H: Host> ShmRail<H> {
     }
 }
 
-/// Unlike [`ShmRail::attached`], borrows only the table of peers.
+/// Returns an attached peer. Unlike [`ShmRail::attached`], borrows only the table of peers.
 #[inline(always)]
 fn find(peers: &mut Places, peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()

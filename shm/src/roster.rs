@@ -60,7 +60,7 @@ impl Roster {
         self.hot.push(peer);
     }
 
-    /// The caller may then unmap the peer's lane.
+    /// Removes a peer. The caller may then unmap the peer's lane.
     pub(crate) fn leave(&mut self, peer: Peer) {
         self.hot.retain(|other| *other != peer);
         self.cold.retain(|other| other.peer != peer);

@@ -206,7 +206,8 @@ fn add_seals(fd: BorrowedFd<'_>, seals: i32) -> Result<(), SegmentError> {
     Ok(())
 }
 
-/// Never blocks, for any kind of descriptor.
+/// Returns the seals of a descriptor, or an error if it is not sealable memory. Never blocks, for
+/// any kind of descriptor.
 fn seals(fd: BorrowedFd<'_>) -> Result<i32, SegmentError> {
     // SAFETY: the call takes no pointers, and the descriptor stays open while it is borrowed.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -373,6 +374,8 @@ impl Segment {
     }
 }
 
+/// Returns the region of `len` bytes at `offset` of a mapping.
+///
 /// # Safety
 /// The contract of [`Region::new`] applies.
 pub(crate) unsafe fn cut(

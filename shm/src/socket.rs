@@ -147,7 +147,7 @@ impl Socket {
         if rc == 0 && len as usize == size_of::<T>() { Ok(()) } else { Err(system()) }
     }
 
-    /// Fails with `EAGAIN` if there is no room.
+    /// Sends one packet. Fails with `EAGAIN` if there is no room.
     pub(crate) fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.send_now(bytes, fds, None)
     }
@@ -206,7 +206,7 @@ impl Socket {
         }
     }
 
-    /// Fails with `EAGAIN` if there is no room.
+    /// Sends one packet with our credentials. Fails with `EAGAIN` if there is no room.
     pub(crate) fn try_send_named(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         // SAFETY: the calls have no arguments and cannot fail.
         let sender = unsafe {
@@ -276,7 +276,8 @@ impl Socket {
         Ok(Some(packet))
     }
 
-    /// Does nothing before Linux 6.5.
+    /// Asks the kernel to add pidfds to the reports about senders, or to leave them out. Does
+    /// nothing before Linux 6.5.
     fn name_pidfds(&self, senders: Senders, on: bool) {
         if senders == Senders::Named {
             let _ = self.switch(SO_PASSPIDFD, on);
@@ -492,7 +493,7 @@ impl Address {
         Ok(Address { raw, len: len as libc::socklen_t, path })
     }
 
-    /// Fails with `EAGAIN` if the backlog is full.
+    /// Connects without waiting. Fails with `EAGAIN` if the backlog is full.
     pub(crate) fn connect(&self) -> Result<Socket> {
         let fd = stream()?;
         loop {
@@ -534,7 +535,7 @@ pub(crate) fn stream() -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Retries until the deadline while there is no listener.
+/// Connects to an address. Retries until the deadline while there is no listener.
 pub(crate) fn connect_socket(address: &OsStr, deadline: Instant) -> Result<Socket> {
     let address = Address::parse(address)?;
     loop {

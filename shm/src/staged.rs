@@ -388,6 +388,7 @@ pub(crate) fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
+/// Returns the peer's violation, if the violation made our outgoing lane refuse a record. Returns
 /// `None` if the lane is only full.
 pub(crate) fn blame(refused: Refused) -> Option<PeerError> {
     match refused {

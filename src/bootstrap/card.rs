@@ -176,15 +176,16 @@ impl Card {
     }
 }
 
-/// Rejects control characters, because the string may be printed.
+/// Reads a string of at most 255 bytes. Rejects control characters, because the string may be
+/// printed.
 fn text(fields: &mut Reader<'_>) -> Option<String> {
     let len = fields.u8().ok()?;
     let text = std::str::from_utf8(fields.take(len.into()).ok()?).ok()?;
     (!text.chars().any(char::is_control)).then(|| text.to_owned())
 }
 
-/// After a fork, both processes share the standard library's hash keys. So the process id and the
-/// time are hashed too.
+/// Returns a random id. After a fork, both processes share the standard library's hash keys. So the
+/// process id and the time are hashed too.
 pub(crate) fn random_id() -> u64 {
     RandomState::new().hash_one((std::process::id(), Instant::now()))
 }

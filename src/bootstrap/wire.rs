@@ -133,7 +133,7 @@ impl Wire {
         libc::POLLIN | if self.sent < self.outward.len() { libc::POLLOUT } else { 0 }
     }
 
-    /// The previous message must have been sent.
+    /// Queues a message. The previous message must have been sent.
     pub(super) fn say(&mut self, message: &[u8]) -> Result<(), BootstrapError> {
         if message.len() > MESSAGE_MAX {
             return Err(BootstrapError::TooLong { len: message.len() as u64, max: MESSAGE_MAX });
@@ -165,8 +165,8 @@ impl Wire {
         Ok(sent? || moved)
     }
 
-    /// If the peer has closed the connection, sends nothing. The peer's last message still counts
-    /// as its answer.
+    /// Sends as much as the socket accepts. Returns whether any byte was sent. If the peer has
+    /// closed the connection, sends nothing. The peer's last message still counts as its answer.
     fn push(&mut self) -> Result<bool, BootstrapError> {
         let mut moved = false;
         while self.sent < self.outward.len() {
@@ -194,7 +194,8 @@ impl Wire {
         Ok(Some(message))
     }
 
-    /// Checks the header as soon as the header has arrived.
+    /// Returns the end of the first message, or `None` if the message is incomplete. Checks the
+    /// header as soon as the header has arrived.
     fn whole(&self) -> Result<Option<usize>, BootstrapError> {
         let known = self.inward.len().min(MAGIC.len());
         if self.inward[..known] != MAGIC[..known] {
@@ -259,7 +260,7 @@ fn recv(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, BootstrapError> {
     })
 }
 
-/// Returns 0 if the call would block.
+/// Converts a system call's result. Returns 0 if the call would block.
 fn attempt(moved: isize) -> Result<usize, BootstrapError> {
     match moved {
         0 => Err(BootstrapError::HungUp),

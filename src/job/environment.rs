@@ -124,7 +124,7 @@ fn cookie(get: &impl Fn(&str) -> Option<String>) -> io::Result<Cookie> {
     get("FISHPLATE_COOKIE").map_or(Ok(Cookie::NONE), |text| text.parse())
 }
 
-/// Without a host, uses torchrun's `MASTER_ADDR`.
+/// Parses `HOST:PORT`. Without a host, uses torchrun's `MASTER_ADDR`.
 fn at_address(
     address: &str,
     get: &impl Fn(&str) -> Option<String>,

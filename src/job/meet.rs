@@ -273,7 +273,7 @@ fn ranks_without(there: impl Iterator<Item = bool>, entry: &Entry) -> Ranks {
     if entry.rank.is_some() { missing } else { Ranks { first: vec![], ..missing } }
 }
 
-/// Returns the connection if more bytes are needed.
+/// Continues the handshake of a connection. Returns the connection if more bytes are needed.
 fn place(mut newcomer: Newcomer, places: &mut [Option<Conn>], entry: &Entry) -> Option<Newcomer> {
     if !newcomer.welcome {
         if !newcomer.conn.fill(HELLO_LEN).ok()? {

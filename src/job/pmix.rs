@@ -174,7 +174,7 @@ struct Answer {
     there: Condvar,
 }
 
-/// The library's thread calls it once for each request.
+/// The callback that delivers an answer. The library's thread calls it once for each request.
 extern "C" fn answered(status: c_int, value: *mut Value, answer: *mut c_void) {
     // SAFETY: `ask` turned this reference into a pointer for this one call.
     let answer = unsafe { Arc::from_raw(answer.cast_const().cast::<Answer>()) };

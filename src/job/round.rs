@@ -311,7 +311,7 @@ pub(super) enum Heard {
     Frame(u32, Vec<u8>),
 }
 
-/// Fails if the message says that the job has ended.
+/// Receives a message from rank 0. Fails if the message says that the job has ended.
 pub(super) fn hear(leader: &mut Conn, timeout: Duration) -> io::Result<Option<Heard>> {
     let lost = || gone(&Ranks::one(0));
     let Some((kind, bytes)) = leader.frame().map_err(|_| lost())? else { return Ok(None) };

@@ -90,6 +90,8 @@ impl Address {
         (out.len() <= ADDRESS_MAX).then_some(out)
     }
 
+    /// Decodes a peer's address.
+    ///
     /// # Errors
     /// [`Error::BadAddress`], [`Error::Version`].
     pub fn decode(bytes: &[u8]) -> Result<Address, Error> {

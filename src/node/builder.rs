@@ -355,7 +355,8 @@ impl Builder {
         self
     }
 
-    /// The node is boxed because it is large. Also returns the wait object that peers notify.
+    /// Opens a node without a worker. The node is boxed because it is large. Also returns the wait
+    /// object that peers notify.
     pub(super) fn open_here(self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();

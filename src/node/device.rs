@@ -223,7 +223,8 @@ impl Node {
         }
     }
 
-    /// `kept` is `true` if a provider or a peer may still use its memory.
+    /// Handles the deregistration of a region. `kept` is `true` if a provider or a peer may still
+    /// use its memory.
     pub(super) fn forget_on_device(&mut self, id: LocalId, kept: bool) {
         let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else {
             return;

@@ -200,8 +200,9 @@ impl From<AttachError> for Error {
 }
 
 impl Error {
-    /// Returns [`Error::Full`] for a full table if `limit` determines its size. Other tables have a
-    /// fixed size or another setting, so their errors stay as they are.
+    /// Converts an error of setup. Returns [`Error::Full`] for a full table if `limit` determines
+    /// its size. Other tables have a fixed size or another setting, so their errors stay as they
+    /// are.
     pub(super) fn of(error: AttachError, limit: &'static str, value: impl Into<u32>) -> Error {
         let limited = ["memory.", "ShmConfig::max_", "FabricConfig::max_", "GpuConfig::max_"];
         match error {

@@ -335,7 +335,8 @@ impl Node {
         self.probed(source, found)
     }
 
-    /// Also connects peers, because a program may make all its progress by probes.
+    /// Returns the result of a probe. Also connects peers, because a program may make all its
+    /// progress by probes.
     fn probed<T>(
         &mut self,
         source: Option<PeerId>,
@@ -374,7 +375,8 @@ impl Node {
         self.home.engine.eager_max(peer)
     }
 
-    /// If no memory is free, makes progress until peers have read earlier copies.
+    /// Returns memory of at least `len` bytes for a message from or into a slice. If no memory is
+    /// free, makes progress until peers have read earlier copies.
     fn copy_of(&mut self, len: usize) -> Result<Memory, Error> {
         let mut room =
             RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
@@ -412,7 +414,7 @@ impl Node {
         kept.map(|copy| self.drop_copy(copy)).is_some()
     }
 
-    /// If a provider still holds the memory, the node keeps it allocated.
+    /// Frees a copy's memory. If a provider still holds the memory, the node keeps it allocated.
     fn drop_copy(&mut self, copy: Memory) {
         let _ = self.free(copy);
     }

@@ -255,7 +255,8 @@ impl Node {
         issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0))
     }
 
-    /// If the operation does not complete in time, it is reaped later.
+    /// Waits for one of the node's own operations. If the operation does not complete in time, it
+    /// is reaped later.
     fn finish(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
         match self.wait_completion(token, timeout) {
             Ok(end) if end.outcome == Outcome::Done => Ok(end),
@@ -435,7 +436,8 @@ impl Node {
         }
     }
 
-    /// Completions of the node's own operations also make room.
+    /// Handles a refused operation: makes progress and retries until there is room. Completions of
+    /// the node's own operations also make room.
     #[cold]
     #[inline(never)]
     pub(super) fn issue_later<T>(

@@ -51,7 +51,7 @@ impl Sleep {
         Ok(Sleep { set: Arc::new(set), called, queues, refused: AtomicU32::new(0) })
     }
 
-    /// Links of peers add their sockets to it.
+    /// Returns the set. Links of peers add their sockets to it.
     pub fn set(&self) -> Arc<OwnedFd> {
         self.set.clone()
     }

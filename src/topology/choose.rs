@@ -125,6 +125,7 @@ impl Machine {
         hands
     }
 
+    /// Exchanges a GPU's NIC for a NIC that is at least as near and has at least two fewer users.
     /// Each exchange reduces the sum of the squared numbers of users, so this terminates.
     fn even_out(&self, usable: &[usize], hands: &mut [Vec<usize>], held: &mut [usize]) {
         loop {

@@ -179,7 +179,8 @@ fn hex(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// Returns `None` if the kernel reports -1, as on most machines with a single node.
+/// Reads the NUMA node. Returns `None` if the kernel reports -1, as on most machines with a single
+/// node.
 fn node(device: &Path) -> Option<u32> {
     value(&device.join("numa_node"))?.parse().ok()
 }

@@ -65,7 +65,8 @@ impl Pin {
 }
 
 impl Places {
-    /// Returns `None` if the sides are not pinned.
+    /// Pins the calling thread to the starting side's processor. Returns `None` if the sides are
+    /// not pinned.
     pub fn pin_first(&self) -> Outcome<Option<Pinned>> {
         self.cpus.map(|(first, _)| pin(first)).transpose()
     }

@@ -76,7 +76,7 @@ impl Root {
         self.0.join(path)
     }
 
-    /// Returns no names if there is no such folder.
+    /// Returns the sorted names in a folder. Returns no names if there is no such folder.
     fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =

@@ -82,7 +82,8 @@ impl Pad {
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// Returns the floor, or `None` if the measurement takes longer than `limit`.
+    /// Runs the measuring side. Returns the floor, or `None` if the measurement takes longer than
+    /// `limit`.
     pub fn measure(
         &self,
         limit: Duration,
@@ -121,7 +122,7 @@ impl Pad {
         Ok(())
     }
 
-    /// Returns whether to continue, which the starting side decides.
+    /// Measures or answers one way. Returns whether to continue, which the starting side decides.
     fn play(&self, way: Way, starts: Option<Instant>, alive: Alive<'_>) -> Outcome<bool> {
         let [ping, pong] = way.words.map(|index| self.word(index));
         let (mine, theirs) = if starts.is_some() { (ping, pong) } else { (pong, ping) };
@@ -133,8 +134,8 @@ impl Pad {
     }
 }
 
-/// Returns `false` if the starting side gave up before the batch ended. Both words are equal before
-/// and after.
+/// Runs one batch of round trips. Returns `false` if the starting side gave up before the batch
+/// ended. Both words are equal before and after.
 #[inline(never)]
 fn bounce<const PAUSE: bool>(
     mine: &AtomicU64,

@@ -42,7 +42,7 @@ impl Histogram {
         Histogram { linear: Box::new([0; LINEAR]), coarse: Box::new([0; COARSE]), longest: 0 }
     }
 
-    /// Hot path.
+    /// Counts one duration in ticks. Hot path.
     #[inline(always)]
     pub fn record(&mut self, ticks: u64) {
         if ticks < LINEAR as u64 {
@@ -70,7 +70,8 @@ impl Histogram {
         self.linear.iter().chain(self.coarse.iter()).map(|&count| u64::from(count)).sum()
     }
 
-    /// A duration of at least [`LINEAR`] ticks is the middle of its bucket.
+    /// Returns each duration in ticks with its count, in ascending order. A duration of at least
+    /// [`LINEAR`] ticks is the middle of its bucket.
     pub fn counts(&self) -> impl Iterator<Item = (f64, u32)> {
         let fine = self.linear.iter().enumerate().map(|(ticks, &count)| (ticks as f64, count));
         let coarse =

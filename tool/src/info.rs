@@ -159,7 +159,7 @@ fn block<T>() -> Value {
     json!({ "size": size, "align": align_of::<T>(), "lines": size.div_ceil(64) })
 }
 
-/// Creates a segment and a pair of sockets.
+/// Reports whether shared memory works here. Creates a segment and a pair of sockets.
 fn shm_usable() -> String {
     match (Segment::create(4096), socket_pair()) {
         (Ok(_), Ok(_)) => "usable".into(),
@@ -168,7 +168,7 @@ fn shm_usable() -> String {
     }
 }
 
-/// Each line begins with the value's path.
+/// Writes one line per value. Each line begins with the value's path.
 fn flatten(path: &str, value: &Value, into: &mut String) {
     match value {
         Value::Object(fields) => {

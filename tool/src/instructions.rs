@@ -16,7 +16,8 @@ impl Instructions {
         )
     }
 
-    /// Makes a system call.
+    /// Returns the number of instructions since the start, or `None` without a counter. Makes a
+    /// system call.
     pub fn read(&mut self) -> Option<u64> {
         self.0.as_mut()?.read().ok()
     }

@@ -50,7 +50,7 @@ fn install(handler: extern "C" fn(libc::c_int)) {
     }
 }
 
-/// Fails within 50 ms if the run is interrupted.
+/// Sleeps for `time`. Fails within 50 ms if the run is interrupted.
 pub fn sleep(time: Duration) -> Outcome {
     let begun = Instant::now();
     while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
@@ -60,7 +60,8 @@ pub fn sleep(time: Duration) -> Outcome {
     Ok(())
 }
 
-/// The parent process handles Ctrl-C and ends both processes.
+/// Ignores Ctrl-C in a process that the tool has started. The parent process handles Ctrl-C and
+/// ends both processes.
 pub fn leave_to_parent() {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };

@@ -53,7 +53,7 @@ fn found(block: *mut u8, size: usize) -> *mut u8 {
     if block.is_null() { lacking(size) } else { block }
 }
 
-/// Does not allocate.
+/// Prints that memory is exhausted, and ends the program. Does not allocate.
 #[cold]
 fn lacking(size: usize) -> ! {
     let mut text = [0u8; 160];
@@ -115,8 +115,8 @@ fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
     }
 }
 
-/// `own` bytes are mapped in this process. `all` bytes are mapped in this process and the process
-/// that it starts.
+/// Checks that there is memory for a region. `own` bytes are mapped in this process. `all` bytes
+/// are mapped in this process and the process that it starts.
 pub fn demand(region: usize, own: usize, all: usize) -> Outcome {
     check_addresses(own).and_then(|()| check_room(all)).map_err(|error| lack(region, error))
 }

@@ -16,7 +16,8 @@ pub struct Pattern {
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Pattern {
-    /// If only one side of a test sends, the test may pass any values that identify the payload.
+    /// Returns the pattern of payload `iteration` in a direction. If only one side of a test sends,
+    /// the test may pass any values that identify the payload.
     #[inline(always)]
     pub fn new(seed: u64, direction: u64, iteration: u64) -> Self {
         // The finalizer of splitmix64 maps neighbouring numbers to unrelated words.

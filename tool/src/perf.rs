@@ -69,7 +69,7 @@ pub fn run(plan: &Plan) -> Outcome {
     picture.map_or(Ok(()), |picture| picture.draw_rows(&files.rows))
 }
 
-/// This process is the side that the plan names.
+/// Runs a plan between two processes. This process is the side that the plan names.
 fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
     let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
     let own = Job::arena(plan.region) + Job::buffer(plan.region);
@@ -147,7 +147,7 @@ fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
     ))
 }
 
-/// Returns an error if the row has wrong or unverified data.
+/// Writes a row. Returns an error if the row has wrong or unverified data.
 fn finish_row(report: &mut Report, files: &mut Files, row: Row, check: bool) -> Outcome {
     report.row(&row)?;
     let fault = row.fault(check);
@@ -160,7 +160,8 @@ fn always_checks(test: Test) -> bool {
     matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
 }
 
-/// The other process prepares its own side.
+/// Prepares the memory of each side that this process runs. The other process prepares its own
+/// side.
 fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     for side in Side::BOTH {
         if !verbs.plays(side) {

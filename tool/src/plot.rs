@@ -83,7 +83,7 @@ pub fn run(args: &PlotArgs) -> Outcome {
     Picture::create(&args.output)?.draw(&curves)
 }
 
-/// Returns whether the row has anything to draw.
+/// Adds a row to the curve of its test. Returns whether the row has anything to draw.
 fn add(curves: &mut Vec<Curve>, prefix: &str, row: &Value) -> bool {
     let positive =
         |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);

@@ -26,12 +26,12 @@ impl Progress {
         Progress { bar }
     }
 
-    /// Not called in timed code.
+    /// Shows the next step. Not called in timed code.
     pub fn begin(&self, what: String) {
         self.bar.set_message(what);
     }
 
-    /// Not called in timed code.
+    /// Counts a finished step. Not called in timed code.
     pub fn step(&self) {
         self.bar.inc(1);
         debug_assert!(Some(self.bar.position()) <= self.bar.length(), "more steps than announced");

@@ -141,7 +141,7 @@ impl Row {
         (self.cpu_ns_per_op, self.peer_cpu_ns_per_op) = (each(ns), each(peer_ns));
     }
 
-    /// Returns `None` if nothing is wrong.
+    /// Describes what is wrong with the row's data. Returns `None` if nothing is wrong.
     pub fn fault(&self, check: bool) -> Option<String> {
         let at = format!("{} of {} bytes", args::name(self.test), sizes::show(self.size));
         if self.errors > 0 || self.signals_misordered > 0 {
@@ -174,7 +174,8 @@ impl Report {
         Report { format, started: false }
     }
 
-    /// With JSON, writes nothing.
+    /// Writes a line for people about the run: above a table, or to standard error if the rows are
+    /// CSV. With JSON, writes nothing.
     pub fn comment(&self, text: &str) -> Outcome {
         match self.format {
             Format::Json => {}
@@ -213,8 +214,8 @@ impl Columns for Row {
     }
 }
 
-/// If the reader (such as `head`) has exited, SIGPIPE ends the process silently, as it ends other
-/// tools.
+/// Writes to standard output. If the reader (such as `head`) has exited, SIGPIPE ends the process
+/// silently, as it ends other tools.
 pub fn print(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

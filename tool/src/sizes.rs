@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// Zero is allowed; callers that need at least one byte check that.
+/// Parses a size in bytes. Zero is allowed; callers that need at least one byte check that.
 pub fn parse(text: &str) -> Result<usize, String> {
     const SUFFIXES: [(&str, u64); 10] = [
         ("b", 1),

@@ -20,7 +20,7 @@ pub struct Variable {
     pub name: &'static str,
     /// The meaning of the variable, in one line.
     pub meaning: &'static str,
-    /// The error names the allowed values.
+    /// Parses a value. The error names the allowed values.
     set: fn(&mut Settings, &str) -> Result<(), String>,
     show: fn(&Settings) -> String,
 }
@@ -158,7 +158,8 @@ pub const VARIABLES: [Variable; 15] = [
     },
 ];
 
-/// `window` is the default window. `timeout` is the default deadline of operations.
+/// Returns the settings of a run from the environment. `window` is the default window. `timeout` is
+/// the default deadline of operations.
 pub fn for_run(window: u32, timeout: Duration) -> Outcome<Settings> {
     from_environment(Settings { window, deadline: timeout, ..Settings::DEFAULT })
 }

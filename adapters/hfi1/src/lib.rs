@@ -36,7 +36,8 @@ fn state() -> Option<&'static CStr> {
     path.as_deref()
 }
 
-/// Returns `None` for patterns of other files.
+/// Returns the path to report for a pattern that matches nothing. Returns `None` for patterns of
+/// other files.
 fn stand_in(pattern: &CStr) -> Option<&'static CStr> {
     match pattern.to_bytes() {
         b"/dev/hfi1_[0-9]" | b"/dev/hfi[0-9]_[0-9]" => Some(c"/dev/null"),

@@ -23,7 +23,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// If `progress` is set, a thread makes progress, and pauses for this time between passes.
+    /// Opens an agent. If `progress` is set, a thread makes progress, and pauses for this time
+    /// between passes.
     ///
     /// # Errors
     /// A message for the program.

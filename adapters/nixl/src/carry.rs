@@ -27,7 +27,7 @@ const STEP: usize = 1 << 20;
 const DEVICE_STEP: usize = 16 << 20;
 
 impl State {
-    /// Moves no data.
+    /// Prepares a transfer. Moves no data.
     pub fn prepare(
         &mut self,
         write: bool,
@@ -187,6 +187,8 @@ impl State {
         status
     }
 
+    /// Issues the remaining operations of a transfer.
+    ///
     /// # Errors
     /// [`Status::IN_PROG`] if the transfer must be continued later.
     fn carry(&mut self, number: u64) -> Result<(), Status> {

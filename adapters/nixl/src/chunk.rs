@@ -99,7 +99,8 @@ impl Head {
         if self.note == NO_NOTE { 0 } else { self.note as usize }
     }
 
-    /// Rejects a chunk that is too short for its ranges and notification.
+    /// Returns the offset of the data in a chunk of `len` bytes. Rejects a chunk that is too short
+    /// for its ranges and notification.
     pub fn before_data(&self, len: usize) -> Result<usize, Refused> {
         let ranges = (self.ranges as usize).checked_mul(RANGE);
         let before = ranges.and_then(|ranges| ranges.checked_add(HEAD + self.note_len()));

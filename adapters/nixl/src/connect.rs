@@ -20,7 +20,7 @@ impl State {
         found.map(|(number, _)| number)
     }
 
-    /// Does not wait.
+    /// Loads a peer from its connection info. Does not wait.
     pub fn load_peer(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
         let info = Info::decode(bytes)?;
         if name == self.name {
@@ -56,7 +56,7 @@ impl State {
         self.find(name, address).unwrap_or_else(|| self.peers.insert(Peer::new(name, address)))
     }
 
-    /// Starts to connect if no attempt is under way.
+    /// Returns whether the peer is connected. Starts to connect if no attempt is under way.
     ///
     /// # Errors
     /// The peer is unknown or cannot be connected.
@@ -112,7 +112,8 @@ impl State {
         }
     }
 
-    /// `admitted` is false if the peer refused or is unreachable.
+    /// Handles a peer's answer to our question. `admitted` is false if the peer refused or is
+    /// unreachable.
     pub fn answered(&mut self, number: u64, admitted: bool) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         if peer.stage == Stage::Asked {
@@ -140,7 +141,8 @@ impl State {
         peer.lines.push(line);
     }
 
-    /// Gives up if `late`. Returns true when the peer is connected or lost.
+    /// Continues to connect a peer. Gives up if `late`. Returns true when the peer is connected or
+    /// lost.
     pub fn meet(&mut self, number: u64, late: bool) -> bool {
         self.node.progress();
         let Some(peer) = self.peers.get_mut(number) else { return true };
@@ -158,7 +160,7 @@ impl State {
         false
     }
 
-    /// The next use asks the peer again.
+    /// Disconnects a failed peer and fails its transfers. The next use asks the peer again.
     pub fn lose(&mut self, number: u64) {
         self.collect();
         let Some(peer) = self.peers.get_mut(number) else { return };
@@ -194,7 +196,8 @@ impl State {
         }
     }
 
-    /// If the peer asked for the connection, the connection stays.
+    /// Removes the info that the program loaded for a peer. If the peer asked for the connection,
+    /// the connection stays.
     pub fn forget(&mut self, number: u64) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         peer.info = None;

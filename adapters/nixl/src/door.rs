@@ -49,7 +49,8 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// If `network`, also opens a TCP socket for other hosts, and returns its port.
+    /// Opens the sockets. If `network`, also opens a TCP socket for other hosts, and returns its
+    /// port.
     pub fn open(door: u64, network: bool) -> io::Result<(Door, u16)> {
         let local = Arc::new(UnixListener::bind_addr(&name(door)?)?);
         let network = match network {
@@ -135,7 +136,7 @@ fn start(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     without_signals(|| thread::Builder::new().name("fishplate-nixl".into()).spawn(run)).map(drop)
 }
 
-/// Each connection gets a short-lived thread.
+/// Accepts connections until the door is dropped. Each connection gets a short-lived thread.
 fn listen(
     agent: Weak<Shared>,
     calls: Arc<AtomicUsize>,
@@ -214,7 +215,8 @@ fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64
     }
 }
 
-/// `peer` is that agent's number.
+/// Starts a thread that sends `question` to the agent that `info` describes. `peer` is that agent's
+/// number.
 pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>) -> io::Result<()> {
     start(move || {
         let stream = put(&info, &question).ok();
@@ -227,7 +229,7 @@ pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>)
     })
 }
 
-/// Returns the stream once the agent has admitted us.
+/// Sends the question to each address in turn. Returns the stream once the agent has admitted us.
 fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     let local = || {
         let stream = UnixStream::connect_addr(&name(info.door)?)?;
@@ -278,7 +280,8 @@ fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     }
 }
 
-/// After [`IDLE`] passes without an arrival, the thread sleeps for `pause`.
+/// Starts a thread that makes progress until the agent is closed. After [`IDLE`] passes without an
+/// arrival, the thread sleeps for `pause`.
 pub(crate) fn drive(agent: Weak<Shared>, pause: Duration) -> io::Result<()> {
     start(move || {
         let (mut known, mut idle) = (0, IDLE);

@@ -32,7 +32,7 @@ pub(crate) struct Away {
     pub import: Option<(PeerId, Remote)>,
 }
 
-/// The range lies in the region.
+/// Appends registered memory to `out`. The range lies in the region.
 pub(crate) fn read(
     node: &mut Node,
     local: &Local,
@@ -50,7 +50,7 @@ pub(crate) fn read(
     Ok(node.read_device(local.at(address), &mut out[end..])?)
 }
 
-/// The range lies in the region.
+/// Copies bytes to registered memory. The range lies in the region.
 pub(crate) fn write(
     node: &mut Node,
     local: &Local,

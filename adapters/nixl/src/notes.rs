@@ -84,7 +84,7 @@ impl Source {
         if kind.is_answer() { &mut self.answers } else { &mut self.held }
     }
 
-    /// Merges answers of one post.
+    /// Queues an answer to a chunk. Merges answers of one post.
     fn owe(&mut self, done: Head) {
         let same = |last: &&mut Head| {
             (last.transfer, last.post, last.status) == (done.transfer, done.post, done.status)
@@ -304,7 +304,7 @@ impl Notes {
         }
     }
 
-    /// Keeps the notifications and chunks of one peer in order.
+    /// Processes completed receives. Keeps the notifications and chunks of one peer in order.
     fn finish(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         let mut waiting: Vec<PeerId> = vec![];
         for _ in 0..self.incoming.len() {
@@ -418,7 +418,7 @@ impl Notes {
     }
 }
 
-/// An unknown kind counts as a notification, and is discarded.
+/// Returns the kind of a message. An unknown kind counts as a notification, and is discarded.
 fn kind_of(claimed: &Claimed) -> Kind {
     Kind::of(claimed.envelope.tag.lo).unwrap_or(Kind::Note)
 }

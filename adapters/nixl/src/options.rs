@@ -45,6 +45,9 @@ pub(crate) fn found_device() -> Option<u32> {
     (count != 0).then(|| Api::Cuda.current().unwrap_or(0))
 }
 
+/// Opens a node with the settings that the parameters select. Also returns the ordinal of its
+/// device.
+///
 /// # Errors
 /// A message for the program.
 pub(crate) fn open(params: &[(String, String)]) -> Result<(Node, Option<u32>), String> {
@@ -70,6 +73,8 @@ pub(crate) fn open(params: &[(String, String)]) -> Result<(Node, Option<u32>), S
     .map_err(|error| error.to_string())
 }
 
+/// Converts parameters to the settings of a node, and the device.
+///
 /// # Errors
 /// A message that names the parameter and the allowed values.
 fn builder(params: &[(String, String)]) -> Result<(Builder, Wanted), String> {

@@ -145,7 +145,7 @@ pub(crate) fn take_read(chunk: Chunk) -> Result<(Head, Vec<Range>), Option<Head>
     }
 }
 
-/// Returns `false` if there was no room.
+/// Answers a *read* chunk. Returns `false` if there was no room.
 pub(crate) fn answer_read(
     node: &mut Node,
     sides: &mut Sides<'_>,
@@ -194,7 +194,7 @@ fn awaited<'t>(
     (wanted && from == Some(source)).then_some(transfer)
 }
 
-/// Maps unexpected codes to [`Status::BACKEND`].
+/// Returns the error in an answer. Maps unexpected codes to [`Status::BACKEND`].
 fn fault(head: &Head) -> Option<Status> {
     match Status(head.status) {
         Status::SUCCESS => None,
@@ -241,12 +241,13 @@ pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     }
 }
 
-/// Callers check this before they read device memory, because the read is slow and would be wasted.
+/// Returns whether another buffer may be lent to a send to this peer. Callers check this before
+/// they read device memory, because the read is slow and would be wasted.
 fn has_buffers(peers: &Slab<Peer>, number: u64) -> bool {
     peers.get(number).is_some_and(|peer| peer.lent < LENT)
 }
 
-/// Returns `false` if there was no room.
+/// Sends `bytes` and then the parts of memory as one message. Returns `false` if there was no room.
 ///
 /// # Safety
 /// The parts are valid for reads. `bytes` and the parts together fit into [`CHUNK_MAX`].
@@ -306,7 +307,7 @@ unsafe fn send(
     }
 }
 
-/// Returns `false` if there was no room.
+/// Sends a *done* chunk. Returns `false` if there was no room.
 pub(crate) fn send_done(node: &mut Node, id: PeerId, head: &Head) -> Result<bool, Status> {
     let mut bytes = Vec::with_capacity(HEAD);
     head.encode(&mut bytes);
@@ -334,7 +335,8 @@ pub(crate) fn split(transfer: &mut Transfer) {
     transfer.pieces = std::mem::take(&mut transfer.pieces).into_iter().flat_map(parts).collect();
 }
 
-/// Returns 0 if the first piece should be put or read alone. Never returns 0 if `all` is true.
+/// Returns the number of next pieces that fit into one chunk. Returns 0 if the first piece should
+/// be put or read alone. Never returns 0 if `all` is true.
 pub(crate) fn run(pieces: &[Piece], write: bool, all: bool, eager: usize) -> usize {
     let (mut count, mut len, mut data) = (0, HEAD, 0);
     for piece in pieces {

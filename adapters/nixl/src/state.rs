@@ -54,7 +54,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Returns `None` if the agent is closed or an earlier call has panicked.
+    /// Runs a call on the state. Returns `None` if the agent is closed or an earlier call has
+    /// panicked.
     pub fn with<T>(&self, call: impl FnOnce(&mut State) -> T) -> Option<T> {
         // Relaxed: the counters publish no other data.
         let locked = match self.state.try_lock() {
@@ -150,7 +151,8 @@ impl State {
         }
     }
 
-    /// At intervals, checks that peers are alive.
+    /// Makes a pass, and continues notifications and transfers in progress. At intervals, checks
+    /// that peers are alive.
     pub fn progress(&mut self) {
         self.collect();
         if self.reap() || self.notes.are_there() {
@@ -215,6 +217,8 @@ impl State {
         Ok(self.locals.insert(Local { memory, base, start, len, device: device.is_some() }))
     }
 
+    /// Deregisters memory.
+    ///
     /// # Errors
     /// [`Status::NOT_ALLOWED`] while transfers use the memory.
     pub fn deregister(&mut self, number: u64) -> Result<(), Status> {
@@ -231,7 +235,7 @@ impl State {
         Ok(Export { start: start as u64, len: len as u64, number, device, handle }.encode())
     }
 
-    /// The memory is imported once the peer is connected.
+    /// Loads the metadata of a peer's memory. The memory is imported once the peer is connected.
     pub fn load(&mut self, peer: &[u8], device: bool, bytes: &[u8]) -> Result<u64, Status> {
         let peer = self.loaded(peer).ok_or(Status::NOT_FOUND)?;
         let export = Export::decode(bytes)?;

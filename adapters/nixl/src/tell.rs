@@ -33,7 +33,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns `false` if there was no room.
+    /// Sends a notification to a connected peer. Returns `false` if there was no room.
     pub fn tell(&mut self, number: u64, bytes: &[u8]) -> Result<bool, Status> {
         let id =
             self.peers.get(number).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;

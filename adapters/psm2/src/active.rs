@@ -127,14 +127,14 @@ impl Am {
         self.requests.get(&to).is_none_or(|count| *count < REQUESTS)
     }
 
-    /// Returns `true` if the caller should now check for messages from peers. A caller that only
-    /// sends must check, or its replies pile up.
+    /// Counts a request. Returns `true` if the caller should now check for messages from peers. A
+    /// caller that only sends must check, or its replies pile up.
     pub fn is_due(&mut self) -> bool {
         self.unread += 1;
         self.unread >= UNREAD
     }
 
-    /// Never waits.
+    /// Sends a message. Never waits.
     ///
     /// # Errors
     /// The peer has failed, or too much is in flight.
@@ -169,7 +169,7 @@ impl Am {
         Ok(())
     }
 
-    /// Never waits.
+    /// Sends a message with a completion function. Never waits.
     ///
     /// # Errors
     /// The errors of [`send`](Self::send).

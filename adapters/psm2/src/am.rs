@@ -78,7 +78,8 @@ impl Endpoint {
         self.am.as_deref_mut().ok_or(Error::INTERNAL)
     }
 
-    /// Drops invalid messages.
+    /// Receives the next active message, and returns the callback that handles it. Drops invalid
+    /// messages.
     fn am_job(&mut self) -> Option<Job> {
         let am = self.am.as_deref_mut()?;
         let Claimed { from, tag: [first, handler, _], len, bytes } = am.next()?;
@@ -108,7 +109,7 @@ impl Endpoint {
     }
 }
 
-/// The caller must hold no lock.
+/// Handles active messages, at most `BATCH` per call. The caller must hold no lock.
 #[cold]
 fn serve(home: Home) {
     if SERVES.replace(true) {
@@ -308,7 +309,7 @@ pub unsafe extern "C" fn psm2_am_request_short(
     guard(|| message.and_then(|message| request(to, message)).err().unwrap_or(Error::OK))
 }
 
-/// Waits for room, unless a handler made the call.
+/// Sends a request. Waits for room, unless a handler made the call.
 fn request(to: *mut EpAddr, message: Message) -> Result<(), Error> {
     loop {
         let (mut endpoint, peer) = find_address(to).ok_or(Error::PARAM)?;

@@ -38,7 +38,7 @@ impl Meeting {
         Meeting { peer, local, look: Instant::now() + LOOK }
     }
 
-    /// Checks at most once per [`LOOK`].
+    /// Returns whether a peer on this host is known to have died. Checks at most once per [`LOOK`].
     fn is_hopeless(&mut self, now: Instant) -> bool {
         if now < self.look {
             return false;

@@ -30,7 +30,7 @@ pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("fishplate-psm2-{}-{epid:016x}", user()))
 }
 
-/// Only processes of this user are trusted.
+/// Returns the effective user. Only processes of this user are trusted.
 fn user() -> u32 {
     // SAFETY: the call takes no arguments and always succeeds.
     unsafe { libc::geteuid() }
@@ -69,7 +69,7 @@ pub(crate) struct Dial {
 }
 
 impl Dial {
-    /// `own` describes the asking endpoint.
+    /// Starts to ask the endpoint `epid` for its address. `own` describes the asking endpoint.
     pub fn new(epid: u64, own: &Frame) -> Dial {
         Dial {
             epid,
@@ -85,7 +85,8 @@ impl Dial {
         }
     }
 
-    /// Returns `None` until the answer arrives. Retries if nothing answers.
+    /// Makes progress without waiting. Returns `None` until the answer arrives. Retries if nothing
+    /// answers.
     ///
     /// # Errors
     /// The endpoint refused; retrying would not help.
@@ -123,7 +124,7 @@ impl Dial {
         self.stream.take()
     }
 
-    /// Returns `true` once the answer is complete.
+    /// Sends the question and receives the answer. Returns `true` once the answer is complete.
     fn talk(&mut self) -> io::Result<bool> {
         let Some(stream) = &mut self.stream else { return Ok(false) };
         Ok(put(stream, &self.question[..], &mut self.sent)?

@@ -31,7 +31,7 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// The TCP socket listens on `host`.
+    /// Opens the sockets. The TCP socket listens on `host`.
     pub fn open(host: Option<Ipv4Addr>) -> io::Result<Sockets> {
         let network = host.map(|host| TcpListener::bind((host, 0))).transpose()?;
         let place = match &network {
@@ -190,7 +190,7 @@ impl Keeper {
         self.calls = calls;
     }
 
-    /// Returns `true` once the answer is sent.
+    /// Advances a connection. Returns `true` once the answer is sent.
     fn step(&mut self, call: &mut Call) -> io::Result<bool> {
         if call.answer.is_none() {
             if !get(&mut call.stream, &mut call.question[..], &mut call.got)? {

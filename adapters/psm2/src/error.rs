@@ -112,7 +112,7 @@ pub unsafe extern "C" fn psm2_error_defer(token: *mut Token) -> Error {
     std::process::exit(i32::try_from(token.error.0).unwrap_or(1).max(1));
 }
 
-/// The caller must hold no lock, because the handler may call into the library.
+/// Calls a handler. The caller must hold no lock, because the handler may call into the library.
 pub(crate) fn report(ep: *mut Ep, handler: usize, error: Error, text: String) -> Error {
     if handler == NO_HANDLER {
         return error;

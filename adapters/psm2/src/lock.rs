@@ -89,7 +89,8 @@ impl<T> Lock<T> {
         })
     }
 
-    /// Returns `false` if another thread has the lock, or if the lock has lost its owner.
+    /// Takes the lock for its owner. Returns `false` if another thread has the lock, or if the lock
+    /// has lost its owner.
     #[inline(always)]
     fn enter(&self, me: u64) -> bool {
         // Relaxed: publishes nothing.
@@ -153,7 +154,8 @@ impl<T> Lock<T> {
         self.words.state.compare_exchange(FREE, TAKEN, taken, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns `false` if the lock is poisoned. Poisons the lock if the kernel refuses the barrier.
+    /// Waits until the owner is not inside, after this thread has taken `state`. Returns `false` if
+    /// the lock is poisoned. Poisons the lock if the kernel refuses the barrier.
     fn owner_is_out(&self) -> bool {
         // Pairs with `light_barrier` in `enter`. Orders the exchange of `state` before the load of
         // `inside`.

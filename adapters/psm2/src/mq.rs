@@ -13,6 +13,8 @@ use crate::handle::{Ep, EpAddr, Mq, Req};
 use crate::layout::{MqStats, MqStatus, MqStatus2, MqTag};
 use crate::table::{After, Endpoint, Found, Home, find, find_mq, find_request, guard};
 
+/// Converts the caller's pointer and length to a buffer.
+///
 /// # Errors
 /// `at` is null but `len` is not 0.
 ///
@@ -28,6 +30,8 @@ unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
     }
 }
 
+/// Copies the three words of a tag.
+///
 /// # Safety
 /// `tag` is null or points to a tag.
 #[inline(always)]
@@ -67,6 +71,8 @@ impl Report for MqStatus2 {
     }
 }
 
+/// Writes a status, unless the pointer is null.
+///
 /// # Safety
 /// `status` is null or valid for a write.
 #[inline(always)]
@@ -195,7 +201,7 @@ fn wait(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
     }
 }
 
-/// Releases the lock for a moment if there is something else to do.
+/// Makes a pass. Releases the lock for a moment if there is something else to do.
 #[inline(never)]
 fn pass(mut endpoint: Found) -> Result<Found, Error> {
     let home = endpoint.home;
@@ -260,7 +266,8 @@ pub unsafe extern "C" fn psm2_mq_imrecv(
     })
 }
 
-/// `mq` must be the queue of that endpoint.
+/// Returns the endpoint that owns `req`, and the number of the request. `mq` must be the queue of
+/// that endpoint.
 ///
 /// # Errors
 /// The request belongs to another queue.

@@ -217,7 +217,8 @@ pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Resul
     opened
 }
 
-/// Open MPI sets `self,shm` if all processes of a job share a host.
+/// Returns whether peers may be on other hosts. Open MPI sets `self,shm` if all processes of a job
+/// share a host.
 fn asked_for_hosts() -> bool {
     let devices = std::env::var("PSM2_DEVICES").unwrap_or_default();
     devices.is_empty() || devices.split(',').any(|device| device == "hfi")
@@ -268,7 +269,7 @@ pub extern "C" fn psm2_ep_close(ep: *mut Ep, mode: i32, timeout: i64) -> Error {
     guard(|| close(ep, if mode == 0 { limit } else { Duration::ZERO }))
 }
 
-/// Does not wait if `timeout` is zero.
+/// Closes an endpoint. Does not wait if `timeout` is zero.
 fn close(ep: *mut Ep, timeout: Duration) -> Error {
     let Some(home) = home(ep) else { return Error::PARAM };
     // Dropping `door` joins a thread that takes the endpoint's lock, so the lock is released first.
@@ -335,8 +336,8 @@ fn leave(mut node: Node, mut am: Option<Box<Am>>, until: Option<(Instant, Instan
     left
 }
 
-/// Returns `None` if the close has to go on, else whether no peer needed the node. See [`leave`]
-/// for the deadlines.
+/// Continues to close a node for at most `slice`. Returns `None` if the close has to go on, else
+/// whether no peer needed the node. See [`leave`] for the deadlines.
 fn leave_part(
     node: &mut Node,
     slice: Duration,

@@ -18,7 +18,7 @@ pub(crate) fn me() -> u64 {
     unsafe { libc::pthread_self() }
 }
 
-/// Returns `false` if the kernel refuses.
+/// Prepares this process for [`heavy_barrier`]. Returns `false` if the kernel refuses.
 pub(crate) fn register() -> bool {
     membarrier::register(Scope::Private).is_ok()
 }

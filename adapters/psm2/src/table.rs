@@ -93,7 +93,8 @@ impl Home {
         self.of(self.slot().lock()?)
     }
 
-    /// The lock keeps its owner, so calls of the program stay fast.
+    /// Locks the endpoint for a thread of this library. The lock keeps its owner, so calls of the
+    /// program stay fast.
     pub fn find_aside(self) -> Option<Found> {
         self.of(self.slot().lock_aside()?)
     }
@@ -139,7 +140,7 @@ pub(crate) struct Endpoint {
     pub node: Node,
     /// `None` until active messages are first used.
     pub am: Option<Box<Am>>,
-    /// The caller must hold no lock.
+    /// Handles active messages. The caller must hold no lock.
     pub serve: Option<fn(Home)>,
     pub peers: Vec<Peer>,
     own: *mut EpAddr,
@@ -192,7 +193,8 @@ impl Endpoint {
         self.peers.iter().find(|known| known.id == peer)?.am
     }
 
-    /// Does not wait for the connection.
+    /// Starts to connect to the peer that sent this frame, and records it. Does not wait for the
+    /// connection.
     ///
     /// # Errors
     /// The epid is already in use with another node address.
@@ -264,6 +266,8 @@ impl Endpoint {
         Error::OK
     }
 
+    /// Returns whether the peer is connected.
+    ///
     /// # Errors
     /// The peer has failed or could not be connected.
     pub fn reached(&mut self, peer: PeerId) -> Result<bool, Error> {
@@ -285,7 +289,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the number of events that the rails reported.
+    /// Makes one pass. Returns the number of events that the rails reported.
     pub fn progress(&mut self) -> u32 {
         if self.retired {
             return 0;
@@ -327,7 +331,7 @@ impl Endpoint {
         }
     }
 
-    /// Null means any peer.
+    /// Returns the peer that an address names. Null means any peer.
     ///
     /// # Errors
     /// The address is invalid or belongs to another endpoint.
@@ -340,7 +344,8 @@ impl Endpoint {
         }
     }
 
-    /// `found` is true if the call found something.
+    /// Chooses the last step of a call, which follows after the lock is released. `found` is true
+    /// if the call found something.
     #[inline]
     pub fn after(&mut self, found: bool) -> After {
         if self.am.is_some() {
@@ -517,13 +522,13 @@ pub(crate) fn find_mq(mq: *mut Mq) -> Result<Found, Error> {
     home.find().ok_or(Error::PARAM)
 }
 
-/// Also returns the peer.
+/// Locks the endpoint of a peer's address. Also returns the peer.
 pub(crate) fn find_address(address: *mut EpAddr) -> Option<(Found, PeerId)> {
     let (home, raw) = Home::split(address, ADDRESS)?;
     Some((home.find()?, PeerId::from_raw(raw)))
 }
 
-/// Also returns the request's number in the queue.
+/// Locks the endpoint of a request. Also returns the request's number in the queue.
 #[inline(always)]
 pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
     let bits = request.addr() as u64;

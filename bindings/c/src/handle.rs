@@ -253,7 +253,8 @@ fn during<T>(slot: &Slot, key: usize, call: impl FnOnce(&mut Inner) -> T) -> T {
     done
 }
 
-/// Returns `None` if the call was not made; [`enter`] then returns the reason.
+/// Makes a call that cannot panic. Returns `None` if the call was not made; [`enter`] then returns
+/// the reason.
 #[inline(always)]
 pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     let (slot, key) = (slot(node), node.addr() ^ me());
@@ -336,7 +337,7 @@ fn broken() -> Status {
     )
 }
 
-/// Converts a panic to an error.
+/// Makes a call that involves no node. Converts a panic to an error.
 pub(crate) fn outside(call: impl FnOnce() -> Result<c_int, Status>) -> c_int {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(done)) => done,

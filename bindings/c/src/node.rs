@@ -143,7 +143,7 @@ fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
     Ok(list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
-/// The other fields are 0.
+/// Copies the fields that the caller's version of the header has. The other fields are 0.
 fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
     // SAFETY: the structure consists of numbers and raw pointers, for which zero is valid.
     let mut options: FpOptions = unsafe { std::mem::zeroed() };

@@ -16,7 +16,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Slow path: allocates.
+/// Stores the text of an error for [`fp_last_error`]. Slow path: allocates.
 #[cold]
 pub(crate) fn fail(code: c_int, text: impl Display) -> Status {
     let text = CString::new(text.to_string().replace('\0', " ")).unwrap_or_default();

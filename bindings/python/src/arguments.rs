@@ -166,7 +166,7 @@ pub(crate) fn anyone(
     given.map(|given| peer(node, given)).transpose()
 }
 
-/// Returns the default for `None`.
+/// Converts seconds. Returns the default for `None`.
 pub(crate) fn timeout(
     py: Python<'_>,
     default: Duration,

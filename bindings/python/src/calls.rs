@@ -56,7 +56,8 @@ impl Calls {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Returns true if the count is still `calls`, so that the caller should sleep.
+    /// Makes the next call wake the sleeper. Returns true if the count is still `calls`, so that
+    /// the caller should sleep.
     pub fn sleep(&self, calls: u64) -> bool {
         self.armed.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);

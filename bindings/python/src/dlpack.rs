@@ -105,7 +105,7 @@ const _: () = assert!(size_of::<Plain>() == 48 && size_of::<Managed>() == 64);
 pub(crate) struct Tensor(NonNull<Managed>);
 
 impl Tensor {
-    /// Returns `None` if the object does not support DLPack.
+    /// Takes the tensor of an object. Returns `None` if the object does not support DLPack.
     ///
     /// # Errors
     /// The tensor is in memory of another kind of device, or not contiguous.
@@ -278,7 +278,7 @@ pub(crate) fn lend<'py>(
     }
 }
 
-/// The tensor's consumer calls this once, on any thread.
+/// Frees a tensor that [`lend`] made. The tensor's consumer calls this once, on any thread.
 unsafe extern "C" fn give_back(managed: *mut Managed) {
     // SAFETY: the context is the box from `lend`, which has one owner.
     let end = || drop(unsafe { Box::from_raw((*managed).context.cast::<Lent>()) });

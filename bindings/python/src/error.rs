@@ -226,7 +226,7 @@ pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
     }
 }
 
-/// Truncation is no error here.
+/// Returns an error if the receive failed or was cancelled. Truncation is no error here.
 pub(crate) fn of_received(outcome: Received) -> Result<(), Fault> {
     match outcome {
         Received::Ok | Received::Truncated => Ok(()),

@@ -66,8 +66,8 @@ impl Inner {
         }
     }
 
-    /// A buffer stays registered until the operation completes. `writes` is true if the operation
-    /// writes to the buffer.
+    /// Starts an operation on the node's memory or on a buffer. A buffer stays registered until the
+    /// operation completes. `writes` is true if the operation writes to the buffer.
     pub fn begin(
         &mut self,
         held: &Held,
@@ -255,7 +255,7 @@ impl Inner {
         self.leave(lease);
     }
 
-    /// If the node still uses the memory, releases it later.
+    /// Releases the memory of a lease. If the node still uses the memory, releases it later.
     fn leave(&mut self, lease: Lease) {
         match self.node.free(lease.memory) {
             Err(Error::Attach(AttachError::InUse(_))) => self.flights.leaving.push(lease),
@@ -265,7 +265,8 @@ impl Inner {
         }
     }
 
-    /// If `kept`, a provider still uses the memory, so its view is never dropped.
+    /// Removes the record of freed memory. If `kept`, a provider still uses the memory, so its view
+    /// is never dropped.
     pub fn forget(&mut self, memory: Memory, kept: bool) {
         self.devices.retain(|(known, _)| *known != memory);
         match self.registered.now.remove(&memory.at(0).region.to_raw()) {

@@ -120,7 +120,7 @@ impl Memory {
         Ok(array)
     }
 
-    /// The buffer keeps `object` alive.
+    /// Fills a `Py_buffer` with a part of the memory. The buffer keeps `object` alive.
     ///
     /// # Safety
     /// `view` is null or points to a `Py_buffer`.

@@ -38,7 +38,8 @@ impl Request {
         self.result(py, end)
     }
 
-    /// If the wait fails, cancels the receive. A message that has already matched still arrives.
+    /// Waits for a receive, and returns its message. If the wait fails, cancels the receive. A
+    /// message that has already matched still arrives.
     pub fn receive(&self, py: Python<'_>, timeout: Duration) -> PyResult<Py<PyAny>> {
         let message = self.finish(py, timeout);
         if message.is_err() {

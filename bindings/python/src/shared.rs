@@ -135,8 +135,9 @@ impl Shared {
         self.apart(py, patient).map_err(|fault| fault.raise(py))
     }
 
-    /// If `at_once`, first tries with the GIL. Then repeats without the GIL until the call succeeds
-    /// or its [limit](Inner::limit) expires.
+    /// Makes a call that fails while there is no room or its peer is not connected. If `at_once`,
+    /// first tries with the GIL. Then repeats without the GIL until the call succeeds or its
+    /// [limit](Inner::limit) expires.
     pub fn issue<T: Send>(
         &self,
         py: Python<'_>,
@@ -169,7 +170,8 @@ impl Shared {
         }
     }
 
-    /// If `look`, first tries once with the GIL and a timeout of zero.
+    /// Repeats `call` in slices until it returns or `timeout` expires. If `look`, first tries once
+    /// with the GIL and a timeout of zero.
     pub fn wait<T: Send>(
         &self,
         py: Python<'_>,
@@ -287,7 +289,7 @@ impl Shared {
         state
     }
 
-    /// Releases the GIL if another thread uses the node.
+    /// Makes a call with the GIL. Releases the GIL if another thread uses the node.
     fn at_once<T: Send>(
         &self,
         py: Python<'_>,
@@ -314,7 +316,8 @@ impl Shared {
         done
     }
 
-    /// A panic makes the node unusable. Also returns views to drop without the lock.
+    /// Makes a call under the lock. A panic makes the node unusable. Also returns views to drop
+    /// without the lock.
     fn inside<T>(
         &self,
         state: &mut State,

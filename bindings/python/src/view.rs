@@ -177,6 +177,8 @@ impl View {
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
+    /// Returns the bytes to copy to.
+    ///
     /// # Safety
     /// The view was taken by [`to_write`](Self::to_write), is [on the host](Self::on_host), and no
     /// other slice of it is in use.

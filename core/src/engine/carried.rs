@@ -132,8 +132,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Copies device memory to `into` first, and returns [`PostError::Again`] until that copy has
-    /// completed.
+    /// Returns bytes of a registered region. Copies device memory to `into` first, and returns
+    /// [`PostError::Again`] until that copy has completed.
     pub(super) fn staged<'a>(
         &mut self,
         (ptr, region, len): (*mut u8, u16, usize),
@@ -154,7 +154,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Untrusted::from_slice(&into[..len]))
     }
 
-    /// A get into device memory counts as posted only when all its data was copied.
+    /// Continues a get that travels in messages. A get into device memory counts as posted only
+    /// when all its data was copied.
     #[cold]
     #[inline(never)]
     pub(super) fn post_fetch(
@@ -593,7 +594,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok((slot.ptr.wrapping_add(place.offset as usize), slot.device != 0))
     }
 
-    /// The caller has checked that the stream may have another piece.
+    /// Takes a block for a piece of `stream` and copies the piece into it. The caller has checked
+    /// that the stream may have another piece.
     fn keep_piece(
         &mut self,
         stream: u32,

@@ -193,7 +193,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         left.ok_or(()).or_else(|()| self.state.unfinished())
     }
 
-    /// Returns `false` if the stream must not be served.
+    /// Continues closing a stream's peer. Returns `false` if the stream must not be served.
     #[cold]
     pub(super) fn close_step(&mut self, stream: u32) -> bool {
         let peer = self.state.streams[stream as usize].peer;
@@ -329,7 +329,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.contexts_of(peer).any(|stream| self.streams[stream].silent_posts != 0)
     }
 
-    /// Answers do not delay the Bye. An answer that a failed rail has lost is sent again.
+    /// Returns whether answers to a peer with failover are in flight. Answers do not delay the Bye.
+    /// An answer that a failed rail has lost is sent again.
     fn has_answers(&self, peer: u16) -> bool {
         self.contexts_of(peer).any(|stream| {
             let s = &self.streams[stream];
@@ -347,7 +348,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Slow path: scans all receives.
+    /// Returns whether an operation to a peer, or a payload from it, is in flight. Slow path: scans
+    /// all receives.
     #[cold]
     fn is_busy(&self, peer: u16) -> bool {
         self.contexts_of(peer).any(|stream| self.streams[stream].open != 0)

@@ -43,8 +43,8 @@ impl DeviceTurn {
 struct Copied([u8; 8]);
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Returns `false` without effect if the device has no room now, or if this pass has already
-    /// changed a word in device memory.
+    /// Applies a signal to a word in device memory. Returns `false` without effect if the device
+    /// has no room now, or if this pass has already changed a word in device memory.
     ///
     /// # Errors
     /// The violation `why` if the word is not in device memory. [`PeerError::Rail`] if the device
@@ -164,7 +164,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// The copies take microseconds, so each pass changes one word, and streams take turns.
+    /// Returns whether a stream may change a device's word now. The copies take microseconds, so
+    /// each pass changes one word, and streams take turns.
     fn may_change_device(&mut self, stream: u32) -> bool {
         let DeviceTurn { pass, last, next } = self.device;
         if next != NONE && next != stream && self.streams[next as usize].due {

@@ -136,8 +136,8 @@ impl Meeting {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Returns `false` if the peer has failed, or if no rail has room. Hellos that find no room
-    /// stay queued.
+    /// Sends the waiting Hellos to a peer. Returns `false` if the peer has failed, or if no rail
+    /// has room. Hellos that find no room stay queued.
     #[cold]
     pub(super) fn greet(&mut self, peer: u16) -> bool {
         let stream = self.state.stream_of(0, peer);
@@ -167,7 +167,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// `fresh` is set if the rails keep attachments apart.
+    /// Begins an attachment. `fresh` is set if the rails keep attachments apart.
     pub(super) fn meet(&mut self, peer: u16, fresh: bool) {
         if fresh {
             return self.establish(peer);

@@ -294,7 +294,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pending.end(index, report);
     }
 
-    /// Each operation to the peer fails now, or with the completion of its last post. Slow path.
+    /// Fails a peer. Each operation to the peer fails now, or with the completion of its last post.
+    /// Slow path.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: u16, why: PeerError) {
         let before = self.peers[peer as usize].state;

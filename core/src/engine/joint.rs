@@ -70,7 +70,7 @@ impl Pairing {
         last: 0,
     };
 
-    /// Also returns our rails that have a joint, as a bitmask.
+    /// Builds a pairing from joints. Also returns our rails that have a joint, as a bitmask.
     pub(super) fn of(joints: &[Joint], rails: usize) -> Result<(Pairing, u16), AttachError> {
         let mut pairing = Pairing { theirs: 0, messages: [0; RAILS_MAX], ..Pairing::ALIKE };
         let (mut ours, mut theirs) = (0u16, 0u16);

@@ -294,7 +294,8 @@ pub struct CommandConsumer<'m> {
 }
 
 impl<'m> CommandConsumer<'m> {
-    /// `flights` is as long as the queue's pool.
+    /// Creates the worker's side of the queue that runs in `context`. `flights` is as long as the
+    /// queue's pool.
     pub(crate) fn new(
         context: ContextId,
         side: Side<'m>,
@@ -414,7 +415,8 @@ impl<'m> CommandConsumer<'m> {
         self.side.pending()
     }
 
-    /// Returns the number of wake-ups.
+    /// Notifies the waiters of events that ended since the last call. Returns the number of
+    /// wake-ups.
     #[inline]
     pub(super) fn notify<H: Host + ?Sized>(&mut self, host: &H) -> u64 {
         if !self.answered {

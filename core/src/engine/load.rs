@@ -200,7 +200,8 @@ impl<const RAILS: usize> Loads<RAILS> {
         self.judge(self.fastest());
     }
 
-    /// Always `true` with a single rail, because its posts are not counted.
+    /// Returns whether posts may be outstanding on a rail. Always `true` with a single rail,
+    /// because its posts are not counted.
     pub(crate) fn has_posts(&self, rail: usize) -> bool {
         RAILS == 1 || self.rails[rail].posts != 0
     }

@@ -135,7 +135,8 @@ impl PendingSlot {
         outgoing: NONE,
     };
 
-    /// `end` is the number after the operation's last number.
+    /// Makes the slot a fully posted operation with `posts` posts outstanding. `end` is the number
+    /// after the operation's last number.
     #[inline(always)]
     pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
         (self.stream, self.posts, self.end) = (stream, posts, end);

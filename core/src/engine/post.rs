@@ -371,8 +371,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Out of line to keep callers short, and cold so that callers keep their registers. Returns
-    /// `None` if no rail has room, or if the post must wait for a full rail.
+    /// Chooses one of several rails. Out of line to keep callers short, and cold so that callers
+    /// keep their registers. Returns `None` if no rail has room, or if the post must wait for a
+    /// full rail.
     #[cold]
     #[inline(never)]
     fn pick_of(&mut self, peer: u16, rails: u16, full: u16, bytes: u64) -> Option<usize> {

@@ -384,7 +384,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Returns `false` if no rail has room, or if the peer has failed.
+    /// Sends a Room message: the stream's limits together with an acknowledgement. Returns `false`
+    /// if no rail has room, or if the peer has failed.
     #[cold]
     pub(super) fn post_room(&mut self, stream: u32) -> bool {
         let Some(protocol) = &self.state.protocol else { return true };

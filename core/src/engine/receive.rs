@@ -82,7 +82,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(old)
     }
 
-    /// Returns `None` if the word belongs to an earlier attachment, or to no attachment.
+    /// Returns the stream of a peer's context, if the word's epoch matches. Returns `None` if the
+    /// word belongs to an earlier attachment, or to no attachment.
     #[inline(always)]
     pub(super) fn arrival_stream(
         &mut self,
@@ -159,7 +160,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(arrival != Arrival::Duplicate)
     }
 
-    /// Returns `true` if the message and its payload are new.
+    /// Parks a message until all earlier numbers are applied. Returns `true` if the message and its
+    /// payload are new.
     #[inline(never)]
     pub(super) fn park(
         &mut self,

@@ -157,8 +157,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.import_evicting(peer, handle, R::import)
     }
 
-    /// If a table is full, evicts an import that was made to read messages and that can be
-    /// repeated.
+    /// Imports a region. If a table is full, evicts an import that was made to read messages and
+    /// that can be repeated.
     pub(super) fn import_evicting(
         &mut self,
         peer: PeerId,

@@ -154,7 +154,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Applied::More)
     }
 
-    /// Returns `false` if no rail has room. Sends nothing to a failed peer, and returns `true`.
+    /// Sends the old value of an atomic. Returns `false` if no rail has room. Sends nothing to a
+    /// failed peer, and returns `true`.
     fn reply(&mut self, stream: u32, token: u64, value: u64) -> bool {
         self.post_control(stream, Body::Reply { token, value })
             || !self.state.streams[stream as usize].live
@@ -187,7 +188,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns `false` if no rail has room.
+    /// Sends an acknowledgement as a separate message. Returns `false` if no rail has room.
     fn post_alone(&mut self, stream: u32) -> bool {
         match self.state.has_grown(stream) {
             true => self.post_room(stream),

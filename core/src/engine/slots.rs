@@ -18,7 +18,7 @@ pub(crate) struct Name(u64);
 impl Name {
     pub(crate) const FRESH: Name = Name::free(1, 0);
 
-    /// A link is at most the length of the table.
+    /// Returns the name of a free slot with this link. A link is at most the length of the table.
     #[inline(always)]
     const fn free(generation: u32, link: u32) -> Name {
         Name((generation as u64) << 32 | !link as u64)
@@ -29,7 +29,7 @@ impl Name {
         !(self.0 as u32)
     }
 
-    /// The slot must be taken.
+    /// Returns the name as a word, for tokens and requests. The slot must be taken.
     #[inline(always)]
     pub(crate) fn word(self) -> u64 {
         self.0

@@ -93,7 +93,8 @@ impl Stream {
     // SAFETY: all fields are numbers and flags, so zeros are a valid value.
     pub const EMPTY: Stream = unsafe { MaybeUninit::zeroed().assume_init() };
 
-    /// A stream that was set up is open, or [shut](Self::shut).
+    /// Returns whether the stream is [`EMPTY`](Self::EMPTY). A stream that was set up is open, or
+    /// [shut](Self::shut).
     pub(crate) fn is_empty(&self) -> bool {
         !self.live && self.acked == self.next
     }
@@ -132,7 +133,8 @@ impl Stream {
         stream
     }
 
-    /// Posts carry the stamp `sends`, and only words with the stamp `takes` are accepted.
+    /// Opens the stream. Posts carry the stamp `sends`, and only words with the stamp `takes` are
+    /// accepted.
     pub(crate) fn open(&mut self, sends: u32, takes: u32) {
         (self.live, self.unhurried) = (true, true);
         (self.acked, self.stamp) = (self.next, sends);

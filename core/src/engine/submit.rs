@@ -387,7 +387,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.notify(word);
     }
 
-    /// The call is inline for the first rail, because that is usually the rail of shared memory.
+    /// Notifies the owner of a mapped word. The call is inline for the first rail, because that is
+    /// usually the rail of shared memory.
     #[inline(always)]
     fn notify(&mut self, word: Mapped) {
         match word.rail {

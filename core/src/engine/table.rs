@@ -335,7 +335,8 @@ impl<const RAILS: usize> Handle<RAILS> {
         Ok(len)
     }
 
-    /// `rails` is the bitmask of our rails that reach the peer. Ignores trailing bytes.
+    /// Decodes a peer's handle. `rails` is the bitmask of our rails that reach the peer. Ignores
+    /// trailing bytes.
     pub(crate) fn decode(bytes: &[u8], pairing: &Pairing, rails: u16) -> Result<Self, AttachError> {
         let mut fields = Reader::new(bytes);
         if fields.u16()? != HANDLE_MAGIC {

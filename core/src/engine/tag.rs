@@ -90,7 +90,7 @@ pub struct Matcher<'m, const SHAPES: usize = 32, const INDEXES: usize = 4> {
 }
 
 impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES> {
-    /// The hash table keeps its size.
+    /// Moves the receives into longer memory. The hash table keeps its size.
     #[cold]
     pub(crate) fn grow(&mut self, posted: &'m mut [PostedSlot]) {
         self.posted.grow(posted);
@@ -226,7 +226,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(Post::Waiting(waiting))
     }
 
-    /// At least one message must wait.
+    /// Removes the oldest message that a receive with this shape, mask and key accepts. At least
+    /// one message must wait.
     #[inline(never)]
     fn receive_behind(&mut self, shape: u8, mask: Key, key: Key) -> Option<Arrived> {
         let index = self.search_unexpected(shape, mask, key);
@@ -295,7 +296,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         if self.unexpected.widen() { self.store(key, len, cookie) } else { Err(TagError::Full) }
     }
 
-    /// At least one receive must wait.
+    /// Removes the oldest receive that accepts a message with this key. At least one receive must
+    /// wait.
     #[inline(never)]
     fn deliver_behind(&mut self, key: Key) -> Option<(ReceiveId, u64)> {
         self.posted.catch_up(&mut self.shapes, key);

@@ -348,7 +348,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns `false` while operations are in flight, otherwise their result.
+    /// Checks once whether a stream is quiet. Returns `false` while operations are in flight,
+    /// otherwise their result.
     pub(super) fn try_quiet(
         &mut self,
         context: ContextId,

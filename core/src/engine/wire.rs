@@ -79,7 +79,7 @@ pub(crate) const fn sequence_mask(window: u32) -> u32 {
     (1 << if bits < WIRE_BITS { bits } else { WIRE_BITS }) - 1
 }
 
-/// Only the low bits of `epoch` that fit are used.
+/// Returns the context and epoch bits of a word. Only the low bits of `epoch` that fit are used.
 pub(crate) const fn stamp(context: u8, epoch: u32, mask: u32) -> u32 {
     (context as u32) << CONTEXT_SHIFT | epoch << mask.count_ones() & ((1 << CONTEXT_SHIFT) - 1)
 }

@@ -456,8 +456,8 @@ fn in_pieces<M>(
     if *progress == len { Step::Replied(Reply::Done(0)) } else { Step::Later { moved: true } }
 }
 
-/// The pieces of a fill are multiples of its width, so each starts at the first byte of the
-/// pattern.
+/// Repeats a pattern over memory. The pieces of a fill are multiples of its width, so each starts
+/// at the first byte of the pattern.
 ///
 /// # Safety
 /// `len` bytes from `to` on are writable.

@@ -50,7 +50,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok((self.state.requests.name(index), self.state.requests.slots[index as usize].status))
     }
 
-    /// Polls only if no request has completed.
+    /// Returns the oldest completed request. Polls only if no request has completed.
     #[inline(always)]
     pub(super) fn look(&mut self) -> Option<u32> {
         // The engine's completions are later than those that were collected.

@@ -135,8 +135,8 @@ impl<'m> Requests<'m> {
         Requests { slots, completed: Fifo::EMPTY, deferred: Fifo::EMPTY, waiting: 0 }
     }
 
-    /// The status in the slot is stale until the request completes, except for its peer. The caller
-    /// sets the peer once the engine has the request.
+    /// Takes a slot. The status in the slot is stale until the request completes, except for its
+    /// peer. The caller sets the peer once the engine has the request.
     #[inline(always)]
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
         let index = self.slots.take()?;
@@ -198,7 +198,8 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Ignores a send of an earlier queue, because another request may have its handle now.
+    /// Records the engine's completion of a send. Ignores a send of an earlier queue, because
+    /// another request may have its handle now.
     pub(super) fn sent(&mut self, end: Completion) {
         let Some(index) = self.find(MqReq(end.tag)) else { return };
         if self.slots[index as usize].state != State::Sending(end.token) {
@@ -211,7 +212,8 @@ impl<'m> Requests<'m> {
         self.complete(index);
     }
 
-    /// Ignores a receive of an earlier queue, as [`sent`](Self::sent) does.
+    /// Records the engine's completion of a receive. Ignores a receive of an earlier queue, as
+    /// [`sent`](Self::sent) does.
     #[inline(always)]
     pub(super) fn received(&mut self, end: Ended) {
         let Some(index) = self.find(MqReq(end.word)) else { return };

@@ -237,7 +237,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(())
     }
 
-    /// A short message without a credit counts as rendezvous, because its payload stays here.
+    /// Counts a message that the engine has accepted. A short message without a credit counts as
+    /// rendezvous, because its payload stays here.
     fn count(&mut self, send: Deferred, issued: Issued) {
         let len = u64::from(send.len);
         let stays = matches!(issued, Issued::Pending(token) if self.engine.is_fetched(token));

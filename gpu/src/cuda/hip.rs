@@ -162,6 +162,7 @@ fn ok(code: u32) -> Result<(), u32> {
     }
 }
 
+/// Returns the error code of a call to HIP, and clears the error that the call left in this thread.
 /// Otherwise the program would get this error from `hipGetLastError`, as if its own call had
 /// failed.
 #[inline]
@@ -172,8 +173,8 @@ pub(super) fn forget(code: u32) -> u32 {
     code
 }
 
-/// Since HIP 7, a call that succeeds or returns "not ready" leaves the last error unchanged. Such
-/// an error may come from the program's own call.
+/// Clears the last error if it has this code. Since HIP 7, a call that succeeds or returns "not
+/// ready" leaves the last error unchanged. Such an error may come from the program's own call.
 #[cold]
 fn clear(code: u32) {
     let Some(hip) = HIP.get() else { return };

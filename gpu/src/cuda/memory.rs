@@ -110,6 +110,8 @@ impl CudaDevice {
         Ok(base)
     }
 
+    /// Frees memory that `alloc_as` allocated.
+    ///
     /// # Safety
     /// No queued work uses the memory, and no peer has it open.
     pub(super) unsafe fn free_owned(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
@@ -123,6 +125,8 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// Frees memory with the driver call for its kind.
+    ///
     /// # Safety
     /// No queued work uses the memory, no peer has it open, and it is not used again.
     unsafe fn give_back(&self, owned: &Held) -> Result<(), DeviceError> {
@@ -272,6 +276,8 @@ impl CudaDevice {
         }
     }
 
+    /// Opens memory of another process.
+    ///
     /// # Safety
     /// The contract of [`Device::open`](crate::Device::open) applies.
     pub(super) unsafe fn open_handle(
@@ -313,6 +319,8 @@ impl CudaDevice {
         Ok(base)
     }
 
+    /// Closes memory that `open_handle` opened.
+    ///
     /// # Safety
     /// No queued work uses the memory.
     pub(super) unsafe fn close_opened(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
@@ -326,6 +334,8 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// Closes opened memory with the driver call for its kind.
+    ///
     /// # Safety
     /// No queued work uses the memory, and it is not used again.
     unsafe fn close_one(&self, opened: &Held) -> Result<(), DeviceError> {
@@ -337,6 +347,8 @@ impl CudaDevice {
         }
     }
 
+    /// Pins processor memory, and returns its device address.
+    ///
     /// # Safety
     /// The bytes stay mapped until they are unregistered.
     pub(super) unsafe fn register(
@@ -363,6 +375,8 @@ impl CudaDevice {
         Ok(pinned.seen)
     }
 
+    /// Unpins memory that `register` pinned.
+    ///
     /// # Safety
     /// No queued work uses the memory.
     pub(super) unsafe fn unregister(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {

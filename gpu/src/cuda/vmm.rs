@@ -66,7 +66,8 @@ impl CudaDevice {
         self.map(&parts)
     }
 
-    /// On an error nothing stays mapped.
+    /// Maps physical segments at adjacent addresses that the driver chooses. On an error nothing
+    /// stays mapped.
     fn map(&self, memory: &Parts) -> Result<Held, DeviceError> {
         let segments: Vec<u64> = memory.parts.iter().map(|(_, size)| *size).collect();
         let size = segments.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
@@ -98,6 +99,8 @@ impl CudaDevice {
         Ok(mapped)
     }
 
+    /// Unmaps virtual memory.
+    ///
     /// # Safety
     /// This module mapped the memory, and it is not used any more.
     pub(super) unsafe fn unmap_virtual(&self, mapped: &Held) -> Result<(), DeviceError> {
@@ -107,7 +110,8 @@ impl CudaDevice {
         unsafe { self.unmap_reserved(mapped, size) }
     }
 
-    /// Attempts every step, and returns the first error.
+    /// Unmaps each segment and frees the address range. Attempts every step, and returns the first
+    /// error.
     ///
     /// # Safety
     /// This module reserved `size` bytes for the mapping, which is not used any more.

@@ -81,7 +81,7 @@ impl FakeMemory {
         Ok(memory)
     }
 
-    /// Rejects files that no fake driver has made.
+    /// Maps memory of another process. Rejects files that no fake driver has made.
     pub fn attach(fd: OwnedFd) -> Result<FakeMemory, DeviceError> {
         let actual = extension::memory_size(fd.as_fd()).map_err(|_| DeviceError::BadHandle)?;
         if actual <= PAGE as u64 {

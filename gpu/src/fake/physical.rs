@@ -156,7 +156,7 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// The last segment has the remaining size.
+    /// Allocates adjacent segments. The last segment has the remaining size.
     pub(super) fn alloc_segments(&self, ordinal: u32, size: u64) -> Result<DevicePtr, DeviceError> {
         let (granule, segment) = {
             let behaviour = self.driver.state().behaviour;

@@ -88,7 +88,8 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// The spaces of a machine are disjoint.
+    /// Creates the address space of the process with index `place`. The spaces of a machine are
+    /// disjoint.
     pub fn new(place: usize) -> Space {
         // Not a multiple of a large power of two, so that tests do not rely on a large alignment.
         let next = FOREIGN + ((place as u64) << 40) + 0x1200;

@@ -90,7 +90,7 @@ impl State {
     }
 }
 
-/// Returns whether the item is finished.
+/// Continues one item of work. Returns whether the item is finished.
 fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violation>) -> bool {
     let space = &process.space;
     let mut stale = |range: &Range| {

@@ -88,6 +88,8 @@ pub(super) struct Relay {
 unsafe impl Send for Relay {}
 
 impl Relay {
+    /// Creates both directions over the two segments of a link.
+    ///
     /// # Safety
     /// The segments stay mapped while the value exists, and no other `Relay` uses them.
     pub(super) unsafe fn new(
@@ -132,7 +134,8 @@ impl Relay {
         self.jobs.push_back(job);
     }
 
-    /// Holds back a read while there is already one unanswered read per slot.
+    /// Returns the job that sends the next piece. Holds back a read while there is already one
+    /// unanswered read per slot.
     fn job(&self) -> Option<Job> {
         let ready =
             |job: &&Job| !matches!(job.kind, JobKind::Ask { .. }) || self.asked < self.sent.len();
@@ -178,7 +181,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         moved
     }
 
-    /// Copies of the device continue.
+    /// Fails all operations that wait for a peer's answer. Copies of the device continue.
     #[cold]
     pub(super) fn drop_pieces(&mut self, peer: Peer) {
         let Some(relay) = self.relay_of(peer) else { return };

@@ -281,7 +281,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             || self.ops.iter().any(uncounted)
     }
 
-    /// Memory that the device may still access stays pinned.
+    /// Removes a region. Memory that the device may still access stays pinned.
     pub(super) fn unpin_local(&mut self, slot: usize) -> Result<(), DeviceError> {
         let unsure = self.is_unsure();
         let local = &mut self.locals[slot];

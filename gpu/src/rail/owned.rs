@@ -144,6 +144,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.sharing.driver().keep(at);
     }
 
+    /// Frees memory that no peer has open.
+    ///
     /// # Safety
     /// `alloc` returned `at`. The memory is not registered, no queued work uses it, and no peer has
     /// it open.
@@ -195,7 +197,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Leaks memory that a peer or the device may still access. Dropping the device frees the rest.
+    /// Detaches all peers. Leaks memory that a peer or the device may still access. Dropping the
+    /// device frees the rest.
     pub(super) fn end(&mut self) {
         // First records which memory is open, because a detached peer no longer counts as a user.
         let revoked = self.begin_to_revoke_all().is_ok();

@@ -36,6 +36,8 @@ struct Transfer {
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
+    /// Starts a transfer with at least one end in device memory.
+    ///
     /// # Safety
     /// The contract of `Rail::post_write` or `Rail::post_read` applies, according to `way`.
     pub(super) unsafe fn post(
@@ -152,7 +154,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// `can_tell` has reserved the done word or record.
+    /// Reports a landed write to its target. `can_tell` has reserved the done word or record.
     fn tell_at_once(
         &mut self,
         peer: Peer,
@@ -186,6 +188,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Done)
     }
 
+    /// Copies a transfer with the processor.
+    ///
     /// # Safety
     /// While `import` is open, `len` bytes are valid at both addresses, for reads and writes
     /// according to `way`.
@@ -218,6 +222,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Done)
     }
 
+    /// Queues a transfer on the device.
+    ///
     /// # Safety
     /// `len` bytes are valid at both addresses until the operation completes, for reads and writes
     /// according to `way`.

@@ -208,7 +208,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Returns false if the lane has no room yet.
+    /// Notifies the target of a completed write. Returns false if the lane has no room yet.
     fn tell(
         &mut self,
         index: u32,

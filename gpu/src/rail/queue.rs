@@ -111,7 +111,8 @@ impl Streams {
         lens.min_by_key(|&(_, len)| len).map_or(0, |(i, _)| i as u8)
     }
 
-    /// Call it only if [`room`](Streams::room) is not 0.
+    /// Adds the owner of the work queued last on a stream. Call it only if [`room`](Streams::room)
+    /// is not 0.
     pub(super) fn add<D: Device>(&mut self, device: &mut D, stream: u8, owner: Owner) {
         let known = &mut self.streams[usize::from(stream)];
         known.queued.push_back(owner);
@@ -120,7 +121,7 @@ impl Streams {
         _ = known.mark(device, stream);
     }
 
-    /// An error means that the device is lost.
+    /// Returns the next completion, if there is one. An error means that the device is lost.
     pub(super) fn next<D: Device>(&mut self, device: &mut D) -> Result<Option<(Owner, End)>, i32> {
         if self.out == 0 {
             return Ok(None);

@@ -111,6 +111,8 @@ impl Stage {
         }
     }
 
+    /// Queues a copy, and waits for it.
+    ///
     /// # Safety
     /// The contract of [`Device::copy`] applies.
     unsafe fn copy<D: Device>(
@@ -156,6 +158,8 @@ impl Stage {
         }
     }
 
+    /// Copies bytes into device memory.
+    ///
     /// # Safety
     /// `from.len()` bytes at `to` are device memory.
     pub(crate) unsafe fn write_device<D: Device>(
@@ -189,6 +193,8 @@ impl Stage {
         Ok(())
     }
 
+    /// Copies bytes out of device memory.
+    ///
     /// # Safety
     /// `into.len()` bytes at `from` are device memory.
     pub(crate) unsafe fn read_device<D: Device>(
@@ -238,6 +244,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         stage.finish(device, deadline)
     }
 
+    /// Copies bytes into registered device memory.
+    ///
     /// # Safety
     /// The contract of `Rail::write_device` applies.
     pub(super) unsafe fn write_device_bytes(
@@ -259,6 +267,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         unsafe { self.stage.write_device(self.sharing.driver(), target, from, deadline) }
     }
 
+    /// Copies bytes out of registered device memory.
+    ///
     /// # Safety
     /// The contract of `Rail::read_device` applies.
     pub(super) unsafe fn read_device_bytes(

@@ -237,7 +237,8 @@ impl<D: Device> Sharing<D> {
     }
 }
 
-/// Returns whether the peer may have the allocation.
+/// Sends a peer the handle of an allocation, unless the peer already has it. Returns whether the
+/// peer may have the allocation.
 pub(super) fn give<D: Device>(
     exports: &Exports,
     device: &D,

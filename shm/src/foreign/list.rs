@@ -44,7 +44,7 @@ impl<T> List<T> {
         Taken(self.0.swap(ptr::null_mut(), edge!("aside.load", Acquire)))
     }
 
-    /// May be stale on return.
+    /// Returns whether the list is empty. May be stale on return.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed).is_null()
     }

@@ -52,7 +52,7 @@ impl Listener {
         self.fd.as_fd()
     }
 
-    /// No call holds the lock while it waits.
+    /// Locks the open handshakes. No call holds the lock while it waits.
     pub(crate) fn lock_meetings(&self) -> MutexGuard<'_, Meetings<Shake>> {
         self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
     }

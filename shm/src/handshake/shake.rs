@@ -126,7 +126,8 @@ impl Mine {
         Mine(nonce)
     }
 
-    /// The other end's nonce stays registered until it receives our Ready.
+    /// Returns whether an open handshake of this process has this nonce. The other end's nonce
+    /// stays registered until it receives our Ready.
     fn has(nonce: &Nonce) -> bool {
         MINE.lock().unwrap_or_else(PoisonError::into_inner).contains(nonce)
     }
@@ -215,7 +216,8 @@ impl Shake {
             && Arc::ptr_eq(&self.profile.event_page, &profile.event_page)
     }
 
-    /// Returns both offers when the handshake is complete.
+    /// Continues until input from the peer is needed. Returns both offers when the handshake is
+    /// complete.
     fn go_on(&mut self) -> Result<Option<(Hello, Made, Given)>, HandshakeError> {
         loop {
             if !self.send()? {
@@ -394,7 +396,7 @@ impl HalfOpen for Shake {
     }
 }
 
-/// A different number is an error, and closes them.
+/// Returns exactly `N` descriptors. A different number is an error, and closes them.
 fn exactly<const N: usize>(fds: Batch) -> Result<[Foreign; N], HandshakeError> {
     if fds.len() != N {
         return Err(HandshakeError::BadPacket);

@@ -179,7 +179,8 @@ impl Producer {
         }
     }
 
-    /// Claims `cells` cells, but at least [`CLAIMED`] and at most a quarter of the lane.
+    /// Claims free cells behind the record of `cells` cells that was just published. Claims `cells`
+    /// cells, but at least [`CLAIMED`] and at most a quarter of the lane.
     ///
     /// Not inlined, because it runs only once for several short records. If it were inlined, every
     /// record would have to save registers.
@@ -280,8 +281,8 @@ impl Consumer {
         }
     }
 
-    /// Returns whether this call published the freed cells. If so, a waiting producer must be
-    /// notified.
+    /// Advances past a record. Returns whether this call published the freed cells. If so, a
+    /// waiting producer must be notified.
     #[inline(always)]
     pub(crate) fn advance(&mut self, cells: u64) -> bool {
         self.at = self.at.wrapping_add(cells);
@@ -299,6 +300,8 @@ impl Consumer {
 }
 
 impl Watch {
+    /// Returns whether the record has arrived.
+    ///
     /// # Safety
     /// The lane is mapped.
     #[inline(always)]

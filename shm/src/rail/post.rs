@@ -82,6 +82,8 @@ impl<H: Host> ShmRail<H> {
         Ok(Posted::Done)
     }
 
+    /// Moves data like `post`, to or from private memory.
+    ///
     /// # Safety
     /// The contract of `post` applies. The range was checked, and begins at `address` in the peer's
     /// process.
@@ -271,6 +273,8 @@ fn resolve(
     Ok((attached, place))
 }
 
+/// Copies between local memory and mapped memory of a peer.
+///
 /// # Safety
 /// Both ranges of `local.len` bytes are valid: the source for reads, the destination for writes.
 #[inline(always)]
@@ -284,7 +288,7 @@ unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
     unsafe { fishplate_core::mem::copy_bytes(from.as_ptr(), to.as_ptr(), local.len) };
 }
 
-/// If the kernel refuses, later operations are staged.
+/// Copies through the kernel. If the kernel refuses, later operations are staged.
 ///
 /// # Safety
 /// The local ranges are valid for reads with `Put`, and for writes with `Get`.

@@ -61,6 +61,8 @@ impl Domain {
         &self.fabric
     }
 
+    /// Opens an object in this domain through a function of its table.
+    ///
     /// # Safety
     /// The function at `offset` opens a `T` and takes `attr`.
     pub(super) unsafe fn open_in<A, T>(

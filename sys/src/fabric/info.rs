@@ -70,6 +70,8 @@ unsafe impl Send for Info {}
 unsafe impl Sync for Info {}
 
 impl Info {
+    /// Copies one entry of a list.
+    ///
     /// # Safety
     /// `entry` points to a valid entry.
     pub(super) unsafe fn copy_of(library: Library, entry: *const fi_info) -> Option<Info> {

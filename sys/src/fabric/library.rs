@@ -169,6 +169,8 @@ impl fmt::Debug for Library {
     }
 }
 
+/// Copies a C string. Returns `None` for null.
+///
 /// # Safety
 /// `text` is null or a C string.
 pub(super) unsafe fn copy_string(text: *const c_char) -> Option<String> {

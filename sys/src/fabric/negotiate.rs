@@ -78,7 +78,7 @@ impl Level {
     }
 }
 
-/// With device memory a provider may require `FI_MR_HMEM`.
+/// Returns the `mr_mode` bits of a request. With device memory a provider may require `FI_MR_HMEM`.
 fn mr_modes(ask: &Ask<'_>) -> i32 {
     if ask.devices { MR_MODES | FI_MR_HMEM } else { MR_MODES }
 }
@@ -286,7 +286,8 @@ pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
     Ok(askable(names))
 }
 
-/// A layered provider such as `tcp;ofi_rxm` adds the name of its lowest layer.
+/// Returns the names that a request may use. A layered provider such as `tcp;ofi_rxm` adds the name
+/// of its lowest layer.
 fn askable(names: Vec<String>) -> Vec<String> {
     let mut all = Vec::<String>::new();
     for name in names {

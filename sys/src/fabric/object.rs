@@ -6,7 +6,7 @@ use core::mem::offset_of;
 use super::error::CallError;
 use super::raw::*;
 
-/// If the call fails, the object stays open.
+/// Closes an object. If the call fails, the object stays open.
 ///
 /// # Safety
 /// `object` is open, and all objects opened in it are closed. After success it is not used again.
@@ -23,6 +23,8 @@ pub(super) unsafe fn close(object: *mut fid) -> Result<(), CallError> {
     Ok(())
 }
 
+/// Binds one object to another.
+///
 /// # Safety
 /// Both objects are open, and `to` stays open until `object` is closed.
 #[doc(alias = "fi_ep_bind")]
@@ -43,6 +45,8 @@ pub(super) unsafe fn bind(
     Ok(())
 }
 
+/// Sends a command to an object.
+///
 /// # Safety
 /// The object is open, and `argument` has the type that the command requires.
 #[doc(alias = "fi_control")]

@@ -22,7 +22,8 @@ thread_local! {
     static LAST_ERROR: Cell<Code> = const { Cell::new(0) };
 }
 
-/// Since HIP 7, success and "not ready" do not replace an earlier error.
+/// Stores the result of a call as the thread's last error. Since HIP 7, success and "not ready" do
+/// not replace an earlier error.
 fn left(code: Code) -> Code {
     if version() < 70_000_000 || !matches!(code, 0 | NOT_READY) {
         LAST_ERROR.set(code);
@@ -127,7 +128,8 @@ unsafe extern "C" fn hipDriverGetVersion(place: *mut c_int) -> Code {
     answer(unsafe { put(place, version()) })
 }
 
-/// Executes the flushes that registers request.
+/// Returns the current device, initially the first one. Executes the flushes that registers
+/// request.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipGetDevice(place: *mut c_int) -> Code {
     let found = library().map(|library| {

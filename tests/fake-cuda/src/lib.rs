@@ -81,7 +81,7 @@ thread_local! {
     static CONTEXT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Fails before `cuInit`.
+/// Returns the library. Fails before `cuInit`.
 fn library() -> Result<&'static Library, Code> {
     LIBRARY.get().ok_or(NOT_INITIALIZED)
 }
@@ -137,7 +137,7 @@ fn start() {
     });
 }
 
-/// Initialises the library if necessary.
+/// Returns the version that HIP reports. Initialises the library if necessary.
 fn version() -> c_int {
     start();
     library().map_or(0, |library| library.hip)
@@ -200,12 +200,14 @@ fn add<T>(list: &mut Vec<Option<T>>, what: T) -> usize {
     list.len()
 }
 
-/// Fails if the handle is invalid or the object was removed.
+/// Returns the object of a handle. Fails if the handle is invalid or the object was removed.
 fn find<T>(list: &mut [Option<T>], handle: usize) -> Result<&mut Option<T>, Code> {
     let there = handle.checked_sub(1).and_then(|at| list.get_mut(at));
     there.filter(|there| there.is_some()).ok_or(INVALID_HANDLE)
 }
 
+/// Writes a result.
+///
 /// # Safety
 /// `place` is null or writable.
 unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {

@@ -49,6 +49,8 @@ pub struct Access {
     flags: c_uint,
 }
 
+/// Allocates memory of a kind.
+///
 /// # Safety
 /// `place` is null or writable.
 unsafe fn alloc(place: *mut u64, kind: MemoryKind, size: usize) -> Code {
@@ -174,6 +176,8 @@ extern "C" fn cuIpcCloseMemHandle(base: u64) -> Code {
     }))
 }
 
+/// Checks a request for physical memory.
+///
 /// # Safety
 /// `asked` is null or points to a complete request.
 unsafe fn asked(asked: *const Asked) -> Result<(u32, MemoryKind), Code> {
@@ -219,6 +223,8 @@ unsafe extern "C" fn cuMemCreate(
     unsafe { put_physical(place, made) }
 }
 
+/// Writes a handle of physical memory.
+///
 /// # Safety
 /// `place` is null or writable.
 unsafe fn put_physical(place: *mut u64, physical: Result<FakePhysical, Code>) -> Code {

@@ -9,7 +9,7 @@ use crate::{
     Code, INVALID_VALUE, Library, NOT_READY, add, answer, code, current, find, library, put,
 };
 
-/// Null means the device's default stream.
+/// Returns the stream of a handle. Null means the device's default stream.
 fn stream(library: &Library, ordinal: u32, handle: *mut c_void) -> Result<StreamId, Code> {
     let mut handles = library.handles();
     if !handle.is_null() {

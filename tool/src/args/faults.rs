@@ -102,7 +102,8 @@ impl PerfArgs {
         Ok(Some(trace))
     }
 
-    /// `iters` is the number of operations of a run.
+    /// Checks the fault options. Returns the source of the faults. `iters` is the number of
+    /// operations of a run.
     pub(super) fn faults(&self, trace: Option<Trace>, iters: u64) -> Outcome<Faults> {
         let FaultArgs { kill, heal, late, cut_one_way, random_faults, replay, .. } = &self.faults;
         let events = kill.len() + heal.len() + late.len() + cut_one_way.len();

@@ -47,7 +47,8 @@ pub fn gather(settings: &Settings, machine: &Machine) -> Value {
     })
 }
 
-/// Returns `None` if the provider is not usable.
+/// Describes the rails that a node opens with this provider. Returns `None` if the provider is not
+/// usable.
 fn rails_of(name: &str, told: &Value) -> Option<String> {
     let interfaces =
         told["interfaces"].as_object().filter(|_| name != "shm" && told["usable"] == "usable")?;

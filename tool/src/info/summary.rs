@@ -100,7 +100,7 @@ fn line(into: &mut String, name: &str, value: &str) {
     let _ = writeln!(into, "{name:<MARGIN$} {value}");
 }
 
-/// Returns no fields for any other value.
+/// Returns the fields of an object. Returns no fields for any other value.
 fn fields(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().map(Map::iter).into_iter().flatten()
 }

@@ -51,8 +51,8 @@ fn meet<V: Verbs>(verbs: &mut V, me: Side, word: usize, number: u64) -> Outcome 
     verbs.wait(me, word, Cmp::Ge, number).map(drop)
 }
 
-/// `window` is the number of the previous window. Returns the number of the last window, and the
-/// ticks until both sides have received everything.
+/// Sends `count` puts in windows. `window` is the number of the previous window. Returns the number
+/// of the last window, and the ticks until both sides have received everything.
 #[inline(never)]
 fn puts<V: Verbs>(
     verbs: &mut V,

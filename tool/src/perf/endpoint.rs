@@ -118,13 +118,14 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// At intervals, checks whether to continue.
+    /// Counts a pass without events. At intervals, checks whether to continue.
     #[inline(always)]
     pub fn idle(&mut self) -> Outcome {
         if self.watch.fruitless() { self.check() } else { Ok(()) }
     }
 
-    /// First lets another thread run.
+    /// Fails if the peer has failed, the time is up, or the user has pressed Ctrl-C. First lets
+    /// another thread run.
     #[cold]
     #[inline(never)]
     pub fn check(&mut self) -> Outcome {
@@ -147,7 +148,8 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// `None` if payloads are in host memory.
+    /// Returns the number of payloads that took each path so far. `None` if payloads are in host
+    /// memory.
     pub fn moved(&self) -> Option<Moved> {
         let stats = self.node.gpu_stats()?;
         Some(Moved { direct: stats.direct, relayed: stats.relayed, stored: stats.stored })

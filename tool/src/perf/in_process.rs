@@ -442,7 +442,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         faults.collect()
     }
 
-    /// Returns the fetched value.
+    /// Makes passes until an operation of `side` completes. Returns the fetched value.
     fn finish(&mut self, side: Side, issued: Issued) -> Outcome<u64> {
         let token = match issued {
             Issued::Done { value } => return Ok(value),
@@ -659,7 +659,7 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
-    /// First lets another thread run.
+    /// Fails if the time is up or the user has pressed Ctrl-C. First lets another thread run.
     #[cold]
     #[inline(never)]
     fn check(&mut self) -> Outcome {

@@ -56,8 +56,8 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// If both sides receive payloads, an iteration counts as verified only if both sides have
-    /// verified it.
+    /// Combines the results of both sides of a job. If both sides receive payloads, an iteration
+    /// counts as verified only if both sides have verified it.
     pub fn both(self, answer: Tally, two_way: bool) -> Tally {
         Tally {
             ticks: self.ticks,
@@ -119,7 +119,7 @@ impl Job {
         }
     }
 
-    /// If the row has one iteration, the second half is empty.
+    /// Splits a row into two halves. If the row has one iteration, the second half is empty.
     pub fn halves(self) -> [Job; 2] {
         let second = self.iters / 2;
         [Job { iters: self.iters - second, ..self }, Job { iters: second, ..self }]

@@ -147,7 +147,7 @@ struct Row {
 
 trait Ready {
     fn run(&mut self, rounds: u64);
-    /// Returns the longest time between two consecutive steps, in clock cycles.
+    /// Runs one round. Returns the longest time between two consecutive steps, in clock cycles.
     fn longest(&mut self, clock: Clock) -> u64;
     fn pairs(&self) -> Pairs;
 }
@@ -398,7 +398,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 impl Row {
-    /// A missing value becomes an empty string.
+    /// Formats the optional values. A missing value becomes an empty string.
     fn optional(&self) -> [String; 2] {
         let bytes = self.bytes_per_entry.map_or_else(String::new, |bytes| bytes.to_string());
         [bytes, self.instr_per_op.map_or_else(String::new, |count| format!("{count:.1}"))]

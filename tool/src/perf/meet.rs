@@ -183,7 +183,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Replaces a wildcard host with `HOST`.
+/// Returns the address to print for the other side. Replaces a wildcard host with `HOST`.
 fn reachable(at: &str) -> String {
     match at.rsplit_once(':') {
         Some(("0.0.0.0" | "[::]" | "::" | "*" | "", port)) => format!("HOST:{port}"),
@@ -191,7 +191,7 @@ fn reachable(at: &str) -> String {
     }
 }
 
-/// Waits at most `APPEAR` until the other side listens.
+/// Connects to the other side. Waits at most `APPEAR` until the other side listens.
 fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     let deadline = Instant::now() + plan.timeout.min(APPEAR);
     let met = bootstrap::connect(at, card, deadline);
@@ -224,7 +224,8 @@ pub struct Second {
     child: Child,
 }
 
-/// The socket has no name, so no other process can connect.
+/// Starts the second process, and connects to it over a socket that it inherits. The socket has no
+/// name, so no other process can connect.
 fn spawn(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
     let (here, there) = UnixStream::pair().map_err(|error| {
         Failure::run(format!("cannot create a socket for a second process: {error}"))
@@ -324,7 +325,8 @@ pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
 }
 
 impl Second {
-    /// When a process dies, its connection closes first, and the process exits a moment later.
+    /// Returns why the process did not answer. When a process dies, its connection closes first,
+    /// and the process exits a moment later.
     fn did_not_answer(&mut self, why: BootstrapError) -> Failure {
         let within = if why == BootstrapError::HungUp { LAST_WORDS } else { Duration::ZERO };
         let Some(status) = self.ends(within) else {

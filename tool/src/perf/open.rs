@@ -299,7 +299,7 @@ fn exchange(
     })
 }
 
-/// Each handle is preceded by its length.
+/// Splits a message into handles. Each handle is preceded by its length.
 fn handles(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut all = vec![];
     while let Some((len, rest)) = bytes.split_first_chunk() {

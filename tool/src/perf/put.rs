@@ -51,8 +51,8 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// The first window has number `last_window + 1`. Returns the ticks from the first post to the end
-/// of quiet.
+/// Sends `count` puts in windows. The first window has number `last_window + 1`. Returns the ticks
+/// from the first post to the end of quiet.
 #[inline(never)]
 fn windows<V: Verbs>(
     verbs: &mut V,

@@ -40,7 +40,8 @@ fn play<V: Verbs, const CHECK: bool>(
     Ok(tally)
 }
 
-/// Returns the ticks from the first post to the last arrival.
+/// Runs `count` iterations, starting with iteration `first`. Returns the ticks from the first post
+/// to the last arrival.
 #[inline(never)]
 fn rounds<V: Verbs, const CHECK: bool>(
     verbs: &mut V,

@@ -226,7 +226,7 @@ impl Member {
         }
     }
 
-    /// Returns the number of messages with wrong data in all ranks.
+    /// Runs all sizes of a pattern. Returns the number of messages with wrong data in all ranks.
     fn run_pattern(
         &mut self,
         args: &JobArgs,
@@ -287,7 +287,7 @@ impl Member {
         self.gather(&[]).map(drop)
     }
 
-    /// Connects to the rank on first use.
+    /// Returns the peer id of a rank. Connects to the rank on first use.
     fn peer(&mut self, rank: usize) -> Outcome<PeerId> {
         if let Some(peer) = self.peers[rank] {
             return Ok(peer);

@@ -156,7 +156,7 @@ impl<const STARTS: bool> Session<STARTS> {
         self.exchange::<(), ()>(&())
     }
 
-    /// Returns `None` if both sides share one processor, or share no memory.
+    /// Measures the floor. Returns `None` if both sides share one processor, or share no memory.
     fn floor(&mut self) -> Outcome<Option<Floor>> {
         let Some(pad) = self.pad.filter(|_| !self.side.crowded) else {
             return Ok(None);
@@ -196,7 +196,7 @@ impl<const STARTS: bool> Session<STARTS> {
         (count * job.size) as f64 / (clock.ns(clock.now().wrapping_sub(begun)) * 1e-9)
     }
 
-    /// The inner error means that a row has wrong data.
+    /// Orders all jobs, and writes their rows. The inner error means that a row has wrong data.
     fn lead_all(&mut self, plan: &Plan, files: &mut Files) -> Outcome<Outcome> {
         let hello = Order::Hello {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -228,7 +228,7 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(fault)
     }
 
-    /// Each side closes its node only after both have finished.
+    /// Ends the run. Each side closes its node only after both have finished.
     fn part(mut self) -> Outcome<Met> {
         self.ready()?;
         let Session { side: Endpoint { node, who, .. }, met, timeout, .. } = self;
@@ -249,7 +249,8 @@ impl<const STARTS: bool> Session<STARTS> {
         tally.map_err(|failure| failure.after(histogram.samples() * each, plan.iters))
     }
 
-    /// Repeats the row if the floor changed.
+    /// Measures one row: two halves, with the floor before, between and after them. Repeats the row
+    /// if the floor changed.
     fn measure(
         &mut self,
         plan: &Plan,
@@ -338,8 +339,8 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// If the user started this side, fails if data was wrong. Otherwise the leader reports wrong
-    /// data.
+    /// Follows the leader's orders, then closes the node. If the user started this side, fails if
+    /// data was wrong. Otherwise the leader reports wrong data.
     pub fn follow(mut self, region: usize, expected: Option<Test>) -> Outcome {
         let wrong = match self.follow_all(region, expected) {
             Ok(wrong) => wrong,
@@ -352,7 +353,7 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Returns the number of iterations with wrong data.
+    /// Follows the leader's orders. Returns the number of iterations with wrong data.
     fn follow_all(&mut self, region: usize, expected: Option<Test>) -> Outcome<u64> {
         let _pinned = self.greet(expected)?;
         let mut wrong = 0;
@@ -418,7 +419,8 @@ impl<const STARTS: bool> Session<STARTS> {
 }
 
 impl<const STARTS: bool> Session<STARTS> {
-    /// If this process started the second process, waits for it to exit.
+    /// Runs the plan as the leader. If this process started the second process, waits for it to
+    /// exit.
     pub fn lead(mut self, plan: &Plan, files: &mut Files) -> Outcome {
         let fault = match self.lead_all(plan, files) {
             Ok(fault) => fault,

@@ -22,7 +22,8 @@ pub struct Span {
 }
 
 impl Span {
-    /// A step fails after `timeout`. So a step is planned to take only a small part of either time.
+    /// Plans the steps of a run that takes `all`. A step fails after `timeout`. So a step is
+    /// planned to take only a small part of either time.
     pub fn new(all: Duration, timeout: Duration) -> Span {
         Span { all, each: (all / 16).min(timeout / 256) }
     }

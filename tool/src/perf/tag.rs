@@ -12,7 +12,8 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Large payloads share one place, because each is answered before the next is sent.
+/// Returns the distance between sent payloads, in bytes. Large payloads share one place, because
+/// each is answered before the next is sent.
 fn stride(len: usize) -> usize {
     if len <= 4096 { len.next_multiple_of(64) } else { 0 }
 }
@@ -30,7 +31,8 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Returns the ticks from the first send to the last arrival.
+/// Runs `count` iterations, starting with iteration `first`. Returns the ticks from the first send
+/// to the last arrival.
 #[inline(never)]
 fn rounds<V: Verbs>(
     verbs: &mut V,

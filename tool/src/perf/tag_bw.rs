@@ -107,7 +107,8 @@ fn stream<V: Verbs>(
     Ok(verbs.clock().now().wrapping_sub(begun))
 }
 
-/// Returns the number of completions that the send will generate.
+/// Sends message `number` from a slot. Returns the number of completions that the send will
+/// generate.
 #[inline(always)]
 pub fn send<V: Verbs>(
     verbs: &mut V,

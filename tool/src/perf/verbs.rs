@@ -97,7 +97,7 @@ pub trait Verbs {
     /// Waits for a receive.
     fn received(&mut self, side: Side, request: Request) -> Outcome;
 
-    /// Returns the `word` of that receive.
+    /// Waits for the next completed receive. Returns the `word` of that receive.
     fn next_recv(&mut self, side: Side) -> Outcome<u64>;
 
     /// Records a sample from `last` to now, and starts the next sample.

@@ -60,7 +60,7 @@ impl Watch {
         self.turns.is_multiple_of(TURNS) && self.is_due()
     }
 
-    /// At intervals, lets another thread run. Returns whether a check is due.
+    /// Counts an idle turn. At intervals, lets another thread run. Returns whether a check is due.
     #[inline(always)]
     pub fn fruitless(&mut self) -> bool {
         self.fruitless = self.fruitless.wrapping_add(1);

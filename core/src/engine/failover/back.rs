@@ -215,7 +215,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         kept.back.say(bit);
     }
 
-    /// Returns `false` if no rail has room, or if the peer has failed.
+    /// Reports to the peer the stage that a rail has reached here. Returns `false` if no rail has
+    /// room, or if the peer has failed.
     fn say_stage(&mut self, peer: u16, rail: usize) -> bool {
         let bit = 1 << rail;
         let in_use = self.state.peers[peer as usize].rails & bit != 0;

@@ -205,8 +205,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The caller repeats the request, so a request may be lost. Returns `false` if the rail for
-    /// the request has no room.
+    /// Asks a peer to leave a rail. The caller repeats the request, so a request may be lost.
+    /// Returns `false` if the rail for the request has no room.
     fn ask_to_leave(&mut self, peer: u16, rail: usize, ticket: u64, turn: u32) -> bool {
         let rest = self.state.peers[peer as usize].rails & !(1 << rail);
         let Some(over) = nth(rest, turn) else { return true };
@@ -285,7 +285,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..self.peers.len() as u16).filter_map(wants).min().map(|(_, peer)| peer)
     }
 
-    /// If no peer needs a fence, only a request that was already sent is repeated.
+    /// Returns the peer that repeats the request to leave a rail in its passes, if any. If no peer
+    /// needs a fence, only a request that was already sent is repeated.
     fn asks(&self, rail: usize) -> Option<u16> {
         let Closing { ticket, asked, .. } = self.failover.as_ref()?.closing[rail];
         let all = 0..if ticket != 0 && asked != 0 { self.peers.len() as u16 } else { 0 };
@@ -304,7 +305,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (ticket != 0 && self.asks(rail).is_some()).then_some(ticket)
     }
 
-    /// A request that waits for a rail to return does not count.
+    /// Returns whether this side has an older request about another rail. A request that waits for
+    /// a rail to return does not count.
     fn has_older_request(&self, rail: usize, ticket: u64) -> bool {
         let waits = |rail: usize| {
             self.failover.as_ref().is_some_and(|failover| failover.closing[rail].waits)

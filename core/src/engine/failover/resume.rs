@@ -20,7 +20,8 @@ use super::sent::{Carried, Sent};
 use super::{Asks, FailoverStream, SentSlot};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// For the first stream of a peer, also continues the fencing and the return of its rails.
+    /// Continues the failover of a stream. For the first stream of a peer, also continues the
+    /// fencing and the return of its rails.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn mend(&mut self, stream: u32) {
@@ -312,7 +313,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// For the first stream of a peer, also covers the peer itself.
+    /// Returns whether failover has more to do for a stream. For the first stream of a peer, also
+    /// covers the peer itself.
     #[cold]
     pub(in super::super) fn is_broken(&self, stream: u32) -> bool {
         let s = &self.streams[stream as usize];
@@ -326,7 +328,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         s.live && (peer || lost || answers || reads || asked != 0)
     }
 
-    /// Returns `None` if the payload is empty or in the record of the number.
+    /// Returns the start, the region and the length of the payload to post again. Returns `None` if
+    /// the payload is empty or in the record of the number.
     fn source_again(&self, what: &Sent) -> Option<(*mut u8, u16, usize)> {
         let of = |op: u32| {
             self.pending.slots.get(op as usize).map_or(u16::MAX, |slot| slot.local_region)

@@ -129,7 +129,8 @@ impl Failover<'_> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Slow path: looks at every number in flight.
+    /// Returns whether an operation in flight may be posted again from a registered region, or to
+    /// an imported region. Slow path: looks at every number in flight.
     pub(in super::super) fn may_repost(&self, local: Option<u16>, remote: Option<u16>) -> bool {
         let Some(failover) = &self.state.failover else { return false };
         let window = failover.window as usize;
@@ -225,7 +226,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Slow path: looks at every number in flight.
+    /// Returns the number of data messages in flight on a stream. Slow path: looks at every number
+    /// in flight.
     #[cold]
     pub(in super::super) fn data_in_flight(&self, stream: u32) -> u32 {
         let s = &self.streams[stream as usize];
@@ -239,7 +241,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..count).filter(|&n| is_data(slot(n))).count() as u32
     }
 
-    /// Returns a cursor: operations with lower numbers may complete.
+    /// Handles the arrival of all numbers below `cursor` at the peer. Returns a cursor: operations
+    /// with lower numbers may complete.
     #[cold]
     pub(in super::super) fn kept_arrived(&mut self, stream: u32, cursor: Seq) -> Seq {
         let cursor = self.hold_back(stream, cursor);

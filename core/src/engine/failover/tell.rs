@@ -125,8 +125,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         fence
     }
 
-    /// Forgets endpoints that no longer need to be closed, and advances the time if the rails have
-    /// no clock.
+    /// Updates the fences after the rails have checked which peers are alive. Forgets endpoints
+    /// that no longer need to be closed, and advances the time if the rails have no clock.
     pub(in super::super) fn fences_looked(&mut self) {
         self.state.closings_looked();
         if self.state.loads.untimed() == 1
@@ -181,7 +181,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns `false` if the caller should try another rail.
+    /// Posts a message on this rail. Returns `false` if the caller should try another rail.
     pub(super) fn post_on(
         &mut self,
         rail: usize,
@@ -236,8 +236,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The report begins at the number `from`, or at the cursor if `from` is `None`. Also returns
-    /// the number at which the next report continues.
+    /// Builds the report about a stream. The report begins at the number `from`, or at the cursor
+    /// if `from` is `None`. Also returns the number at which the next report continues.
     fn told(&mut self, stream: u32, from: Option<Seq>) -> (Told, Option<Seq>) {
         let freed = self.returned(stream);
         let s = &self.streams[stream as usize];
@@ -314,8 +314,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         nth(self.peers[peer as usize].rails, kept.told.into())
     }
 
-    /// Drops the rails with an epoch in the message that is not current here. A peer may end an
-    /// epoch that has not begun here.
+    /// Translates a bitmask of the peer's rails into ours. Drops the rails with an epoch in the
+    /// message that is not current here. A peer may end an epoch that has not begun here.
     fn of_this_epoch(&mut self, peer: u16, told: &Told, theirs: u16) -> Result<u16, Violation> {
         let joined = self.joined_rails(peer);
         let pairing = &self.pairings[peer as usize];

@@ -109,7 +109,8 @@ impl Load {
         self.stuck = self.stuck.min(self.long);
     }
 
-    /// Returns the cost of the latest bytes if the cost was computed anew.
+    /// Measures `bytes` completed at `now`, with `busy` of busy time. Returns the cost of the
+    /// latest bytes if the cost was computed anew.
     pub(super) fn measure(&mut self, bytes: u64, now: u64, busy: u64) -> Option<u64> {
         let time = busy.saturating_sub(self.mark);
         (self.since, self.mark, self.tries) = (now, busy, 0);

@@ -304,7 +304,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The receive must be in no list and not in the matcher.
+    /// Delivers a stored message to a receive. The receive must be in no list and not in the
+    /// matcher.
     pub(super) fn deliver(&mut self, index: u32, tag: Tag, kept: Kept) {
         let Some(protocol) = &mut self.protocol else { return };
         let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {

@@ -56,7 +56,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         ))
     }
 
-    /// The receive must be in no list.
+    /// Starts reading the payload of a receive into device memory. The receive must be in no list.
     #[cold]
     #[inline(never)]
     pub(super) fn bring_device(&mut self, index: u32) {
@@ -157,7 +157,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         protocol.requests.end(index, &mut self.state.pending.ends);
     }
 
-    /// Returns `false` if the chunk must be tried again.
+    /// Sends a chunk of a payload in device memory. Returns `false` if the chunk must be tried
+    /// again.
     #[cold]
     #[inline(never)]
     pub(super) fn send_chunk_of_device(&mut self, index: u32, most: u64) -> bool {

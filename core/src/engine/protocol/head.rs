@@ -170,8 +170,8 @@ impl<const RAILS: usize> Offer<RAILS> {
         HEAD + rest.len()
     }
 
-    /// `ours` is the bitmask of our rails that reach the peer. If the key of one of them is
-    /// missing, the payload counts as unreadable.
+    /// Copies the body of a peer's message out and checks it. `ours` is the bitmask of our rails
+    /// that reach the peer. If the key of one of them is missing, the payload counts as unreadable.
     pub(crate) fn read(
         rest: Untrusted<'_>,
         pairing: &Pairing,

@@ -86,7 +86,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// `id` is `None` if the matcher had no room for the message.
+    /// Handles an unexpected message. `id` is `None` if the matcher had no room for the message.
     #[inline(never)]
     fn next_unexpected(&mut self, stream: u32, id: Option<UnexpectedId>, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {

@@ -215,7 +215,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Slow path: scans every receive.
+    /// Returns whether the payload of a matched message is still in flight. Slow path: scans every
+    /// receive.
     pub(in super::super) fn is_receiving(&self) -> bool {
         let protocol = self.state.protocol.as_ref();
         protocol

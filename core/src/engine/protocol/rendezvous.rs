@@ -130,7 +130,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.lost(source)
     }
 
-    /// The receive must be in no list.
+    /// Starts reading the payload of a receive. The receive must be in no list.
     fn bring(&mut self, index: u32, by_message: bool) {
         if let Some(fault) = self.sender_lost(index) {
             return self.state.fail_receive(index, Received::Failed(fault));
@@ -183,7 +183,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The receive must be in no list. `late` is the value of [`Stage::Tell`].
+    /// Sends a Fin and ends a receive. The receive must be in no list. `late` is the value of
+    /// [`Stage::Tell`].
     pub(super) fn tell(&mut self, index: u32, late: bool) {
         let lost = self.sender_lost(index).is_some();
         let Some(protocol) = &mut self.state.protocol else { return };
@@ -240,7 +241,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// `delivered` counts the bytes copied so far.
+    /// Copies the next part of a receive's message out of the sender's process. `delivered` counts
+    /// the bytes copied so far.
     #[inline(never)]
     fn read_address(&mut self, index: u32, want: u64, source: PeerId, address: u64) -> Read {
         let Some(protocol) = &mut self.state.protocol else { return Read::Unable };
@@ -266,7 +268,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if slot.delivered == want { Read::Copied } else { Read::Later }
     }
 
-    /// Returns `false` if no slot is free.
+    /// Posts reads of `want` bytes of a receive's message. Returns `false` if no slot is free.
     pub(super) fn start_read(&mut self, index: u32, want: u64, remote: u16, stage: Stage) -> bool {
         let Some(protocol) = &self.state.protocol else { return false };
         let slot = &protocol.requests.slots[index as usize];
@@ -346,7 +348,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id.index() as u16)
     }
 
-    /// Returns `false` if no rail has room.
+    /// Sends the next chunk of a send that its receiver pulls. Returns `false` if no rail has room.
     fn send_chunk(&mut self, index: u32) -> bool {
         let slot = &self.state.pending.slots[index as usize];
         let (stream, request, sent, total) = (slot.stream, slot.request, slot.offset, slot.left);

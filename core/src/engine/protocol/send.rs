@@ -104,7 +104,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.send_slow(context, to, tag, payload, notice, true)
     }
 
-    /// The completion of the send must not have been taken.
+    /// Returns whether the receiver of a send reads its payload. The completion of the send must
+    /// not have been taken.
     pub(crate) fn is_fetched(&self, token: Token) -> bool {
         let index = self.state.pending.find(token);
         index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)
@@ -292,7 +293,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// Fails if no rail accepts them, because no copy is kept for a retry.
+    /// Posts bytes that have a credit or a grant, on any rail. Fails if no rail accepts them,
+    /// because no copy is kept for a retry.
     fn send_bytes(
         &mut self,
         stream: u32,
@@ -395,7 +397,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.post_headed(stream, peer, head, &mut out, len, payload, Owner::Op(index))
     }
 
-    /// `out` holds the bytes after the header, up to `len`.
+    /// Posts a message of the protocol on any rail with room. `out` holds the bytes after the
+    /// header, up to `len`.
     #[expect(clippy::too_many_arguments, reason = "the parts of one message")]
     pub(super) fn post_headed(
         &mut self,
@@ -416,10 +419,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(posted)
     }
 
-    /// If the stream is kept for failover, the answer takes the next number, unless it is a Room.
-    /// `payload` has the slot of a send, the address of a part of its source, and the bytes to
-    /// post. The part may be read again until that send has ended. Returns `None` if there is no
-    /// room, or if the peer has failed.
+    /// Posts an answer of the protocol. If the stream is kept for failover, the answer takes the
+    /// next number, unless it is a Room. `payload` has the slot of a send, the address of a part of
+    /// its source, and the bytes to post. The part may be read again until that send has ended.
+    /// Returns `None` if there is no room, or if the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,

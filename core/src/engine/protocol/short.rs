@@ -21,7 +21,8 @@ impl Account {
         }
     }
 
-    /// An older total that arrives late changes nothing.
+    /// Records the total number of short messages that the peer lets us send. An older total that
+    /// arrives late changes nothing.
     pub(crate) fn shorts_given(&mut self, most: u32) {
         if most.wrapping_sub(self.shorts_most) >> 31 == 0 {
             self.shorts_most = most;
@@ -32,7 +33,8 @@ impl Account {
         self.shorts_granted.wrapping_sub(self.shorts_heard)
     }
 
-    /// `left` is the number of short blocks that are granted to no stream.
+    /// Grants the peer more short messages if it has few left. `left` is the number of short blocks
+    /// that are granted to no stream.
     #[cold]
     pub(crate) fn grant_shorts(&mut self, left: &mut u32) {
         let open = self.shorts_open();

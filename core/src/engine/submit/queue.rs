@@ -325,7 +325,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(done.map_err(|error| self.state.refused(rail, from.peer, error)))
     }
 
-    /// Returns `None` if the peer has failed; the slow path then returns the reason.
+    /// Returns the rail and arguments of a direct copy. Returns `None` if the peer has failed; the
+    /// slow path then returns the reason.
     #[inline]
     fn unmapped(
         &self,

@@ -109,7 +109,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Issued::Pending(Token::NONE))
     }
 
-    /// An invalid `from_region` marks an inject: the rail copies its source at once.
+    /// Posts a write of one piece, on a rail that is not in `exclude`. An invalid `from_region`
+    /// marks an inject: the rail copies its source at once.
     #[expect(clippy::too_many_arguments, reason = "the parts of one write")]
     #[inline(always)]
     pub(super) fn write_single(
@@ -142,8 +143,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
 
-    /// `data` is the kind of data that the message carries, as for
-    /// [`clear`](super::super::stream::Stream::clear).
+    /// Posts a numbered message together with the cursor of the reverse stream. `data` is the kind
+    /// of data that the message carries, as for [`clear`](super::super::stream::Stream::clear).
     #[inline(always)]
     pub(super) fn message_single(
         &mut self,
@@ -176,7 +177,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Called only if some rail of this engine rejects such a post.
+    /// Returns whether every rail to a peer accepts this many bytes in one post. Called only if
+    /// some rail of this engine rejects such a post.
     #[cold]
     #[inline(never)]
     fn is_single(&self, peer: u16, bytes: u64) -> bool {

@@ -88,7 +88,8 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         (NONE, passed)
     }
 
-    /// The entry joins the group that `same` accepts, or starts a new group.
+    /// Adds an entry, the youngest in `table`. The entry joins the group that `same` accepts, or
+    /// starts a new group.
     #[inline(always)]
     pub(super) fn insert<T: Grouped>(
         &mut self,

@@ -19,7 +19,8 @@ use super::unexpected::{Index, Unexpected};
 const PATIENCE: u64 = 64;
 
 impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
-    /// At least one message must wait.
+    /// Finds the oldest message that a receive with this key, mask and shape accepts. At least one
+    /// message must wait.
     pub(super) fn find<const S: usize>(
         &mut self,
         shapes: &mut Shapes<S>,
@@ -106,7 +107,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// The new cursor is the message just stored, the first message that the index lacks.
+    /// Sets the cursor of every index that had all messages. The new cursor is the message just
+    /// stored, the first message that the index lacks.
     #[inline(always)]
     pub(super) fn wake_indexes(&mut self, at: u32) {
         for (number, index) in self.indexes.iter_mut().enumerate() {
@@ -117,7 +119,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         self.caught_up = 0;
     }
 
-    /// Call this before the message leaves the order of arrival.
+    /// Removes a message from the indexes. Call this before the message leaves the order of
+    /// arrival.
     #[inline(never)]
     pub(super) fn leave_indexes(&mut self, at: u32) {
         let slot = &mut self.slots[at as usize];
@@ -133,7 +136,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Takes a free index, or the index of a shape that was not searched for recently.
+    /// Assigns an empty index to a shape. Takes a free index, or the index of a shape that was not
+    /// searched for recently.
     #[cold]
     fn activate<const S: usize>(&mut self, shapes: &mut Shapes<S>, shape: u8) -> Option<u8> {
         let number = match (0..INDEXES).find(|k| self.active & 1 << k == 0) {

@@ -151,7 +151,8 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Does nothing if the new memory is not longer. No reference to the old memory remains.
+    /// Moves the receives into longer memory. Does nothing if the new memory is not longer. No
+    /// reference to the old memory remains.
     #[cold]
     pub(super) fn grow(&mut self, longer: &'m mut [PostedSlot]) {
         let old = self.slots.len();
@@ -184,7 +185,7 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Bit s stands for shape s.
+    /// Returns the set of shapes of receives that are not indexed. Bit s stands for shape s.
     #[cold]
     pub(super) fn fresh_shapes(&self) -> u64 {
         let (mut at, mut shapes) = (self.cursor, 0);
@@ -223,7 +224,8 @@ impl<'m> Posted<'m> {
         Some((ReceiveId { index, generation }, context))
     }
 
-    /// There must be at least one receive.
+    /// Finds the oldest receive that accepts a message with this key. There must be at least one
+    /// receive.
     pub(super) fn find<const S: usize>(&self, shapes: &Shapes<S>, key: Key) -> Found {
         let head = self.order.head;
         let slot = &self.slots[head as usize];

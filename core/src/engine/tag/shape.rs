@@ -96,7 +96,7 @@ impl<const N: usize> Shapes<N> {
         self.get(shape).is_some_and(|shape| shape.mask == mask)
     }
 
-    /// A slot is not idle if its bit is set in `kept`.
+    /// Looks up a mask. A slot is not idle if its bit is set in `kept`.
     pub(super) fn place(&mut self, mask: Key, kept: impl Fn() -> u64) -> Place {
         let spread = (mask.lo ^ mask.hi.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hint = (spread >> 58) as usize;

@@ -162,8 +162,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         UnexpectedId { index, generation: self.slots[index as usize].seq as u32 }
     }
 
-    /// Returns `None` if no slot is free; [`widen`](Self::widen) may help. If an index had all
-    /// messages, call [`wake_indexes`](Self::wake_indexes) next.
+    /// Adds a message, the youngest. Returns `None` if no slot is free; [`widen`](Self::widen) may
+    /// help. If an index had all messages, call [`wake_indexes`](Self::wake_indexes) next.
     #[inline(always)]
     pub(super) fn store(&mut self, key: Key, len: u64, cookie: u64) -> Option<UnexpectedId> {
         let index = self.free;

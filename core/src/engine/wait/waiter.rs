@@ -138,7 +138,7 @@ impl<P: Park + ?Sized> Park for Noted<'_, P> {
 }
 
 pub(crate) trait Drive {
-    /// Returns the number of events handled.
+    /// Makes one pass. Returns the number of events handled.
     fn pass(&mut self) -> u32;
 
     fn check(&mut self);

@@ -55,13 +55,14 @@ impl World<'_> {
         fenced || self.addresses[there as usize] != address
     }
 
-    /// The packet may land within `late` polls.
+    /// Decides the fate of a packet that was posted on a broken link. The packet may land within
+    /// `late` polls.
     pub(super) fn doom(&mut self, index: u16, late: u32) {
         self.packets[index as usize].next = NONE;
         self.end_each(index, late);
     }
 
-    /// Returns whether the fence takes effect now.
+    /// Starts the fence of a node at an endpoint. Returns whether the fence takes effect now.
     pub(super) fn is_fence_due(&mut self, own: u16, node: u16) -> bool {
         let (at, bit) = (own as usize, 1 << node);
         if self.cuts.fencing[at] & bit == 0 {
@@ -71,7 +72,7 @@ impl World<'_> {
         self.now >= self.cuts.fenced_at[at]
     }
 
-    /// Posts to the node may land within `late` polls.
+    /// Fences a node at an endpoint. Posts to the node may land within `late` polls.
     pub(super) fn cut_off(&mut self, own: u16, node: u16, late: u32) {
         let at = own as usize;
         self.cuts.fenced[at] |= 1 << node;
@@ -152,7 +153,7 @@ impl World<'_> {
         taken
     }
 
-    /// The posts are in no other list.
+    /// Calls [`end`](Self::end) for each post of a linked list. The posts are in no other list.
     fn end_each(&mut self, first: u16, late: u32) {
         let mut link = first;
         while link != NONE {
@@ -162,8 +163,8 @@ impl World<'_> {
         }
     }
 
-    /// If `late` is not 0, the post may still land within that many polls. A read lands in the
-    /// memory of its origin.
+    /// Completes a post with one of the outcomes of a broken link. If `late` is not 0, the post may
+    /// still land within that many polls. A read lands in the memory of its origin.
     fn end(&mut self, index: u16, late: u32) {
         let Packet { kind, from, to_node, late: is_over, .. } = self.packets[index as usize];
         let (node, rail) = (from / self.rails, from % self.rails);

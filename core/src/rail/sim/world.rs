@@ -194,7 +194,7 @@ impl World<'_> {
         }
     }
 
-    /// Operations in flight to the endpoint fail.
+    /// Drops the registrations and posts of an endpoint. Operations in flight to the endpoint fail.
     pub(super) fn withdraw(&mut self, node: u16, rail: u16) {
         for place in &mut self.regions {
             if place.memory.is_some_and(|(owner, ..)| owner == (node, rail)) {

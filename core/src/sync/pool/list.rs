@@ -39,7 +39,8 @@ impl FreeList {
         }
     }
 
-    /// At the end of the list, or after a corrupted link, returns an index that no table has.
+    /// Returns the index of the slot released last. At the end of the list, or after a corrupted
+    /// link, returns an index that no table has.
     #[inline(always)]
     pub(super) fn head_index(&self) -> u32 {
         self.head.wrapping_sub(1)

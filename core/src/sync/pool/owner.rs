@@ -377,7 +377,8 @@ impl<'m, T> Pool<'m, T> {
         Some(index)
     }
 
-    /// Follows at most as many links as there are slots.
+    /// Counts the slots of a list that the owner has taken. Follows at most as many links as there
+    /// are slots.
     fn length(&self, mut link: u32) -> u64 {
         let mut length = 0;
         while link.wrapping_sub(1) < self.own.capacity && length < self.own.capacity.into() {

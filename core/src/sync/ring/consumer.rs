@@ -146,14 +146,15 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         self.believed == 0
     }
 
-    /// Loads the tail again only if fewer than `wanted` are known.
+    /// Returns the known number of values. Loads the tail again only if fewer than `wanted` are
+    /// known.
     #[inline(always)]
     fn filled_for(&mut self, wanted: usize) -> usize {
         let known = self.seen.wrapping_sub(self.head) as usize;
         if known < wanted { self.look() as usize } else { known }
     }
 
-    /// Returns the number of values in the ring.
+    /// Loads the producer's counter. Returns the number of values in the ring.
     #[inline(always)]
     fn look(&mut self) -> u64 {
         // Acquire, edge `filled`: pairs with the store in `Producer::advance`. From here on the

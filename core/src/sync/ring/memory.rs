@@ -115,7 +115,7 @@ impl<'m, T: Copy> Span<'m, T> {
         Self::checked(NonNull::from(&mut *slots).cast(), slots.len())
     }
 
-    /// Also checks the alignment of the header.
+    /// Wraps `capacity` slots from `first` on. Also checks the alignment of the header.
     pub(super) fn of_raw(
         header: NonNull<Header>,
         first: NonNull<T>,

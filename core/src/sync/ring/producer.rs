@@ -137,14 +137,15 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         self.believed == 0
     }
 
-    /// Loads the head again only if fewer than `wanted` are known.
+    /// Returns the known number of free slots. Loads the head again only if fewer than `wanted` are
+    /// known.
     #[inline(always)]
     fn free_for(&mut self, wanted: usize) -> usize {
         let known = self.limit.wrapping_sub(self.tail) as usize;
         if known < wanted { self.look() as usize } else { known }
     }
 
-    /// Returns the number of free slots.
+    /// Loads the consumer's counter. Returns the number of free slots.
     #[inline(always)]
     fn look(&mut self) -> u64 {
         // Acquire, edge `freed`: pairs with the store in `Consumer::advance`. The consumer copied

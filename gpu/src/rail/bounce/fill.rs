@@ -166,7 +166,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// `error` is set if the copy's outcome is unknown.
+    /// Handles the completion of a device copy into a slot. `error` is set if the copy's outcome is
+    /// unknown.
     pub(in super::super) fn filled(
         &mut self,
         peer: Peer,
@@ -203,7 +204,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// `code` is the peer's answer: 0, or an errno.
+    /// Frees a slot. `code` is the peer's answer: 0, or an errno.
     pub(super) fn slot_over(&mut self, peer: Peer, slot: u32, code: u16) {
         let Some(relay) = self.relay_of(peer) else { return };
         let Some(sent) = relay.sent[slot as usize].take() else { return };

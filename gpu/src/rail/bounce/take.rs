@@ -22,7 +22,7 @@ pub(super) enum Named {
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Returns false if there is none, or if it is invalid.
+    /// Takes the next piece of a peer. Returns false if there is none, or if it is invalid.
     pub(super) fn take_piece(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let Some((number, slot, piece)) = relay.input.next() else { return false };
@@ -126,7 +126,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         true
     }
 
-    /// `local` is the target's registration.
+    /// Copies the bytes of a peer's slot to their target. `local` is the target's registration.
     fn take_out(
         &mut self,
         peer: Peer,
@@ -179,7 +179,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// `error` is set if the copy's outcome is unknown.
+    /// Handles the completion of a device copy out of a slot. `error` is set if the copy's outcome
+    /// is unknown.
     pub(in super::super) fn emptied(
         &mut self,
         peer: Peer,

@@ -40,7 +40,7 @@ fn ended_write(entry: &Entry) -> Option<*mut Slot> {
 }
 
 impl FabricRail {
-    /// Only the usual case of an empty queue is inlined.
+    /// Reads at most `budget` completions. Only the usual case of an empty queue is inlined.
     #[inline(always)]
     pub(super) fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         // This one counter guards all rare work, so that an idle poll checks nothing else.
@@ -94,7 +94,8 @@ impl FabricRail {
         waited + count
     }
 
-    /// Does not read the queue, because no peer can reach this rail.
+    /// Polls while the endpoint is closed. Does not read the queue, because no peer can reach this
+    /// rail.
     #[cold]
     fn poll_closed(&mut self, waited: u32) -> u32 {
         if self.polls().is_multiple_of(LOOK) {
@@ -173,7 +174,8 @@ impl FabricRail {
         }
     }
 
-    /// Reports consecutive completions with the same context word together.
+    /// Handles `count` completions. Reports consecutive completions with the same context word
+    /// together.
     #[inline(never)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
         let mut next = self.entries.first();
@@ -227,7 +229,8 @@ impl FabricRail {
         }
     }
 
-    /// Valid only if the provider reports sources.
+    /// Returns the source address of the entry at `place`. Valid only if the provider reports
+    /// sources.
     #[inline(always)]
     fn source(&self, place: *const Entry) -> u64 {
         let at = (place.addr() - self.entries.first().addr()) / size_of::<Entry>();
@@ -364,7 +367,8 @@ impl FabricRail {
         slot.ended = slot.ended.wrapping_add(1);
     }
 
-    /// Reads all error entries, then the completions behind them.
+    /// Handles a queue that returned an error. Reads all error entries, then the completions behind
+    /// them.
     #[cold]
     #[inline(never)]
     fn trouble<S: Sink>(&mut self, code: Code, budget: u32, sink: &mut S) -> u32 {
@@ -466,7 +470,8 @@ impl FabricRail {
         count
     }
 
-    /// The queue has room for one completion per context and a few events per peer.
+    /// Queues a report. The queue has room for one completion per context and a few events per
+    /// peer.
     pub(super) fn tell(&mut self, event: Event) {
         self.events.push_back(event);
         self.hurry();

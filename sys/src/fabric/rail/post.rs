@@ -37,7 +37,7 @@ impl FabricRail {
         Ok(Target { peer: slot.addr, addr, key: remote.key.key })
     }
 
-    /// The peer must be up.
+    /// Takes a context for a post. The peer must be up.
     #[inline(always)]
     fn begin(&mut self, peer: Peer, kind: ContextKind, cx: u64) -> Result<*mut Slot, PostError> {
         let Some(slot) = self.pool.take() else { return Err(PostError::Again) };
@@ -132,6 +132,8 @@ impl FabricRail {
         unsafe { self.write_to(peer, ptr, local.len, desc, to.addr, to.key, data, cx) }
     }
 
+    /// Like [`write`](Self::write), for a target that the caller has checked.
+    ///
     /// # Safety
     /// The conditions of
     /// [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
@@ -152,6 +154,8 @@ impl FabricRail {
         unsafe { self.write_to(peer, ptr, local.len, desc, addr, remote.key.key, Some(data), cx) }
     }
 
+    /// Posts a write to a checked target.
+    ///
     /// # Safety
     /// The conditions of
     /// [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
@@ -358,7 +362,8 @@ impl FabricRail {
         Ok(posted)
     }
 
-    /// The queue cannot overflow: at most one word per context waits.
+    /// Sends a word, or queues it while the provider is busy. The queue cannot overflow: at most
+    /// one word per context waits.
     #[inline]
     pub(super) fn owe(&mut self, peer: u16, data: u32) {
         if !self.owed.is_empty() || !self.send_word(peer, data) {
@@ -367,7 +372,7 @@ impl FabricRail {
         }
     }
 
-    /// Drops the word if the peer is not up.
+    /// Sends a word. Returns `false` if the provider is busy. Drops the word if the peer is not up.
     pub(super) fn send_word(&mut self, peer: u16, data: u32) -> bool {
         let slot = &self.peers.slots[peer as usize];
         if !slot.up {

@@ -30,7 +30,7 @@ impl FabricRail {
         }
     }
 
-    /// Reads the clock; makes no system call.
+    /// Checks all peers for expired deadlines. Reads the clock; makes no system call.
     #[cold]
     pub(super) fn look(&mut self) {
         let (now, polls) = (monotonic_ns().max(1), self.polls());

@@ -72,6 +72,8 @@ unsafe extern "C" fn getinfo<const PLACE: usize>(
     0
 }
 
+/// Returns the description of an interface, if it matches the hints.
+///
 /// # Safety
 /// `hints` is null or complete.
 unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Option<Box<fi_info>> {
@@ -202,6 +204,8 @@ fn string(text: &str) -> *mut c_char {
     unsafe { libc::strdup(text.as_ptr()) }
 }
 
+/// Allocates a zeroed structure.
+///
 /// # Safety
 /// All zeros is a valid `T`.
 unsafe fn zeroed<T>() -> *mut T {

@@ -49,7 +49,7 @@ fn head(class: usize, ops: &'static fi_ops) -> fid {
     fid { fclass: class, context: ptr::null_mut(), ops: table(ops) }
 }
 
-/// The table is never written.
+/// Returns a pointer to a table of calls, as C expects it. The table is never written.
 fn table<T>(ops: &'static T) -> *mut T {
     ptr::from_ref(ops).cast_mut()
 }

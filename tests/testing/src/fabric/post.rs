@@ -376,6 +376,8 @@ fn width(datatype: c_int) -> Option<u8> {
     }
 }
 
+/// Reads an operand of `width` bytes.
+///
 /// # Safety
 /// `from` is null or readable for `width` bytes.
 unsafe fn operand(from: *const c_void, width: u8) -> u64 {
@@ -387,7 +389,8 @@ unsafe fn operand(from: *const c_void, width: u8) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// Returns the old value, or `None` for an unknown operation or a misaligned address.
+/// Executes an atomic in place. Returns the old value, or `None` for an unknown operation or a
+/// misaligned address.
 ///
 /// # Safety
 /// `at` is valid for `width` bytes, which are accessed only atomically or by raw copies.

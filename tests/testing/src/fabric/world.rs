@@ -211,7 +211,7 @@ pub(super) fn ep_of(name: &[u8]) -> Option<u32> {
 }
 
 impl State {
-    /// `bound` must not be 0.
+    /// Returns a random number below `bound`. `bound` must not be 0.
     pub fn draw(&mut self, bound: u32) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -301,6 +301,8 @@ impl State {
         self.bus.as_ref()?.device_of(at as u64, len)
     }
 
+    /// Returns the payload of an operation: its copy, or the bytes in the origin's memory.
+    ///
     /// # Safety
     /// The operation's local memory is readable.
     pub unsafe fn source(&self, op: &Op) -> Vec<u8> {
@@ -389,8 +391,9 @@ impl State {
         of(src).or_else(|| of(dst?))
     }
 
-    /// Each write or message in flight is lost, or lands within `late` reads of a queue. The origin
-    /// gets an error in both cases, even if the operation has landed but was not reported yet.
+    /// Breaks the connections of an interface. Each write or message in flight is lost, or lands
+    /// within `late` reads of a queue. The origin gets an error in both cases, even if the
+    /// operation has landed but was not reported yet.
     pub fn pull(&mut self, interface: &str, late: u32) {
         self.pulled.push((interface.to_owned(), late));
         let mut ops = std::mem::take(&mut self.ops);
@@ -402,7 +405,7 @@ impl State {
         self.ops.append(&mut ops);
     }
 
-    /// A write or message may go on as a stray.
+    /// Marks an operation as broken. A write or message may go on as a stray.
     pub(super) fn tear(&mut self, op: &mut Op, late: u32) {
         if std::mem::replace(&mut op.torn, true) {
             return;
@@ -443,7 +446,7 @@ impl State {
         op.wait = self.delay();
     }
 
-    /// `address` ends with the endpoint's address.
+    /// Kills an endpoint. `address` ends with the endpoint's address.
     pub fn kill(&mut self, address: &[u8]) {
         if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
             self.forget(ep);
@@ -477,7 +480,7 @@ impl State {
     }
 }
 
-/// The value is not a pointer.
+/// Returns the local descriptor of a registration. The value is not a pointer.
 pub(super) fn descriptor(mr: u32) -> *mut c_void {
     std::ptr::without_provenance_mut((mr as usize) << 8 | 0xd5)
 }

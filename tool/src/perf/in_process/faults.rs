@@ -154,7 +154,8 @@ impl Record {
     }
 }
 
-/// Returns the result, and lines that describe the run. `attempt` runs the job once.
+/// Runs a job with the faults of a plan, and writes its trace if `--trace` asks for one. Returns
+/// the result, and lines that describe the run. `attempt` runs the job once.
 ///
 /// If a run with drawn faults fails, removes the faults that the failure does not need, and prints
 /// the others.
@@ -214,7 +215,8 @@ fn has_failed(outcome: &Outcome<Tally>) -> bool {
     }
 }
 
-/// Returns the record and the result of the shortest run that fails.
+/// Removes the events that a failed run does not need. Returns the record and the result of the
+/// shortest run that fails.
 fn reduce(
     record: Record,
     failed: Outcome<Tally>,

@@ -47,7 +47,7 @@ pub trait Engine {
 
     fn probe(&mut self, wanted: Wanted) -> bool;
 
-    /// Returns `false` if no message matches.
+    /// Receives the oldest waiting message that matches. Returns `false` if no message matches.
     fn claim(&mut self, wanted: Wanted, context: u32) -> bool;
 
     fn pairs(&self) -> Pairs;

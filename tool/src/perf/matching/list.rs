@@ -98,7 +98,8 @@ pub struct List {
 impl List {
     pub const BYTES: f64 = size_of::<Entry>() as f64;
 
-    /// Receives have context numbers less than `contexts`.
+    /// Creates an engine with room for `room` receives and `room` messages. Receives have context
+    /// numbers less than `contexts`.
     pub fn new(room: usize, contexts: usize) -> Self {
         List {
             posted: Queue::new(room.max(1)),

@@ -22,7 +22,8 @@ impl Random {
         self.below(2) << 40 | self.below(4) | 1 << 43
     }
 
-    /// The source and four bits of the tag are each compared or ignored: 32 combinations.
+    /// Returns random criteria. The source and four bits of the tag are each compared or ignored:
+    /// 32 combinations.
     fn wanted(&mut self) -> Wanted {
         let source = (self.below(2) == 0).then(|| self.below(2) as u32);
         let ignore = self.below(2) << 40 | self.below(4) | self.below(2) << 43;

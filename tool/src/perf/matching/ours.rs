@@ -47,7 +47,8 @@ impl Ours {
     pub const BYTES: (f64, f64) =
         (size_of::<PostedSlot>() as f64 + 4.0, size_of::<UnexpectedSlot>() as f64 + 4.0);
 
-    /// Receives have context numbers less than `contexts`.
+    /// Creates an engine with room for `room` receives and `room` messages. Receives have context
+    /// numbers less than `contexts`.
     pub fn new(room: usize, contexts: usize) -> Self {
         let room = room.next_power_of_two();
         let posted = Lent::new(PostedSlot::EMPTY, room);

@@ -148,7 +148,7 @@ impl Trace {
     }
 }
 
-/// Calls `tick` after each step.
+/// Runs the steps in an engine. Calls `tick` after each step.
 #[inline(always)]
 pub fn replay(steps: &[Step], engine: &mut impl Engine, mut tick: impl FnMut()) {
     for step in steps {

@@ -141,7 +141,8 @@ fn done(what: &str, status: Status) -> Result<(), String> {
 }
 
 impl Ucx {
-    /// Receives have context numbers less than `contexts`.
+    /// Creates a worker, and an endpoint to itself. Receives have context numbers less than
+    /// `contexts`.
     pub fn new(contexts: usize) -> Result<Self, String> {
         let library = Library::open()?;
         let set = |config, name: &CStr, value: &CStr| {

@@ -131,7 +131,8 @@ impl Bench {
         }
     }
 
-    /// Calls `tick` after each call of the engine, or after each unit if there is a background.
+    /// Runs one round. Calls `tick` after each call of the engine, or after each unit if there is a
+    /// background.
     #[inline(always)]
     pub fn round(&mut self, engine: &mut impl Engine, mut tick: impl FnMut()) {
         let (depth, live) = (self.depth, self.depth);

@@ -40,7 +40,7 @@ pub fn contender<P: Pools>() -> Contender {
 /// The contenders take turns.
 pub const REPEATS: usize = 5;
 
-/// Calls `row` with each row as soon as it is complete.
+/// Runs all scenarios. Calls `row` with each row as soon as it is complete.
 pub fn run<E>(
     contenders: &[Contender],
     scenarios: &[(Scenario, usize)],

@@ -16,9 +16,11 @@ pub trait Pools {
     type Own: Send;
     /// Dropping this returns the block to the pool, on any thread.
     type Held: Send;
-    /// Each stream has at most `capacity` blocks in use at once.
+    /// Creates pool access for `streams` streams. Each stream has at most `capacity` blocks in use
+    /// at once.
     fn streams(streams: usize, capacity: usize) -> Vec<Self::Own>;
-    /// `None` if all blocks of a bounded pool are in use.
+    /// Takes a block, and writes a [`Body`] to it. `None` if all blocks of a bounded pool are in
+    /// use.
     fn take(own: &mut Self::Own) -> Option<Self::Held>;
     fn give(own: &mut Self::Own, held: Self::Held);
     /// Takes a block for two holders, which both release it. The pool must assume that the first
@@ -121,7 +123,8 @@ impl Scenario {
     }
 }
 
-/// Makes a system call, which takes some hundred nanoseconds.
+/// Returns the processor time of the calling thread, in nanoseconds. Makes a system call, which
+/// takes some hundred nanoseconds.
 fn cpu_ns() -> u64 {
     fishplate_sys::clock::thread_cpu_ns().unwrap_or(0)
 }

@@ -65,7 +65,8 @@ pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
 }
 
 impl Started {
-    /// Prefers a killed rank, because other ranks exit with an error when one is killed.
+    /// Describes how a rank has exited, or returns `None` if no rank has. Prefers a killed rank,
+    /// because other ranks exit with an error when one is killed.
     fn ended(&mut self) -> Option<String> {
         let ended = self.children.iter_mut().enumerate().filter_map(|(at, child)| {
             let status = child.try_wait().ok().flatten()?;
@@ -75,7 +76,7 @@ impl Started {
         ended.min().map(|(_, told)| told)
     }
 
-    /// Fails if a rank has ended or the user has pressed Ctrl-C.
+    /// Checks while ranks join. Fails if a rank has ended or the user has pressed Ctrl-C.
     fn check(&mut self) -> io::Result<()> {
         match (interrupt::check(), self.ended()) {
             (Ok(()), None) => Ok(()),

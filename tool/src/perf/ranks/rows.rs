@@ -64,7 +64,8 @@ impl Rows {
         ))
     }
 
-    /// Returns the number of messages with wrong data.
+    /// Combines the results of all ranks, and writes the row. Returns the number of messages with
+    /// wrong data.
     pub fn row(
         &mut self,
         args: &JobArgs,

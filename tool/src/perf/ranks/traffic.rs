@@ -59,7 +59,7 @@ fn slots_at(flows: usize) -> usize {
 }
 
 impl Traffic {
-    /// A collective call.
+    /// Connects to the ranks that have flows with this rank. A collective call.
     pub fn open(
         member: &mut Member,
         pattern: Pattern,
@@ -142,8 +142,9 @@ impl Traffic {
         })
     }
 
-    /// With a seed, writes and verifies payloads. Returns the numbers of right and of wrong
-    /// payloads.
+    /// Sends `count` messages of each flow from this rank, and receives `count` messages of each
+    /// flow to this rank. With a seed, writes and verifies payloads. Returns the numbers of right
+    /// and of wrong payloads.
     pub fn run(
         &mut self,
         member: &mut Member,
@@ -223,7 +224,8 @@ impl Traffic {
         Ok(target.sent != before)
     }
 
-    /// Returns the numbers of right and of wrong payloads.
+    /// Takes the messages that have arrived, and frees their slots. Returns the numbers of right
+    /// and of wrong payloads.
     #[inline]
     fn receive(
         &mut self,
@@ -269,7 +271,7 @@ impl Traffic {
         Ok((right, wrong))
     }
 
-    /// A collective call.
+    /// Frees the memory. A collective call.
     pub fn close(self, member: &mut Member) -> Outcome {
         let kept =
             |error: Error| Failure::run(format!("cannot free the memory of a pattern: {error}"));

@@ -18,7 +18,7 @@ use super::super::super::wire::{Body, NO_TOKEN, Owner, PostTag};
 use super::{Ask, ContextId, Engine, Issued, Notice};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// The caller has checked the word and its alignment.
+    /// Queues a native atomic. The caller has checked the word and its alignment.
     #[cold]
     #[inline(never)]
     pub(super) fn atomic_native(

@@ -89,7 +89,7 @@ unsafe extern "C" fn register_attr(
     }
 }
 
-/// For device memory, `dmabuf` is true if it is given by a descriptor.
+/// Adds a registration. For device memory, `dmabuf` is true if it is given by a descriptor.
 ///
 /// # Safety
 /// `domain` is an open domain of this fake; the result is writable.

@@ -46,7 +46,8 @@ impl State {
         self.ops = ops;
     }
 
-    /// Operations with equal keys are executed in the order posted. `None`: in any order.
+    /// Returns the ordering key of an operation. Operations with equal keys are executed in the
+    /// order posted. `None`: in any order.
     fn lane(&self, op: &Op) -> Option<(u32, Option<u32>)> {
         let in_order = self.persona.is_ordered()
             || self.persona.order & FI_ORDER_SAS != 0 && op.verb == Verb::Send;
@@ -143,7 +144,7 @@ impl State {
         }
     }
 
-    /// Returns false if the origin's queue is full.
+    /// Reports a completion to the origin. Returns false if the origin's queue is full.
     fn complete(&mut self, ops: &mut [Op], at: usize) -> bool {
         let op = &ops[at];
         if !op.completes {
@@ -197,7 +198,7 @@ impl State {
         }
     }
 
-    /// Returns false if the queue is full and the item must wait.
+    /// Adds an item to a queue. Returns false if the queue is full and the item must wait.
     pub(super) fn push(&mut self, queue: u32, item: Item) -> bool {
         let protects = self.persona.protects_queue;
         let Some(held) = self.cqs.get_mut(&queue) else {
