@@ -65,6 +65,12 @@ impl<'a, const N: usize> From<&'a [u8; N]> for Source<'a> {
     }
 }
 
+impl<'a> From<&'a Vec<u8>> for Source<'a> {
+    fn from(bytes: &'a Vec<u8>) -> Self {
+        Source::Bytes(bytes)
+    }
+}
+
 impl From<Slice> for Source<'_> {
     #[inline(always)]
     fn from(slice: Slice) -> Self {
