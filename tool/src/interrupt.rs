@@ -1,22 +1,37 @@
 //! Handles Ctrl-C and SIGTERM. The first signal ends the run with a message and exit status 130. A
-//! second signal of the same kind ends the process at once.
+//! later signal ends the process at once. It counts as the first if it follows at once, because
+//! `timeout` sends each signal twice.
 //!
 //! The loops of tests check for a signal at least ten times a second, and so does a side that waits
 //! for the other side. Setup checks only after each step. `perf pool` and `perf match` have nothing
 //! to clean up, so the first signal ends their process at once.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::failure::{Failure, Outcome};
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// Time within which a second signal counts as the first.
+const TWICE: Duration = Duration::from_millis(200);
+
+/// When the first signal arrived, in monotonic nanoseconds. 0 before.
+static INTERRUPTED: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn note(_: libc::c_int) {
-    // Relaxed: the flag publishes no other data.
-    INTERRUPTED.store(true, Ordering::Relaxed);
+    // SAFETY: `timespec` is plain data, and zeros are valid for it. A signal handler may call
+    // `clock_gettime` and `_exit`.
+    unsafe {
+        let mut now: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now);
+        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        // Relaxed: the time publishes no other data.
+        let first = INTERRUPTED.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        if first.is_err_and(|first| now.saturating_sub(first) > TWICE.as_nanos() as u64) {
+            libc::_exit(130)
+        }
+    }
 }
 
 extern "C" fn end(_: libc::c_int) {
@@ -38,12 +53,12 @@ pub fn end_at_once() {
 }
 
 fn install(handler: extern "C" fn(libc::c_int)) {
-    // SAFETY: `sigaction` is plain data, and zeros are valid for it. The handlers store to an
-    // atomic, or write and exit, and a signal handler may do that.
+    // SAFETY: `sigaction` is plain data, and zeros are valid for it. The handlers change an atomic
+    // or write, read the clock and exit. A signal handler may do that.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as libc::sighandler_t;
-        action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
+        action.sa_flags = libc::SA_RESTART;
         for signal in [libc::SIGINT, libc::SIGTERM] {
             libc::sigaction(signal, &action, std::ptr::null_mut());
         }
@@ -68,9 +83,9 @@ pub fn leave_to_parent() {
 }
 
 pub fn check() -> Outcome {
-    // Relaxed: the flag publishes no other data.
+    // Relaxed: the time publishes no other data.
     match INTERRUPTED.load(Ordering::Relaxed) {
-        true => Err(Failure::Interrupted("interrupted".into())),
-        false => Ok(()),
+        0 => Ok(()),
+        _ => Err(Failure::Interrupted("interrupted".into())),
     }
 }

@@ -150,7 +150,8 @@ pub fn run(words: &[OsString]) -> Outcome {
         ));
     }
     let outcome = Member::open(job, args.ranks.is_some(), timeout)
-        .and_then(|member| member.run_all(&args, begun));
+        .and_then(|member| member.run_all(&args, begun))
+        .or_else(|error| interrupt::check().and(Err(error)));
     match (outcome, started) {
         (Ok(()), Some(started)) => started.leave(),
         // The process that started this rank reports the same error, or names the lost rank.
