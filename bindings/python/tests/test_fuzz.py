@@ -101,9 +101,12 @@ class Fuzz:
         """Returns a value for a parameter: usually of the right kind, sometimes of any kind."""
         pick = self.random.random()
         if pick < 0.05:
-            return self.random.choice(
+            value = self.random.choice(
                 [None, self.number(), self.buffer(), self.any(*KINDS), 1.5, {}, object()]
             )
+            # A number above 0 is a valid timeout, and the call would wait that long.
+            is_wait = name == "timeout" and isinstance(value, (int, float))
+            return -value if is_wait else value
         match name:
             case "peer" | "source":
                 return self.any(Peer)
