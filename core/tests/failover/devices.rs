@@ -298,30 +298,30 @@ fn operations_and_fences_end_while_the_peer_keeps_getting_carried_memory() {
     }
 }
 
-/// Node 1 answers gets, sends long messages in chunks, and puts. Each could fill the window.
+/// Node 1 answers gets, sends long messages in chunks, and puts. Node 0 gets, answers messages, and
+/// puts. Each could fill a window.
 #[test]
 fn gets_messages_and_puts_share_a_window() {
     /// Maximum number of open operations of each kind.
     const OPEN: usize = 8;
-    for (seed, window) in
-        seeds(2).into_iter().flat_map(|seed| [1, 2, 4, 16].map(|window| (seed, window)))
-    {
+    for window in [1, 2, 4, 16] {
         let Two { mut fleet, theirs: [theirs, _], .. } =
-            carried(seed, Dials::CALM, 0, window, [256; 2]);
+            carried(1, Dials::CALM, 0, window, [256; 2]);
         let [one, two] = [fleet[0].peers[1], fleet[1].peers[0]];
         let into = leak(0, 2048);
         // SAFETY: the memory is leaked, and only receives write it.
         let into = unsafe { Span::new(NonNull::from_mut(into).cast(), 2048) };
-        let (mut issued, mut ended) = ([0; 3], [0; 3]);
+        let (mut issued, mut ended) = ([0; 4], [0; 4]);
         for _ in 0..2000 {
-            for kind in 0..3 {
-                let Node { engine, source, target, remotes, .. } = &mut fleet[kind.min(1)];
+            for kind in 0..4 {
+                let Node { engine, source, target, remotes, .. } = &mut fleet[[0, 1, 1, 0][kind]];
                 let (from, notice) = (source.at(0), Notice::Report(kind as u64));
                 while issued[kind] < ended[kind] + OPEN
                     && match kind {
                         0 => engine.get(CX, target.at(0), 4096, theirs.at(0), notice),
                         1 => engine.send(CX, two, tag(0), Payload::Region(from, 2048), notice),
-                        _ => engine.put(CX, from, 8, remotes[0].at(0), notice),
+                        2 => engine.put(CX, from, 8, remotes[0].at(0), notice),
+                        _ => engine.put(CX, from, 8, remotes[1].at(0), notice),
                     }
                     .is_ok()
                 {
@@ -339,7 +339,8 @@ fn gets_messages_and_puts_share_a_window() {
             }
         }
         println!("window {window}: {ended:?}");
-        assert!(ended.iter().all(|&count| count >= 5), "seed {seed}, window {window}: {ended:?}");
+        let least = if window == 1 { 5 } else { 40 };
+        assert!(ended.iter().all(|&count| count >= least), "window {window}: {ended:?}");
     }
 }
 
