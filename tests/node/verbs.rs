@@ -312,7 +312,7 @@ fn patience_changes_while_a_node_is_open() {
     let own = node.address().to_vec();
     let me = node.connect(&own).unwrap();
     let long = vec![0; 1 << 20];
-    node.send(me, 1, &long[..], Notice::Silent).unwrap();
+    node.send(me, 1, &long, Notice::Silent).unwrap();
     for patience in [Duration::ZERO, Duration::from_millis(200)] {
         node.set_patience(patience).unwrap();
         let begun = Instant::now();

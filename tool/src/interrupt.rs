@@ -1,6 +1,6 @@
 //! Handles Ctrl-C and SIGTERM. The first signal ends the run with a message and exit status 130. A
-//! later signal ends the process at once. It counts as the first if it follows at once, because
-//! `timeout` sends each signal twice.
+//! signal more than 200 ms later ends the process at once. One within that time has no effect,
+//! because `timeout` sends each signal twice.
 //!
 //! The loops of tests check for a signal at least ten times a second, and so does a side that waits
 //! for the other side. Setup checks only after each step. `perf pool` and `perf match` have nothing
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::failure::{Failure, Outcome};
 
-/// Time within which a second signal counts as the first.
+/// Time after the first signal in which others have no effect.
 const TWICE: Duration = Duration::from_millis(200);
 
 /// When the first signal arrived, in monotonic nanoseconds. 0 before.
