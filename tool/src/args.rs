@@ -346,9 +346,10 @@ Latency:
   a row are included, so it is meaningful from some 10000 iterations on.
   floor_ns is half of a round trip of two bare atomics between the same
   processors: the best of four ways. Each row is measured in two halves, and the
-  floor before, between and after them. If the floor changed by more than 20 %, the row is
-  repeated. There is no floor if other programs keep the two sides from running
-  at the same time. p50/fl is p50 divided by the floor.
+  floor before, between and after them. If the floor changed by more than 20 %,
+  the row is repeated. There is no floor if other programs keep the two sides
+  from running at the same time. p50/fl is p50 divided by the floor, for tests
+  that are ping-pongs.
   floor_apart_ns (apart, p50/ap) is the best floor with a cache line for each
   direction, as in the tests, where each side writes to the other's memory.
   A p50/ap of 0.8 to 1.2 is usual: both floors are the best of short batches,
