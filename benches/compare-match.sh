@@ -18,8 +18,10 @@ turns=${1:-3}
 depths=${DEPTHS:-0 1 16 256 4096 16384}
 need jq jq
 need ucx_info ucx-utils || echo "UCX is missing and cannot be installed"
-need mpicc.openmpi libopenmpi-dev || echo "Open MPI is missing and cannot be installed"
-need mpicc.mpich libmpich-dev || echo "MPICH is missing and cannot be installed"
+need_file "/usr/lib/*/openmpi/include/mpi.h" libopenmpi-dev ||
+    echo "Open MPI is missing and cannot be installed"
+need_file "/usr/include/*/mpich/mpi.h" libmpich-dev ||
+    echo "MPICH is missing and cannot be installed"
 cargo build --release --locked --quiet
 fishplate=${CARGO_TARGET_DIR:-target}/release/fishplate
 work=$(mktemp -d)

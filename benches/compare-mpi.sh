@@ -12,7 +12,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh
 rounds=${1:-5}
-need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev ||
+need mpirun.openmpi openmpi-bin &&
+    need_file "/usr/lib/*/openmpi/include/mpi.h" libopenmpi-dev ||
     { echo "SKIPPED: Open MPI could not be installed"; exit 77; }
 
 work=$(mktemp -d)

@@ -125,7 +125,8 @@ else
     echo "SKIPPED libpsm2 on two hosts: $(cat "$work/why")"
 fi
 
-need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev ||
+need mpirun.openmpi openmpi-bin &&
+    need_file "/usr/lib/*/openmpi/include/mpi.h" libopenmpi-dev ||
     { echo "SKIPPED MPI over libpsm2: Open MPI could not be installed"; exit $failed; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
