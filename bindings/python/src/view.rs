@@ -2,6 +2,7 @@
 //! `__cuda_array_interface__`. While a view exists, its exporter keeps the bytes in place: for
 //! example, a `bytearray` refuses to grow.
 
+use std::ffi::CStr;
 use std::mem;
 use std::ptr::NonNull;
 
@@ -69,14 +70,21 @@ impl View {
         if !is_buffer && let Some(array) = object.getattr_opt("__cuda_array_interface__")? {
             return View::of_array(object, &array, flags == ffi::PyBUF_WRITABLE);
         }
-        // SAFETY: the structure consists of numbers and pointers that may be zero.
-        let mut raw: Box<ffi::Py_buffer> = Box::new(unsafe { mem::zeroed() });
-        // SAFETY: the GIL is held, `object` is alive and `raw` is ours. `raw` is used only if the
-        // call succeeds.
-        if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *raw, flags) } != 0 {
-            return Err(PyErr::fetch(object.py()));
+        // Requests the format too, to find references to Python objects. NumPy has formats for most
+        // types only.
+        let formatted = flags | ffi::PyBUF_ND | ffi::PyBUF_FORMAT;
+        let (raw, holds_objects) = match Buffer::of(object, formatted) {
+            Ok(raw) => {
+                let holds_objects = raw.holds_objects();
+                (raw, holds_objects)
+            }
+            Err(_) => (Buffer::of(object, flags)?, is_array_of_objects(object)?),
+        };
+        if holds_objects {
+            return Err(PyBufferError::new_err(
+                "the buffer holds references to Python objects; use an array of numbers",
+            ));
         }
-        let raw = Buffer(raw);
         // A faulty exporter may return a negative length or a null address.
         if raw.0.len < 0 || raw.0.len > 0 && raw.0.buf.is_null() {
             return Err(PyBufferError::new_err("the buffer has no address, or a negative length"));
@@ -187,6 +195,39 @@ impl View {
         // SAFETY: the exporter keeps `len` writable bytes in place while the view exists. The
         // caller guarantees that no other slice is in use.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
+    }
+}
+
+impl Buffer {
+    fn of(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Buffer> {
+        // SAFETY: the structure consists of numbers and pointers that may be zero.
+        let mut raw: Box<ffi::Py_buffer> = Box::new(unsafe { mem::zeroed() });
+        // SAFETY: the GIL is held, `object` is alive and `raw` is ours. `raw` is used only if the
+        // call succeeds.
+        match unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *raw, flags) } {
+            0 => Ok(Buffer(raw)),
+            _ => Err(PyErr::fetch(object.py())),
+        }
+    }
+
+    /// Returns whether an element has the format `O`. Skips the names of fields, which are between
+    /// colons.
+    fn holds_objects(&self) -> bool {
+        if self.0.format.is_null() {
+            return false;
+        }
+        // SAFETY: the exporter keeps the format, a C string, while the buffer exists.
+        let format = unsafe { CStr::from_ptr(self.0.format) };
+        format.to_bytes().split(|&byte| byte == b':').step_by(2).any(|part| part.contains(&b'O'))
+    }
+}
+
+fn is_array_of_objects(array: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match array.getattr_opt("dtype")? {
+        Some(kind) => {
+            Ok(kind.getattr_opt("hasobject")?.is_some_and(|has| has.is_truthy().unwrap_or(true)))
+        }
+        None => Ok(false),
     }
 }
 

@@ -139,6 +139,36 @@ def test_any_contiguous_buffer_is_put_and_sent(own, make):
     assert [own.node.recv_bytes(tag=1)[1] for _ in range(2)] == [b"12345678"] * 2
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: numpy.array([None] * 8),
+        lambda: memoryview(numpy.array([None] * 8)),
+        lambda: numpy.zeros(4, [("n", "i8"), ("object", "O")]),
+        lambda: numpy.zeros(4, [("time", "M8[s]"), ("object", "O")]),
+        lambda: (ctypes.py_object * 8)(*[None] * 8),
+    ],
+    ids=["objects", "memoryview", "fields", "fields without a format", "ctypes"],
+)
+def test_references_to_objects_are_refused(own, make):
+    """A peer's bytes in their place would crash the interpreter."""
+    for call in [
+        lambda buffer: own.node.get(buffer, own.theirs),
+        lambda buffer: own.node.put(buffer, own.theirs),
+        lambda buffer: own.node.irecv(buffer),
+        own.node.register,
+        own.memory.write,
+    ]:
+        with pytest.raises(BufferError, match="references to Python objects"):
+            call(make())
+
+
+def test_numbers_of_any_type_are_buffers(own):
+    for kind in ["M8[s]", "f2", "c16", "U4", "V5", "?", [("O", "i4"), ("time", "m8[s]")]]:
+        own.node.get(numpy.zeros(16, kind), own.theirs)
+        own.node.put(numpy.zeros(16, kind), own.theirs)
+
+
 def test_buffers_of_maps_are_received_into(own):
     with mmap.mmap(-1, 4096) as place:
         own.node.send(own.peer, 3, b"mapped")
