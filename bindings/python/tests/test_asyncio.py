@@ -8,6 +8,7 @@ import pytest
 from conftest import run
 
 import fishplate
+from fishplate import _aio
 
 
 def test_requests_are_awaited(own):
@@ -131,6 +132,45 @@ def test_an_await_ends_at_its_deadline_or_with_its_task(own):
         assert (await receive).len == 4
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 50])
+def test_waits_go_on_after_all_other_tasks_are_cancelled(own, steps):
+    """The program also cancels the task that polls, once before its first step."""
+
+    async def main():
+        kept = asyncio.ensure_future(own.node.until(own.memory, "==", 2, timeout=20))
+        task = asyncio.create_task(own.node.until(own.memory, "==", 1))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        for other in asyncio.all_tasks() - {asyncio.current_task(), kept}:
+            other.cancel()
+        later = asyncio.ensure_future(own.node.until(own.memory, ">=", 2, timeout=20))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        own.node.signal(own.theirs, 2)
+        assert await asyncio.gather(kept, later) == [2, 2]
+        own.node.signal(own.theirs, 3)
+        assert await own.node.until(own.memory, "==", 3, timeout=20) == 3
+
+    asyncio.run(main())
+    assert not _aio._pumps
+
+
+def test_a_loop_that_is_closed_with_its_tasks_keeps_no_node_open(own):
+    for _ in range(2):
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(own.node.until(own.memory, "==", 1))
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        del task, loop
+
+    async def main():
+        asyncio.get_running_loop().call_later(0.05, own.node.signal, own.theirs)
+        await own.node.until(own.memory, "==", 1)
+
+    asyncio.run(main())
+    assert not _aio._pumps
 
 
 def talk(here):

@@ -23,7 +23,19 @@ class _Pump:
         self.loop = loop
         self.waker = waker
         self.waiting: dict[asyncio.Future[Any], Callable[[], Any]] = {}
-        self.task = loop.create_task(self.run())
+        self.start()
+
+    def start(self) -> None:
+        self.task = self.loop.create_task(self.run())
+        # Not a `finally` in `run`: a task that is cancelled before its first step runs no code.
+        self.task.add_done_callback(self.ended)
+
+    def ended(self, _: asyncio.Task[None]) -> None:
+        """Starts again if coroutines still wait. The program may have cancelled only the task."""
+        if any(not future.done() for future in self.waiting):
+            self.start()
+        else:
+            del _pumps[self.loop, self.waker.key]
 
     async def run(self) -> None:
         try:
@@ -39,11 +51,6 @@ class _Pump:
             for future in self.waiting:
                 if not future.done():
                     future.set_exception(error)
-        finally:
-            del _pumps[self.loop, self.waker.key]
-            # The task was cancelled, so nothing completes these futures.
-            for future in self.waiting:
-                future.cancel()
 
     def look(self) -> tuple[bool, int]:
         """Checks all waits. Returns whether a wait has ended, and the number of calls made to
@@ -96,6 +103,9 @@ async def _wait(waker: _Waker, look: Callable[[], Any], timeout: float | None) -
     loop = asyncio.get_running_loop()
     pump = _pumps.get((loop, waker.key))
     if pump is None:
+        # Tasks of a closed loop never end, and their pumps would keep nodes open.
+        for closed in [key for key in list(_pumps) if key[0].is_closed()]:
+            del _pumps[closed]
         pump = _pumps[loop, waker.key] = _Pump(loop, waker)
     future = loop.create_future()
     pump.waiting[future] = look
