@@ -264,12 +264,10 @@ impl Shared {
     }
 
     pub fn is_closed(&self) -> bool {
-        match self.state.try_lock() {
-            Ok(state) => {
-                !matches!(*state, State::Open(_)) || self.forks != FORKS.load(Ordering::Relaxed)
-            }
-            Err(_) => false,
+        if self.forks != FORKS.load(Ordering::Relaxed) {
+            return true;
         }
+        self.state.try_lock().is_ok_and(|state| !matches!(*state, State::Open(_)))
     }
 
     fn may_enter(&self) -> Result<(), Fault> {

@@ -311,6 +311,25 @@ def test_a_forked_child_is_refused_and_harms_nobody():
     assert said.split() == ["0", "1", "True"]
 
 
+def test_a_node_is_closed_in_a_child_forked_during_a_call():
+    """Another thread of the parent holds the node's lock at the fork."""
+    said = python("""
+        import os, threading, time, fishplate
+        with fishplate.Node(fabric="off") as node:
+            memory = node.alloc(64)
+            wait = threading.Thread(target=node.wait, args=(memory, "==", 1))
+            wait.start()
+            time.sleep(0.05)
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if node.closed else 1)
+            print(os.waitpid(child, 0)[1])
+            memory.store(1)
+            wait.join()
+    """)
+    assert said.split() == ["0"]
+
+
 def test_what_is_left_open_at_the_end_of_a_program():
     python("""
         import numpy, fishplate
