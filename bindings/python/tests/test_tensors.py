@@ -5,7 +5,7 @@ import xml.etree.ElementTree as xml
 
 import numpy
 import pytest
-from conftest import run
+from conftest import SOON, run
 
 import fishplate
 from fishplate import plot, sweep
@@ -179,6 +179,29 @@ def directly(here, wide):
 @pytest.mark.parametrize("wide", [8, 1 << 16])
 def test_direct_sends(way, wide):
     run(2, directly, way, wide)
+
+
+def test_a_direct_send_that_is_refused_sends_nothing(own):
+    node, words = own.node, numpy.zeros(8, numpy.uint64)
+    inlet = Inlet(node, own.peer, words)
+    outlet = Outlet(node, own.peer)
+    for data, error in [
+        (numpy.ones((4, 4), numpy.uint32)[:, ::2], ValueError),
+        (bytes(65), fishplate.Misuse),
+        ("text", AttributeError),
+    ]:
+        with pytest.raises(error):
+            outlet.send_direct(data, timeout=0)
+    for turn in (1, 2):
+        outlet.send_direct(numpy.full(8, turn, "M8[s]"), timeout=SOON)
+        inlet.wait(0)
+        assert (words == turn).all()
+        inlet.notify()
+    # Both ends have imports of this process, so neither can free its memory first.
+    with pytest.raises(fishplate.InUse):
+        outlet.close()
+    inlet.close()
+    outlet.close()
 
 
 def sweeps(here, place):

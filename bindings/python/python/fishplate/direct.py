@@ -34,8 +34,8 @@ class Inlet:
     def __init__(self, node: Node, peer: Peer, tensor: Memory | _Buffer, channel: int = 0) -> None:
         self._node, self._peer = node, peer
         self._memory = tensor if isinstance(tensor, Memory) else node.register(tensor)
-        self._ours = not isinstance(tensor, Memory)
         self._word = node.alloc(8)
+        self._held = [self._word] if isinstance(tensor, Memory) else [self._memory, self._word]
         self._tag = _TAG | channel
         self._count = 0
         self._freed: Remote | None = None
@@ -57,12 +57,14 @@ class Inlet:
         self._node.signal(self._freed, self._count)
 
     def close(self) -> None:
-        """Frees the memory that this end has registered. The sender must have closed first."""
+        """Frees the memory that this end has registered. The sender must have closed first. If
+        this raises `InUse`, because the sender is in the same process, call it again later."""
         if self._freed is not None:
             self._freed.release()
-        self._word.free()
-        if self._ours:
-            self._memory.free()
+            self._freed = None
+        while self._held:
+            self._held[-1].free()
+            self._held.pop()
 
 
 class Outlet:
@@ -74,7 +76,8 @@ class Outlet:
         self._node, self._peer, tag = node, peer, _TAG | channel
         parts = [node.recv_bytes(peer, tag, timeout=timeout)[1] for _ in range(3)]
         self.size = int.from_bytes(parts[0], "little")
-        self._theirs, self._arrived = (peer.import_memory(part) for part in parts[1:])
+        self._imports = [peer.import_memory(part) for part in parts[1:]]
+        self._theirs, self._arrived = self._imports
         self._word = node.alloc(8)
         node.send(peer, tag, self._word.handle())
         self._count = 0
@@ -84,7 +87,6 @@ class Outlet:
         if size > self.size:
             raise Misuse("range", f"data too long: {size} bytes; the tensor has {self.size}")
         self._node.wait(self._word, ">=", self._count, self._peer, timeout)
-        self._count += 1
 
     def isend_direct(
         self, data: Memory | Slice | _Buffer, timeout: float | None = None
@@ -93,7 +95,9 @@ class Outlet:
         completes when all data has arrived. Do not change the data before that."""
         self._room(data, timeout)
         request = self._node.iput(data, self._theirs)
-        self._node.signal(self._arrived, self._count)
+        self._node.signal(self._arrived, self._count + 1)
+        # Last: the receiver notifies only of sends that it was told of.
+        self._count += 1
         return request
 
     def send_direct(self, data: Memory | Slice | _Buffer, timeout: float | None = None) -> None:
@@ -102,18 +106,21 @@ class Outlet:
 
     def close(self, timeout: float | None = None) -> None:
         """Waits for the receiver's last `notify`, then releases the receiver's memory. If the
-        deadline expires, nothing is released, and `close` may be called again."""
+        deadline expires, nothing is released, and `close` may be called again. If this raises
+        `InUse`, because the receiver is in the same process, call it again later."""
         # The receiver's last signal must arrive before its target is freed.
         self._node.wait(self._word, ">=", self._count, self._peer, timeout)
         self._node.quiet(self._peer)
-        self._theirs.release()
-        self._arrived.release()
+        while self._imports:
+            self._imports[-1].release()
+            self._imports.pop()
         self._word.free()
 
 
 def _size(data: _Buffer) -> int:
     try:
         return memoryview(data).nbytes  # type: ignore[arg-type]
-    except TypeError:
-        # A tensor with DLPack but without the buffer protocol.
+    except (TypeError, ValueError):
+        # A tensor with DLPack but without the buffer protocol, or an array of a type for which
+        # NumPy has no format.
         return int(data.nbytes)  # type: ignore[union-attr]
