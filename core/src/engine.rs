@@ -43,6 +43,7 @@ mod peers;
 mod pending;
 mod pieces;
 mod post;
+mod post_tag;
 pub mod protocol;
 #[cfg(test)]
 mod races;
@@ -385,7 +386,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 single_max: max_rma[..count]
                     .iter()
                     .copied()
-                    .fold(whole.min(wire::STREAM_POST_MAX), u64::min),
+                    .fold(whole.min(post_tag::STREAM_POST_MAX), u64::min),
                 eager: config.eager,
                 shortest: u32::MAX,
                 stats: Stats::default(),

@@ -34,9 +34,10 @@ use super::list::NONE;
 use super::pending::{OpKind, State as Stage};
 use super::pieces::{Answer, COPIER, GETS, Get, Got, LONGEST, PIECE_BITS};
 use super::post::Blocked;
+use super::post_tag::Owner;
 use super::table::{LocalSlot, NO_RAIL, in_bounds};
 use super::window::{Action, Arrival, Parked};
-use super::wire::{Body, Owner, Place};
+use super::wire::{Body, Place};
 use super::{Engine, State};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {

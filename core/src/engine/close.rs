@@ -46,10 +46,11 @@ use crate::sync::seq::{Seq, truncate};
 use super::list::NONE;
 use super::pending::{OpKind, PendingSlot};
 use super::post::Blocked;
+use super::post_tag::{GENERATION_MASK, Owner};
 use super::protocol::Form;
 use super::table::PeerState;
 use super::wait::Waiter;
-use super::wire::{GENERATION_MASK, HEAD_MAX, KIND_BYE, Owner, get32, get64, put64};
+use super::wire::{HEAD_MAX, KIND_BYE, get32, get64, put64};
 use super::{Engine, State};
 
 /// Number of passes that a side makes after all Byes were sent and received.

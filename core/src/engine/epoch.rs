@@ -41,6 +41,9 @@
 //! Each rail to a peer has its own epoch, which the messages about rails carry (see `failover`).
 //! Words do not carry it. The rail promises that nothing posted before it was fenced arrives after
 //! it was attached again ([`Rail::fence`]).
+
+mod hello;
+
 use crate::error::{PeerError, Violation};
 use crate::mem::{Peer, Untrusted};
 use crate::probe::probe;
@@ -50,8 +53,10 @@ use super::close::Bye;
 use super::failover::{Asks, Leave, Rejoin, Told};
 use super::post::Blocked;
 use super::table::PeerState;
-use super::wire::{Bond, Hello, stamp};
+use super::wire::stamp;
 use super::{Engine, State};
+
+pub(super) use hello::{Bond, Hello};
 
 /// Maximum number of Hellos that wait for room in a rail. A newer Hello replaces the oldest Hello
 /// that is not for the bound peer.

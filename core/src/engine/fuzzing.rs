@@ -2,12 +2,13 @@
 //! input for it. Not part of the public interface; the tests in `tests/fuzz` use it.
 
 use super::close::Bye;
+use super::epoch::{Bond, Hello};
 use super::failover::{Asks, Leave, LeaveStage, Rejoin, Told};
 use super::joint::Pairing;
 use super::pieces::{Get, Got};
 use super::protocol::head::{self, Head, Offer};
 use super::table::{Access, HANDLE_MAX, Handle};
-use super::wire::{Body, Bond, HEAD_MAX, Hello, Message, Place};
+use super::wire::{Body, HEAD_MAX, Message, Place};
 use crate::mem::Untrusted;
 use crate::op::{Amo, AmoOp, SignalOp};
 use crate::rail::RailKey;

@@ -8,11 +8,11 @@ use crate::sync::seq::Seq;
 
 use super::failover;
 use super::joint::{Joint, Pairing};
+use super::post_tag::{GENERATION_MASK, Owner, PostTag, STREAM_POST_MAX};
 use super::protocol::MatchLimits;
 use super::stream::{MESSAGES, Stream, WRITES};
 use super::table::{self, PeerSlot, PeerState};
 use super::window::bitmap_words;
-use super::wire::{GENERATION_MASK, Owner, PostTag, STREAM_POST_MAX};
 use super::{Engine, State, mix};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {

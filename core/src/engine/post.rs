@@ -17,8 +17,9 @@ use super::failover::Sent;
 use super::list::NONE;
 use super::load::{LONG, ahead};
 use super::pending::OpKind;
+use super::post_tag::{GENERATION_MASK, Owner, PostTag};
 use super::stream::KEPT;
-use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag};
+use super::wire::{Body, HEAD_MAX, Message};
 use super::{Engine, RailPolicy, State};
 
 pub(super) enum Blocked {

@@ -9,10 +9,11 @@ use crate::op::{Amo, AmoOp, Fault, SignalOp};
 use crate::rail::Sink;
 
 use super::State;
+use super::post_tag::{GENERATION_MASK, Owner, PostTag};
 use super::protocol::FIRST_KIND;
 use super::table::in_bounds;
 use super::window::{Action, Arrival, Cells, Parked, Window, bitmap_words};
-use super::wire::{Body, GENERATION_MASK, Message, NO_TOKEN, Owner, Place, PostTag, context_of};
+use super::wire::{Body, Message, NO_TOKEN, Place, context_of};
 
 pub(super) struct Reports<'s, 'm, const RAILS: usize> {
     state: &'s mut State<'m, RAILS>,

@@ -71,8 +71,8 @@ pub struct Stream {
     /// Fully posted operations that need no acknowledgement. Each is removed when its last post
     /// completes.
     pub(crate) closing: Fifo,
-    /// The tag of silent posts that have no slot: an [`Owner::Stream`](super::wire::Owner) without
-    /// the size.
+    /// The tag of silent posts that have no slot: an [`Owner::Stream`](super::post_tag::Owner)
+    /// without the size.
     pub(crate) tag: u64,
     /// The number up to which an acknowledgement was last requested.
     pub(crate) asked: Seq,

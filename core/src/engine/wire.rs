@@ -14,8 +14,7 @@
 //!             device memory, waits for all earlier numbers
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: no fetch)
 //! Reply       32 bytes: head, token u64, value u64
-//! Hello       16 bytes: kind u8 | again u8 | bond u8 | keeps u8 | mine u32 | yours u32 |
-//!             version u32; no context
+//! Hello       16 bytes; no context
 //! Bye         28 bytes: head, with returned credits u32 in place of region and generation;
 //!             end u64, fins u32
 //! Told        128 bytes
@@ -29,9 +28,9 @@
 //!             an acknowledgement
 //! ```
 //!
-//! `epoch` explains Hello, and `close` explains Bye. `failover` has the layouts of Told, Asks,
-//! Leave and Rejoin in `told`, `leave` and `rejoin`, and `pieces` has those of Get and Got. The
-//! messages of `protocol` have kinds from 16 on.
+//! `epoch` has the layout of Hello in `hello`, and `close` explains Bye. `failover` has the layouts
+//! of Told, Asks, Leave and Rejoin in `told`, `leave` and `rejoin`, and `pieces` has those of Get
+//! and Got. The messages of `protocol` have kinds from 16 on.
 //!
 //! The sequence has two bits more than the window needs, but at least 9 and at most 20. The epoch
 //! gets the remaining bits, and identifies the attachment that the word belongs to. A message
@@ -44,9 +43,12 @@
 //! cursor must not be mistaken for a newer cursor.
 
 use crate::error::Violation;
-use crate::mem::{Peer, Untrusted};
+use crate::mem::Untrusted;
 use crate::op::{Amo, AmoOp, SignalOp};
 use crate::sync::seq::{Seq, WIRE_BITS};
+
+/// The version of the wire format, exchanged in Hello.
+pub(super) const VERSION: u32 = 10;
 
 /// Longest header of a message, in bytes. It is copied out before it is checked.
 pub(crate) const HEAD_MAX: usize = 48;
@@ -58,9 +60,9 @@ const KIND_SIGNAL: u8 = 1;
 const KIND_SIGNAL_DATA: u8 = 2;
 const KIND_AMO: u8 = 3;
 const KIND_REPLY: u8 = 4;
-const KIND_ACK: u8 = 5;
+pub(super) const KIND_ACK: u8 = 5;
 const KIND_DATA: u8 = 6;
-const KIND_HELLO: u8 = 7;
+pub(super) const KIND_HELLO: u8 = 7;
 pub(super) const KIND_BYE: u8 = 8;
 pub(super) const KIND_TOLD: u8 = 9;
 pub(super) const KIND_ASKS: u8 = 10;
@@ -243,67 +245,6 @@ impl Message {
     }
 }
 
-/// The attachment of the receiver that the sender of a Hello is bound to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bond {
-    None,
-    Yours,
-    Other,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
-    /// The epoch that the sender expects in incoming words.
-    pub mine: u32,
-    /// The epoch that the receiver expects, or 0 if the sender does not know it.
-    pub yours: u32,
-    pub bond: Bond,
-    /// Whether the sender keeps what failover needs.
-    pub keeps: bool,
-    /// Whether earlier Hellos, or their answers, may have been lost. If so, the receiver answers
-    /// this Hello in any case.
-    pub again: bool,
-}
-
-/// The version of the wire format, exchanged in Hello.
-const VERSION: u32 = 10;
-
-impl Hello {
-    pub(crate) fn encode(&self) -> [u8; 16] {
-        let mut out = [0; 16];
-        out[..4].copy_from_slice(&[
-            KIND_HELLO,
-            self.again as u8,
-            self.bond as u8,
-            self.keeps as u8,
-        ]);
-        out[4..8].copy_from_slice(&self.mine.to_le_bytes());
-        out[8..12].copy_from_slice(&self.yours.to_le_bytes());
-        out[12..].copy_from_slice(&VERSION.to_le_bytes());
-        out
-    }
-
-    pub(crate) fn decode(bytes: Untrusted<'_>) -> Option<Result<Hello, Violation>> {
-        let mut head = [0u8; HEAD_MAX];
-        let len = bytes.copy_out(&mut head);
-        if head[0] != KIND_HELLO {
-            return None;
-        }
-        if len != 16 || bytes.len() != 16 {
-            return Some(Err(Violation::Length));
-        }
-        let [_, again @ 0..=1, bond @ 0..=2, keeps @ 0..=1] = head[..4] else {
-            return Some(Err(Violation::Kind));
-        };
-        let (again, keeps) = (again != 0, keeps != 0);
-        let bond = [Bond::None, Bond::Yours, Bond::Other][bond as usize];
-        if get32(&head, 12) != VERSION {
-            return Some(Err(Violation::Kind));
-        }
-        Some(Ok(Hello { mine: get32(&head, 4), yours: get32(&head, 8), bond, keeps, again }))
-    }
-}
-
 #[inline(always)]
 pub(super) fn put64(out: &mut [u8; HEAD_MAX], at: usize, value: u64) {
     out[at..at + 8].copy_from_slice(&value.to_le_bytes());
@@ -326,74 +267,6 @@ pub(super) fn get32(head: &[u8; HEAD_MAX], at: usize) -> u32 {
 #[inline(always)]
 fn get16(head: &[u8; HEAD_MAX], at: usize) -> u16 {
     u16::from_le_bytes([head[at], head[at + 1]])
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PostTag {
-    pub owner: Owner,
-    pub bytes: u32,
-}
-
-/// The bits of a peer's generation that fit next to its number.
-pub(crate) const GENERATION_MASK: u16 = 0x3fff;
-
-/// Longest post of [`Owner::Stream`], in bytes, because its tag has fewer bits for the size.
-pub(crate) const STREAM_POST_MAX: u64 = (1 << 24) - 1;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
-    Op(u32),
-    /// A silent operation without a slot: its stream, and the low bits ([`GENERATION_MASK`]) of the
-    /// peer's generation.
-    Stream(u32, u16),
-    /// A message that no slot tracks: an acknowledgement, a reply or an eager send. The peer, and
-    /// the low bits of the generation of its slot.
-    Control(Peer, u16),
-    Atomic(u32),
-}
-
-impl PostTag {
-    /// Encodes the tag as the context word of a post.
-    ///
-    /// ```text
-    /// Op       0 2 bits | slot 30 | bytes 32
-    /// Stream   1 2 bits | stream 24 | generation 14 | bytes 24
-    /// Control  2 2 bits | generation 14 | peer 16 | bytes 32
-    /// Atomic   3 2 bits | slot 30 | bytes 32
-    /// ```
-    #[inline(always)]
-    pub(crate) fn pack(self) -> u64 {
-        let bytes = self.bytes as u64;
-        match self.owner {
-            Owner::Op(slot) => ((slot as u64) << 32) | bytes,
-            Owner::Stream(stream, generation) => {
-                (1 << 62) | ((stream as u64) << 38) | ((generation as u64) << 24) | bytes
-            }
-            Owner::Control(peer, generation) => {
-                (2 << 62) | ((generation as u64) << 48) | ((peer.0 as u64) << 32) | bytes
-            }
-            Owner::Atomic(slot) => (3 << 62) | ((slot as u64) << 32) | bytes,
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn unpack(cx: u64) -> Self {
-        let generation = |from: u32| (cx >> from) as u16 & GENERATION_MASK;
-        match cx >> 62 {
-            0 => PostTag { owner: Owner::Op((cx >> 32) as u32), bytes: cx as u32 },
-            1 => PostTag {
-                owner: Owner::Stream((cx >> 38) as u32 & 0xff_ffff, generation(24)),
-                bytes: cx as u32 & 0xff_ffff,
-            },
-            2 => PostTag {
-                owner: Owner::Control(Peer((cx >> 32) as u16), generation(48)),
-                bytes: cx as u32,
-            },
-            _ => {
-                PostTag { owner: Owner::Atomic((cx >> 32) as u32 & 0x3fff_ffff), bytes: cx as u32 }
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -482,14 +355,6 @@ mod tests {
                 "{body:?}"
             );
         }
-        let hello = Hello {
-            mine: 0x0403_0201,
-            yours: 0x0807_0605,
-            bond: Bond::Other,
-            keeps: true,
-            again: true,
-        };
-        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, VERSION as u8, 0, 0, 0]);
     }
 
     #[test]
@@ -538,32 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_comes_back_and_a_bad_one_is_refused() {
-        for (bond, keeps, again) in
-            [(Bond::None, false, true), (Bond::Yours, true, false), (Bond::Other, true, true)]
-        {
-            let hello = Hello { mine: 1, yours: u32::MAX, bond, keeps, again };
-            let bytes = hello.encode();
-            assert_eq!(Hello::decode(Untrusted::from_slice(&bytes)), Some(Ok(hello)));
-            for cut in 1..16 {
-                let got = Hello::decode(Untrusted::from_slice(&bytes[..cut]));
-                assert_eq!(got, Some(Err(Violation::Length)), "cut to {cut}");
-            }
-            for at in [1, 2, 3, 12, 15] {
-                let mut bad = bytes;
-                bad[at] ^= 0x83;
-                let got = Hello::decode(Untrusted::from_slice(&bad));
-                assert_eq!(got, Some(Err(Violation::Kind)), "byte {at}");
-            }
-            let mut other = bytes;
-            other[0] = KIND_ACK;
-            assert_eq!(Hello::decode(Untrusted::from_slice(&other)), None);
-        }
-    }
-
-    #[test]
-    fn completion_words_and_post_tags_come_back() {
-        // Context, epoch and sequence share 32 bits without overlap.
+    fn the_parts_of_a_word_do_not_overlap() {
         for (window, epochs) in
             [(1, 15), (64, 15), (128, 15), (2048, 11), (1 << 18, 4), (1 << 19, 4)]
         {
@@ -577,25 +417,6 @@ mod tests {
                 assert_eq!(stamp(context, 1 << epochs, mask), (context as u32) << 24);
                 let near = (1..1 << epochs).map(|n| stamp(context, n, mask));
                 assert!(near.clone().zip(near.skip(1)).all(|(a, b)| a != b));
-            }
-        }
-        for owner in [
-            Owner::Op(0),
-            Owner::Op(0x3fff_ffff),
-            Owner::Stream(0, 0x3fff),
-            Owner::Stream(0xff_ffff, 0),
-            Owner::Control(Peer(65535), 0),
-            Owner::Control(Peer(1), 0x3fff),
-            Owner::Atomic(0),
-            Owner::Atomic(0x3fff_ffff),
-        ] {
-            let most =
-                if let Owner::Stream(..) = owner { STREAM_POST_MAX as u32 } else { u32::MAX };
-            for bytes in [0, 1, most] {
-                assert_eq!(
-                    PostTag::unpack(PostTag { owner, bytes }.pack()),
-                    PostTag { owner, bytes }
-                );
             }
         }
     }

@@ -26,8 +26,8 @@ use crate::rail::{Posted, REOPEN_MAX, Rail};
 
 use super::super::joint::RAILS_MAX;
 use super::super::post::Blocked;
+use super::super::post_tag::PostTag;
 use super::super::table::{PeerSlot, PeerState};
-use super::super::wire::PostTag;
 use super::super::{Engine, State};
 use super::rejoin::{Rejoin, Stage};
 use super::{AGAIN, PeerError, RARELY};

@@ -9,8 +9,9 @@ use crate::sync::seq::{Seq, expand, truncate};
 
 use super::super::joint::RAILS_MAX;
 use super::super::post::Blocked;
+use super::super::post_tag::{Owner, PostTag};
 use super::super::table::PeerSlot;
-use super::super::wire::{Body, NO_TOKEN, Owner, PostTag};
+use super::super::wire::{Body, NO_TOKEN};
 use super::super::{Engine, State};
 use super::sent::{Carried, Sent};
 use super::told::WORDS;

@@ -15,8 +15,9 @@ use crate::rail::{Local, Posted, Rail, Remote};
 use crate::sync::seq::{Seq, truncate};
 
 use super::super::list::NONE;
+use super::super::post_tag::{Owner, PostTag};
 use super::super::stream::{WRITES, kept};
-use super::super::wire::{Body, HEAD_MAX, Message, Owner, PostTag};
+use super::super::wire::{Body, HEAD_MAX, Message};
 use super::super::{ContextId, Engine, State};
 use super::queue::Target;
 use super::{Issued, Notice};

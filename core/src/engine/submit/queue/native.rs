@@ -14,7 +14,8 @@ use crate::rail::{Posted, Rail, Remote};
 
 use super::super::super::pending::OpKind;
 use super::super::super::post::Blocked;
-use super::super::super::wire::{Body, NO_TOKEN, Owner, PostTag};
+use super::super::super::post_tag::{Owner, PostTag};
+use super::super::super::wire::{Body, NO_TOKEN};
 use super::{Ask, ContextId, Engine, Issued, Notice};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
