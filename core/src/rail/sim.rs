@@ -134,6 +134,7 @@ impl<'m> Sim<'m> {
             sim: self,
             node,
             rail,
+            own: node * self.world.borrow().rails + rail,
             peers: [NONE; PEERS],
             addresses: [0; PEERS],
             closes: false,

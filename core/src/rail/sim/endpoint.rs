@@ -1,11 +1,12 @@
 //! The endpoint of one node on one rail: posts packets, and executes them when polled.
 
+mod report;
+
 use core::ptr::{self, NonNull};
 
 use super::Sim;
-use super::links::ENDPOINTS;
-use super::world::{MESSAGE, NONE, Packet, PacketKind, Registered};
-use crate::error::{AttachError, CompleteError, PeerError, PostError};
+use super::world::{MESSAGE, NONE, PacketKind, Registered};
+use crate::error::{AttachError, CompleteError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
 use crate::op::AmoSet;
 use crate::rail::{Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
@@ -14,9 +15,6 @@ pub(super) const PEERS: usize = 16;
 
 /// Maximum length of a write that is copied when it is posted, in bytes.
 const INJECT: usize = 64;
-
-/// Number of polls between two reports that a fenced peer may be attached again.
-const UP: u64 = 300;
 
 /// Number of polls in which posts of a closed endpoint may still land.
 const LINGER: u32 = 400;
@@ -28,6 +26,8 @@ pub struct SimRail<'s, 'm> {
     pub(super) sim: &'s Sim<'m>,
     pub(super) node: u16,
     pub(super) rail: u16,
+    /// The number of this endpoint in the world.
+    pub(super) own: u16,
     /// `peers`: the node of each peer. `addresses`: the address at which the peer is attached.
     pub(super) peers: [u16; PEERS],
     pub(super) addresses: [u16; PEERS],
@@ -75,7 +75,7 @@ impl SimRail<'_, '_> {
         self.addresses[peer.0 as usize] = address;
         (self.told, self.lost) = (self.told & !(1 << peer.0), self.lost & !(1 << peer.0));
         let world = &mut *self.sim.world.borrow_mut();
-        world.cuts.open((self.node * world.rails + self.rail) as usize, node);
+        world.cuts.open(self.own as usize, node);
         Ok(())
     }
 
@@ -106,9 +106,9 @@ impl SimRail<'_, '_> {
                 return Err(PostError::BadKey);
             }
         }
-        let own = self.node * world.rails + self.rail;
-        let off = world.is_cut_off(own, node, self.addresses[peer.0 as usize]);
-        let broken = off || world.is_broken(own, node, matches!(kind, PacketKind::Read { .. }));
+        let off = world.is_cut_off(self.own, node, self.addresses[peer.0 as usize]);
+        let broken =
+            off || world.is_broken(self.own, node, matches!(kind, PacketKind::Read { .. }));
         if broken && world.random.below(2) == 0 {
             return Err(PostError::PeerDown);
         }
@@ -120,10 +120,10 @@ impl SimRail<'_, '_> {
         world.free = world.packets[index as usize].next;
         let packet = &mut world.packets[index as usize];
         (packet.kind, packet.cx, packet.to_node, packet.late) = (kind, cx, node, false);
-        packet.from = own;
+        packet.from = self.own;
         fill(&mut packet.bytes);
         if broken {
-            let late = if off { 0 } else { world.cuts.late[own as usize] };
+            let late = if off { 0 } else { world.cuts.late[self.own as usize] };
             world.doom(index, late);
             return Ok(Posted::Pending);
         }
@@ -137,134 +137,12 @@ impl SimRail<'_, '_> {
         Ok(Posted::Pending)
     }
 
-    fn next_due(&self) -> Option<(u16, Packet)> {
-        let world = &mut *self.sim.world.borrow_mut();
-        let endpoint = (self.node * world.rails + self.rail) as usize;
-        let (mut last, mut link) = (NONE, world.heads[endpoint]);
-        while link != NONE {
-            let packet = world.packets[link as usize];
-            if packet.at <= world.now {
-                match last {
-                    NONE => world.heads[endpoint] = packet.next,
-                    last => world.packets[last as usize].next = packet.next,
-                }
-                world.trace = (world.trace ^ packet.cx ^ ((link as u64) << 48))
-                    .wrapping_mul(0x100_0000_01b3)
-                    ^ world.now;
-                return Some((link, packet));
-            }
-            (last, link) = (link, packet.next);
-        }
-        None
-    }
-
-    fn give_back(&self, index: u16, result: Result<(), CompleteError>) {
-        let world = &mut *self.sim.world.borrow_mut();
-        let packet = &mut world.packets[index as usize];
-        if packet.late {
-            return world.release(index);
-        }
-        packet.kind = PacketKind::Done(result);
-        let from = packet.from;
-        let (node, rail) = (from / world.rails, from % world.rails);
-        world.schedule(index, node, rail, 0);
-    }
-
-    fn free(&self, index: u16) {
-        self.sim.world.borrow_mut().release(index);
-    }
-
     fn peer_at(&self, node: u16) -> Option<Peer> {
         let world = self.sim.world.borrow();
-        if world.cuts.muted[(self.node * world.rails + self.rail) as usize] & 1 << node != 0 {
+        if world.cuts.muted[self.own as usize] & 1 << node != 0 {
             return None;
         }
         self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
-    }
-
-    /// Reports nodes whose link was cut, or that the fence of another node cut off.
-    fn report_cuts<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        let cut = {
-            let world = self.sim.world.borrow();
-            world.cuts.reported((self.node * world.rails + self.rail) as usize, world.now)
-        };
-        if cut == 0 && self.lost == 0 {
-            return 0;
-        }
-        let (told, mut reported) = (self.told, 0);
-        for i in (0..PEERS).filter(|i| told & 1 << i == 0) {
-            let node = self.peers[i];
-            let lost = self.lost & 1 << i != 0 || cut & 1u64.unbounded_shl(node as u32) != 0;
-            if node != NONE && lost && reported < budget {
-                (self.told, self.lost) = (self.told | 1 << i, self.lost & !(1 << i));
-                reported += 1;
-                sink.peer_down(Peer(i as u16), PeerError::Lost);
-            }
-        }
-        reported
-    }
-
-    /// Reports only nodes whose link is intact, every [`UP`] polls.
-    fn report_heals<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        let up = {
-            let world = self.sim.world.borrow();
-            let own = (self.node * world.rails + self.rail) as usize;
-            let up = world.cuts.fenced[own] & !world.cuts.cut[own] & !world.dead;
-            if up == 0 || world.now < self.up_at {
-                return 0;
-            }
-            self.up_at = world.now + UP;
-            up
-        };
-        let mut reported = 0;
-        for (i, &node) in self.peers.iter().enumerate() {
-            if node != NONE && up & 1u64.unbounded_shl(node as u32) != 0 && reported < budget {
-                reported += 1;
-                sink.peer_up(Peer(i as u16));
-            }
-        }
-        reported
-    }
-
-    fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        let mut peers_down = 0u16;
-        {
-            let world = &mut *self.sim.world.borrow_mut();
-            if world.dead == 0 {
-                return 0;
-            }
-            let (dead, rails) = (world.dead, world.rails);
-            for endpoint in 0..ENDPOINTS as u16 {
-                let node = endpoint / rails;
-                if dead & (1 << node) == 0 {
-                    continue;
-                }
-                let mut link = core::mem::replace(&mut world.heads[endpoint as usize], NONE);
-                while link != NONE {
-                    let Packet { next, from, late, .. } = world.packets[link as usize];
-                    let origin = from / rails;
-                    if late || dead & (1 << origin) != 0 {
-                        world.release(link);
-                    } else {
-                        world.packets[link as usize].kind =
-                            PacketKind::Done(Err(CompleteError::PeerDown));
-                        world.schedule(link, origin, from % rails, 0);
-                    }
-                    link = next;
-                }
-            }
-            for (i, &node) in self.peers.iter().enumerate() {
-                let known = node == NONE || self.told & (1 << i) != 0;
-                if !known && world.is_dead(node) && peers_down.count_ones() < budget {
-                    peers_down |= 1 << i;
-                }
-            }
-        }
-        self.told |= peers_down;
-        for peer in (0..16).filter(|i| peers_down & (1 << i) != 0) {
-            sink.peer_down(Peer(peer), PeerError::Died);
-        }
-        peers_down.count_ones()
     }
 }
 
@@ -343,11 +221,14 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
 
     fn touches(&mut self, memory: Local) -> bool {
         let world = self.sim.world.borrow();
-        let own = self.node * world.rails + self.rail;
-        world.packets.iter().filter(|packet| packet.from == own).any(|packet| match packet.kind {
-            PacketKind::Write { from: Some(from), len, .. } => memory.overlaps(from.as_ptr(), len),
-            PacketKind::Read { into, len, .. } => memory.overlaps(into, len),
-            _ => false,
+        world.packets.iter().filter(|packet| packet.from == self.own).any(|packet| {
+            match packet.kind {
+                PacketKind::Write { from: Some(from), len, .. } => {
+                    memory.overlaps(from.as_ptr(), len)
+                }
+                PacketKind::Read { into, len, .. } => memory.overlaps(into, len),
+                _ => false,
+            }
         })
     }
 
@@ -371,59 +252,26 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     fn detach(&mut self, peer: Peer) {
         let Ok(node) = self.node_of(peer) else { return };
         self.peers[peer.0 as usize] = NONE;
-        let world = &mut *self.sim.world.borrow_mut();
-        let own = self.node * world.rails + self.rail;
-        // Operations to the node wait at the node's endpoint, and reads wait at this endpoint.
-        for endpoint in [node * world.rails + self.rail, own] {
-            let (mut last, mut link) = (NONE, world.heads[endpoint as usize]);
-            while link != NONE {
-                let Packet { next, from, to_node, kind, late, .. } = world.packets[link as usize];
-                if from != own || to_node != node || late || matches!(kind, PacketKind::Done(_)) {
-                    (last, link) = (link, next);
-                    continue;
-                }
-                if world.dials[self.rail as usize].late
-                    && !matches!(kind, PacketKind::Read { .. })
-                    && let Some(end) = world.make_late(link)
-                {
-                    world.schedule(end, self.node, self.rail, 0);
-                    (last, link) = (link, next);
-                    continue;
-                }
-                match last {
-                    NONE => world.heads[endpoint as usize] = next,
-                    last => world.packets[last as usize].next = next,
-                }
-                world.packets[link as usize].kind = PacketKind::Done(Err(CompleteError::PeerDown));
-                world.schedule(link, self.node, self.rail, 0);
-                // In an unordered list the new packet is at the front, so the loop continues behind
-                // it. In an ordered list it is at the back.
-                if last == NONE && world.heads[endpoint as usize] == link {
-                    last = link;
-                }
-                link = next;
-            }
-        }
+        self.sim.world.borrow_mut().detach(self.own, node);
     }
 
     #[cold]
     fn fence(&mut self, peer: Peer) -> Fence {
         let Ok(node) = self.node_of(peer) else { return Fence::Fenced };
         let world = &mut *self.sim.world.borrow_mut();
-        let own = self.node * world.rails + self.rail;
-        if world.cuts.is_fenced(own, node) {
+        if world.cuts.is_fenced(self.own, node) {
             return Fence::Fenced;
         }
-        if !world.is_fence_due(own, node) {
+        if !world.is_fence_due(self.own, node) {
             return Fence::Pending;
         }
-        world.cut_off(own, node, 0);
+        world.cut_off(self.own, node, 0);
         if self.closes {
-            let address = &mut world.addresses[own as usize];
+            let address = &mut world.addresses[self.own as usize];
             *address = address.wrapping_add(1);
             for (i, &other) in self.peers.iter().enumerate() {
-                if other != NONE && !world.cuts.is_fenced(own, other) {
-                    world.cut_off(own, other, LINGER);
+                if other != NONE && !world.cuts.is_fenced(self.own, other) {
+                    world.cut_off(self.own, other, LINGER);
                     self.lost |= 1 << i;
                 }
             }
@@ -435,7 +283,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     fn mute(&mut self, peer: Peer) {
         let Ok(node) = self.node_of(peer) else { return };
         let world = &mut *self.sim.world.borrow_mut();
-        world.cuts.muted[(self.node * world.rails + self.rail) as usize] |= 1 << node;
+        world.cuts.muted[self.own as usize] |= 1 << node;
     }
 
     #[cold]
@@ -445,8 +293,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             return self.fence(peer);
         }
         let world = &mut *self.sim.world.borrow_mut();
-        let own = self.node * world.rails + self.rail;
-        match world.cuts.is_fenced(own, node) || world.part(own, node) {
+        match world.cuts.is_fenced(self.own, node) || world.part(self.own, node) {
             true => Fence::Fenced,
             false => Fence::Pending,
         }
@@ -459,22 +306,20 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     #[cold]
     fn is_fenced(&self, peer: Peer) -> bool {
         let world = self.sim.world.borrow();
-        let own = self.node * world.rails + self.rail;
-        self.node_of(peer).is_ok_and(|node| world.cuts.is_fenced(own, node))
+        self.node_of(peer).is_ok_and(|node| world.cuts.is_fenced(self.own, node))
     }
 
     #[cold]
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         let node = self.node_of(peer).ok()?;
         let world = self.sim.world.borrow();
-        let own = self.node * world.rails + self.rail;
-        if world.cuts.is_cut(own, node)
-            || (world.cuts.is_fenced(own, node) && world.has_posts(own, node))
+        if world.cuts.is_cut(self.own, node)
+            || (world.cuts.is_fenced(self.own, node) && world.has_posts(self.own, node))
         {
             return None;
         }
         into[..2].copy_from_slice(&self.node.to_le_bytes());
-        into[2..4].copy_from_slice(&world.addresses[own as usize].to_le_bytes());
+        into[2..4].copy_from_slice(&world.addresses[self.own as usize].to_le_bytes());
         Some(4)
     }
 
@@ -542,9 +387,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     }
 
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        let down = self.reap(budget, sink);
-        let down = down + self.report_cuts(budget - down, sink);
-        let down = down + self.report_heals(budget - down, sink);
+        let down = self.report_peers(budget, sink);
         {
             let world = &mut *self.sim.world.borrow_mut();
             world.now += 1;
@@ -554,13 +397,16 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             }
         }
         for n in down..budget {
-            let Some((index, packet)) = self.next_due() else { return n };
-            let rails = self.sim.world.borrow().rails;
+            let (due, rails) = {
+                let world = &mut *self.sim.world.borrow_mut();
+                (world.next_due(self.own), world.rails)
+            };
+            let Some((index, packet)) = due else { return n };
             let origin = packet.from / rails;
             match packet.kind {
                 PacketKind::Free => {}
                 PacketKind::Done(result) => {
-                    self.free(index);
+                    self.sim.world.borrow_mut().release(index);
                     sink.done(packet.cx, result);
                 }
                 PacketKind::Read { into, len, remote } => {
@@ -571,7 +417,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                             world.resolve((packet.to_node, self.rail), remote, len),
                         )
                     };
-                    self.free(index);
+                    self.sim.world.borrow_mut().release(index);
                     let result = match source {
                         _ if dead => Err(CompleteError::PeerDown),
                         None => Err(CompleteError::Failed(-1)),
@@ -602,13 +448,14 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                             sink.landed(peer, data);
                         }
                     }
-                    self.give_back(index, target.map(drop).ok_or(CompleteError::Failed(-1)));
+                    let result = target.map(drop).ok_or(CompleteError::Failed(-1));
+                    self.sim.world.borrow_mut().give_back(index, result);
                 }
                 PacketKind::Message { len } => {
                     if let Some(peer) = self.peer_at(origin) {
                         sink.message(peer, Untrusted::from_slice(&packet.bytes[..len as usize]));
                     }
-                    self.give_back(index, Ok(()));
+                    self.sim.world.borrow_mut().give_back(index, Ok(()));
                 }
             }
         }

@@ -185,6 +185,37 @@ impl World<'_> {
         self.free = index;
     }
 
+    /// Takes a packet that is due from an endpoint's list.
+    pub(super) fn next_due(&mut self, own: u16) -> Option<(u16, Packet)> {
+        let (mut last, mut link) = (NONE, self.heads[own as usize]);
+        while link != NONE {
+            let packet = self.packets[link as usize];
+            if packet.at <= self.now {
+                match last {
+                    NONE => self.heads[own as usize] = packet.next,
+                    last => self.packets[last as usize].next = packet.next,
+                }
+                self.trace = (self.trace ^ packet.cx ^ ((link as u64) << 48))
+                    .wrapping_mul(0x100_0000_01b3)
+                    ^ self.now;
+                return Some((link, packet));
+            }
+            (last, link) = (link, packet.next);
+        }
+        None
+    }
+
+    /// Sends the completion of an executed packet to its origin.
+    pub(super) fn give_back(&mut self, index: u16, result: Result<(), CompleteError>) {
+        let packet = &mut self.packets[index as usize];
+        if packet.late {
+            return self.release(index);
+        }
+        packet.kind = PacketKind::Done(result);
+        let from = packet.from;
+        self.schedule(index, from / self.rails, from % self.rails, 0);
+    }
+
     pub(super) fn check_link(&self, from: u16, to: u16, rail: u16) -> Result<(), AttachError> {
         match rail < self.rails && from < self.nodes && to < self.nodes {
             true => Ok(()),
@@ -227,6 +258,66 @@ impl World<'_> {
                 let Packet { next, from, .. } = self.packets[returned as usize];
                 self.schedule(returned, from / self.rails, from % self.rails, 0);
                 returned = next;
+            }
+        }
+    }
+
+    /// Fails the posts of an endpoint to a node. With [`Dials::late`] they may still arrive.
+    pub(super) fn detach(&mut self, own: u16, node: u16) {
+        let (origin, rail) = (own / self.rails, own % self.rails);
+        // Operations to the node wait at the node's endpoint, and reads wait at this endpoint.
+        for endpoint in [node * self.rails + rail, own] {
+            let (mut last, mut link) = (NONE, self.heads[endpoint as usize]);
+            while link != NONE {
+                let Packet { next, from, to_node, kind, late, .. } = self.packets[link as usize];
+                if from != own || to_node != node || late || matches!(kind, PacketKind::Done(_)) {
+                    (last, link) = (link, next);
+                    continue;
+                }
+                if self.dials[rail as usize].late
+                    && !matches!(kind, PacketKind::Read { .. })
+                    && let Some(end) = self.make_late(link)
+                {
+                    self.schedule(end, origin, rail, 0);
+                    (last, link) = (link, next);
+                    continue;
+                }
+                match last {
+                    NONE => self.heads[endpoint as usize] = next,
+                    last => self.packets[last as usize].next = next,
+                }
+                self.packets[link as usize].kind = PacketKind::Done(Err(CompleteError::PeerDown));
+                self.schedule(link, origin, rail, 0);
+                // In an unordered list the new packet is at the front, so the loop continues behind
+                // it. In an ordered list it is at the back.
+                if last == NONE && self.heads[endpoint as usize] == link {
+                    last = link;
+                }
+                link = next;
+            }
+        }
+    }
+
+    /// Fails the packets that wait at endpoints of dead nodes.
+    pub(super) fn fail_dead(&mut self) {
+        let (dead, rails) = (self.dead, self.rails);
+        for endpoint in 0..ENDPOINTS as u16 {
+            let node = endpoint / rails;
+            if dead & (1 << node) == 0 {
+                continue;
+            }
+            let mut link = core::mem::replace(&mut self.heads[endpoint as usize], NONE);
+            while link != NONE {
+                let Packet { next, from, late, .. } = self.packets[link as usize];
+                let origin = from / rails;
+                if late || dead & (1 << origin) != 0 {
+                    self.release(link);
+                } else {
+                    self.packets[link as usize].kind =
+                        PacketKind::Done(Err(CompleteError::PeerDown));
+                    self.schedule(link, origin, from % rails, 0);
+                }
+                link = next;
             }
         }
     }
