@@ -28,5 +28,7 @@ mod long_messages;
 mod mapped;
 mod oracle;
 mod order;
+mod refused;
+mod removal;
 mod returns;
 mod speed;
