@@ -200,10 +200,7 @@ fn met() -> (Shared, Own<Tap<Loopback<64>>, 1>, u32) {
     let epoch = hellos(&control)[0].0;
     control.borrow_mut().posts.clear();
     // Drops the engine's answers to forged Hellos, which would arrive at the engine itself.
-    control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
-        Event::Message(_, bytes) if bytes[0] == 7 => vec![],
-        _ => vec![event],
-    }));
+    control.borrow_mut().lose(&[7]);
     (control, own, epoch)
 }
 

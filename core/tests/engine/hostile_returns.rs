@@ -144,10 +144,7 @@ fn a_rail_is_not_used_on_a_peer_s_word_alone() {
         assert_eq!((bench.error(), bench.is_used()), (None, false));
     }
     // The rail may return, but the peer reports later stages before the return begins.
-    bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
-        Event::Message(_, bytes) if bytes[0] == 11 => vec![],
-        _ => vec![event],
-    }));
+    bench.control.borrow_mut().lose(&[11]);
     bench.own.engine.enable_rail(bench.own.peer, RailId(1)).unwrap();
     for (serial, stage, address) in
         [(9, PROVEN, &[][..]), (10, OFFER, b"nowhere"), (11, ATTACHED, b"x")]

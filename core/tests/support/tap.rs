@@ -87,6 +87,16 @@ pub struct Control {
     inside: bool,
 }
 
+impl Control {
+    /// Drops received messages of these kinds, and delivers all other events unchanged.
+    pub fn lose(&mut self, kinds: &'static [u8]) {
+        self.edit = Some(Box::new(|_, event| match &event {
+            Event::Message(_, bytes) if kinds.contains(&bytes[0]) => vec![],
+            _ => vec![event],
+        }));
+    }
+}
+
 pub type Shared = Rc<RefCell<Control>>;
 
 /// A rail that wraps `R`. `rail` is the tap's index among the taps that share `control`. A timed

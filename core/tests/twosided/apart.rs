@@ -1,21 +1,18 @@
 //! Device memory that no rail reaches: its bytes travel in messages, in the order of the stream.
 //! An access by the processor would fault, because [`veil`] hides the memory.
 
-use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError, PeerError, PostError, Use, Violation};
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RemoteId};
-use fishplate_core::op::{Fault, Outcome, SignalOp, Token};
+use fishplate_core::op::{Fault, Outcome, SignalOp};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::Dials;
 
 use super::rig::*;
 use super::support::fleet::{self, End, Node, turn, turn_until};
-use super::support::tap::{Event, shared, tap};
 use super::support::veil::{Veiled, device_region, peek, poke};
 use super::support::*;
-
-const MATCHING: MatchConfig = MatchConfig { pieces: 3, ..SMALL };
 
 /// Two nodes with device memory. Each node imports the other's memory.
 struct Two<const RAILS: usize = 4> {
@@ -38,7 +35,7 @@ fn join<const RAILS: usize>(seed: u64, dials: Dials, delay: u32, config: Config)
     };
     let attach = |engine: &mut fishplate_core::engine::Engine<'static, Veiled<End>, RAILS>| {
         let streams = 2 * config.contexts as usize;
-        engine.attach_matching(MATCHING, match_memory(MATCHING, streams, 4)).unwrap();
+        engine.attach_matching(CARRYING, match_memory(CARRYING, streams, 4)).unwrap();
     };
     let mut nodes = fleet::prepared(sim, 2, config, SIZE, wrap, attach);
     let regions = [(); 2].map(|()| device_region(SIZE));
@@ -341,7 +338,7 @@ fn a_target_that_does_not_poll_keeps_few_pieces_and_loses_none() {
         two.nodes[0].engine.progress();
     }
     // The put needs all pieces of the pool, because each piece has at most 128 bytes.
-    assert_eq!(two.nodes[0].engine.stats().posted, MATCHING.pieces as u64);
+    assert_eq!(two.nodes[0].engine.stats().posted, CARRYING.pieces as u64);
     let get = two.get(1, 5000, 0, 20_000);
     assert_eq!(two.complete(0, issued), Outcome::Done);
     assert!(peek(&two.regions[1], 0, 5000) == pattern(1, 5000));
@@ -429,38 +426,6 @@ fn a_get_of_memory_that_is_gone_fails_alone() {
     }
 }
 
-/// A get that names no registered memory reads nothing.
-#[test]
-fn a_get_of_unknown_memory_is_answered_without_data() {
-    let control = shared();
-    let mut rail = Veiled::new(Loopback::<64>::new());
-    rail.apart = true;
-    let mut own = own1(Config::DEFAULT, MATCHING, tap(rail, &control));
-    let mut handle = [0; 512];
-    own.engine.export(own.into, &mut handle).unwrap();
-    let generation = u16::from_le_bytes([handle[6], handle[7]]);
-    // Drops the answers, because the engine itself never sent these gets.
-    control.borrow_mut().edit = Some(Box::new(|_, event| match event {
-        Event::Message(..) => vec![],
-        _ => vec![event],
-    }));
-    for (number, (region, generation)) in
-        [(7, generation), (u16::MAX, 0), (1, generation + 1)].into_iter().enumerate()
-    {
-        let place = [region, generation].map(u16::to_le_bytes).concat();
-        let words = [0, 9, 1 << 40, 0, 8].map(u64::to_le_bytes).concat();
-        let get = forged(13, 0, number as u32, &[&place, &words]);
-        control.borrow_mut().inject.push_back(Event::Message(own.me.peer(), get));
-        passes(&mut own.engine, 10);
-        let posts = &control.borrow().posts;
-        let answers: Vec<_> = posts.iter().filter(|post| post.bytes[0] == 14).collect();
-        assert_eq!(answers.len(), number + 1, "region {region}");
-        let answer = &answers[number].bytes;
-        assert_eq!((answer.len(), answer[2], answer[16]), (32, 1, 9), "region {region}");
-        assert_eq!(own.engine.peer_error(own.me), Ok(None), "region {region}");
-    }
-}
-
 #[test]
 fn a_peer_removed_with_pieces_in_flight_leaves_room_for_the_next() {
     for seed in seeds(20) {
@@ -505,139 +470,13 @@ fn memory_that_cannot_be_carried_is_refused_as_before() {
     assert!(matches!(fault, Some(Outcome::Failed(_))), "{fault:?}");
 }
 
-/// Returns a message in its wire encoding: kind, op, sequence number, and the bytes from offset 12
-/// on.
-fn forged(kind: u8, op: u8, seq: u32, rest: &[&[u8]]) -> Vec<u8> {
-    [&[kind, 0, op, 0][..], &seq.to_le_bytes(), &[0; 4], &rest.concat()].concat()
-}
-
-#[test]
-fn every_lie_about_pieces_is_named_and_writes_nothing() {
-    let word = |value: u64| value.to_le_bytes();
-    let data = |seq, place: [u16; 2], offset, len: usize| {
-        let place = place.map(u16::to_le_bytes).concat();
-        forged(6, 0, seq, &[&place, &word(offset), &vec![0xee; len]])
-    };
-    let get = |seq, place: [u16; 2], offset, token, len, piece: u32| {
-        let place = place.map(u16::to_le_bytes).concat();
-        let last = [piece.to_le_bytes(), [0; 4]].concat();
-        forged(13, 0, seq, &[&place, &word(offset), &word(token), &word(len), &word(0), &last])
-    };
-    let got = |token, into, len: usize| {
-        forged(14, 0, 0, &[&[0; 4], &word(token), &word(into), &vec![0xee; len]])
-    };
-    let size = SIZE as u64;
-    for case in 0.. {
-        let control = shared();
-        let mut rail = Veiled::new(Loopback::<64>::new());
-        (rail.apart, rail.delay) = (true, 1000);
-        let config = Config { window: 8, ..Config::DEFAULT };
-        let mut own = own1(config, MATCHING, tap(rail, &control));
-        let (device, into) = (device_region(SIZE), device_region(SIZE));
-        let [device_id, into_id] =
-            [device, into].map(|region| own.engine.register(region).unwrap());
-        let mut handle = [0; 512];
-        let len = own.engine.export(device_id, &mut handle).unwrap();
-        let theirs = own.engine.import(own.me, &handle[..len]).unwrap();
-        let place = [4, 6].map(|at| u16::from_le_bytes([handle[at], handle[at + 1]]));
-        let [region, generation] = place;
-        // A get of four pieces is in flight (one piece in the last case). Its request has arrived,
-        // and is not answered yet.
-        let asked = if case == 15 { 100 } else { 500 };
-        let issued =
-            own.engine.get(CX, into_id.at(0), asked, theirs.at(0), Notice::Report(1)).unwrap();
-        let Issued::Pending(token) = issued else { panic!("{issued:?}") };
-        passes(&mut own.engine, 3);
-        let token = token.to_raw();
-        let cases: [(&str, Vec<Vec<u8>>, Violation); 16] = [
-            ("data of an unknown region", vec![data(1, [7, generation], 0, 8)], Violation::Region),
-            (
-                "data of an old region",
-                vec![data(1, [region, generation + 1], 0, 8)],
-                Violation::Region,
-            ),
-            ("data beyond the region", vec![data(1, place, size - 7, 8)], Violation::Bounds),
-            ("an offset that wraps", vec![data(1, place, u64::MAX - 3, 8)], Violation::Bounds),
-            ("data longer than a block", vec![data(1, place, 0, 129)], Violation::Length),
-            (
-                "more pieces than granted",
-                (1..5).map(|n| data(n, place, 0, 8)).collect(),
-                Violation::Credit,
-            ),
-            ("a number beyond the window", vec![data(9, place, 0, 8)], Violation::Sequence),
-            ("a get beyond the region", vec![get(1, place, 1, 9, size, 8)], Violation::Bounds),
-            (
-                "a get whose end wraps",
-                vec![get(1, place, 8, 9, u64::MAX - 3, 8)],
-                Violation::Bounds,
-            ),
-            (
-                "a get of unknown memory whose end wraps",
-                vec![get(1, [7, generation], u64::MAX, 9, 1, 8)],
-                Violation::Bounds,
-            ),
-            ("a get without a token", vec![get(1, place, 0, 0, 8, 8)], Violation::Kind),
-            ("a get in pieces of nothing", vec![get(1, place, 0, 9, 8, 0)], Violation::Kind),
-            ("more than was asked for", vec![got(token, 300, 100)], Violation::Bounds),
-            ("an answer longer than a block", vec![got(token, 0, 129)], Violation::Length),
-            ("more answers than blocks", vec![got(token, 0, 8); 4], Violation::Credit),
-            ("a second answer", vec![got(token, 0, 100); 2], Violation::Bounds),
-        ];
-        let Some((what, messages, want)) = cases.into_iter().nth(case) else { break };
-        for bytes in messages {
-            control.borrow_mut().inject.push_back(Event::Message(own.me.peer(), bytes));
-            passes(&mut own.engine, 3);
-        }
-        let why = PeerError::Protocol(want);
-        assert_eq!(own.engine.peer_error(own.me), Ok(Some(why)), "{what}");
-        passes(&mut own.engine, 50);
-        for region in [device, into] {
-            assert!(peek(&region, 0, SIZE).iter().all(|&byte| byte == 0), "{what}: wrote");
-        }
-        let end = own.engine.test(Token::from_raw(token)).unwrap();
-        assert!(end.is_some_and(|end| end.outcome != Outcome::Done), "{what}: {end:?}");
-        own.engine.remove_peer(own.me).unwrap();
-    }
-}
-
-#[test]
-fn a_repeated_piece_is_not_copied_again() {
-    let control = shared();
-    let mut rail = Veiled::new(Loopback::<64>::new());
-    (rail.apart, rail.delay) = (true, 2);
-    let mut own = own1(Config { window: 8, ..Config::DEFAULT }, MATCHING, tap(rail, &control));
-    let device = device_region(SIZE);
-    let id = own.engine.register(device).unwrap();
-    let mut handle = [0; 512];
-    own.engine.export(id, &mut handle).unwrap();
-    control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::Again)));
-    let data = |seq, byte| forged(6, 0, seq, &[&handle[4..8], &64u64.to_le_bytes(), &[byte; 8]]);
-    let hear = |own: &mut Own1<_, 1>, bytes| {
-        control.borrow_mut().inject.push_back(Event::Message(own.me.peer(), bytes));
-        passes(&mut own.engine, 8);
-    };
-    // Repeats a piece that waits for an earlier number, and again after the copy. If each
-    // repetition took a block, no block would be left.
-    (0..6).for_each(|_| hear(&mut own, data(1, 0xbb)));
-    assert_eq!(peek(&device, 64, 8), [0; 8], "copied before its turn");
-    hear(&mut own, data(0, 0xaa));
-    assert_eq!(peek(&device, 64, 8), [0xbb; 8]);
-    poke(&device, 64, &[0x11; 8]);
-    hear(&mut own, data(1, 0xbb));
-    assert_eq!(peek(&device, 64, 8), [0x11; 8], "copied again");
-    assert_eq!((own.engine.peer_error(own.me), own.engine.stats().duplicates), (Ok(None), 6));
-    // All blocks are free again.
-    (2..20).for_each(|n| hear(&mut own, data(n % 32, n as u8)));
-    assert_eq!((own.engine.peer_error(own.me), peek(&device, 64, 8)), (Ok(None), vec![19; 8]));
-}
-
 /// Memory with native atomics takes no pieces and answers no gets.
 #[test]
 fn memory_with_native_atomics_is_out_of_reach_of_device_memory_apart() {
     for puts in [true, false] {
         let mut rail = Veiled::new(Loopback::<256>::new().with_native_atomics());
         rail.apart = true;
-        let mut own = own1(Config::DEFAULT, MATCHING, [rail]);
+        let mut own = own1(Config::DEFAULT, CARRYING, [rail]);
         let device = own.engine.register(device_region(SIZE)).unwrap();
         let words = own.engine.register(region(4096).with_native_atomics()).unwrap();
         let words = import(&mut own.engine, own.me, words);

@@ -1,7 +1,7 @@
 //! A peer is not trusted with failover either. Whatever it reports, a send keeps its memory while a
 //! chunk may be posted again, and is pulled once.
 
-use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Engine, Notice};
 use fishplate_core::error::{AttachError, OpError, PeerError, PostError, Use, Violation};
 use fishplate_core::mem::{LocalId, PeerId, RailId, RemoteId};
@@ -23,8 +23,6 @@ const CHUNK: u8 = 25;
 const NUMBERED_FIN: u8 = 23;
 
 const IN_USE: Result<(), AttachError> = Err(AttachError::InUse(Use::Operations));
-
-const MATCHING: MatchConfig = MatchConfig { pieces: 3, ..SMALL };
 
 /// Length of the payload in bytes: several chunks.
 const LEN: usize = 600;
@@ -50,7 +48,7 @@ impl Bench {
         });
         let mut engine = engine(config, rails);
         engine.attach_failover(failover(&config, 4)).unwrap();
-        engine.attach_matching(MATCHING, match_memory(MATCHING, 4, outgoing)).unwrap();
+        engine.attach_matching(CARRYING, match_memory(CARRYING, 4, outgoing)).unwrap();
         let me = engine.reserve_peer().unwrap();
         engine.connect_peer(me, 0b11).unwrap();
         let [out, into] = [(); 2].map(|()| engine.register(region(8192)).unwrap());
@@ -58,14 +56,6 @@ impl Bench {
         control.borrow_mut().unreadable = true;
         control.borrow_mut().fence = Some(Fence::Fenced);
         Bench { control, engine, me, out, into }
-    }
-
-    /// Drops received messages of these kinds.
-    fn lose(&mut self, kinds: &'static [u8]) {
-        self.control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
-            Event::Message(_, bytes) if kinds.contains(&bytes[0]) => vec![],
-            _ => vec![event],
-        }));
     }
 
     fn recv(&mut self, lo: u64, len: usize) {
@@ -79,7 +69,7 @@ impl Bench {
 
     /// Starts a send, lets the engine post all its chunks, and drops them.
     fn pulled(&mut self) -> Token {
-        self.lose(&[CHUNK]);
+        self.control.borrow_mut().lose(&[CHUNK]);
         self.recv(1, LEN);
         let sent = self.send();
         passes(&mut self.engine, 40);
@@ -172,10 +162,10 @@ fn a_send_with_chunks_in_flight_is_finished_once() {
 #[test]
 fn a_block_is_reused_after_its_chunks_are_acknowledged() {
     let mut bench = Bench::new(1);
-    bench.lose(&[CHUNK]);
+    bench.control.borrow_mut().lose(&[CHUNK]);
     let bytes = Payload::Bytes(&[0xaa; 100]);
     // Uses all credits. Without a credit, a slice waits in a block.
-    for n in 2..2 + u64::from(MATCHING.credits) {
+    for n in 2..2 + u64::from(CARRYING.credits) {
         bench
             .engine
             .send(CX, bench.me, tag(n), Payload::Region(bench.out.at(0), 1), Notice::Silent)

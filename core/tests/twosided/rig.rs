@@ -29,6 +29,9 @@ pub const SMALL: MatchConfig = MatchConfig {
     seed: 7,
 };
 
+/// Like [`SMALL`], with blocks for three pieces of device memory.
+pub const CARRYING: MatchConfig = MatchConfig { pieces: 3, ..SMALL };
+
 /// Returns the final room of a stream that begins with `each` and doubles its room while the shared
 /// room allows.
 pub fn grown(each: u32, mut shared: u32) -> u32 {
