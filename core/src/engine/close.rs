@@ -13,7 +13,12 @@
 //!
 //! Meanwhile the peer may send more. A message that matches and whose payload is still at the peer
 //! is refused: the receive and the send fail with `Closed`. Otherwise a peer that keeps sending
-//! would delay the Byes for ever. An engine that is its own peer receives what it sent before.
+//! would delay the Byes for ever.
+//!
+//! A send of this side that waits for a match could delay its Bye for ever too, for instance if
+//! the peer closes and waits in the same way. So a side that only waits for such sends answers all
+//! messages of the peer that no receive has matched, as its Bye would. An engine that is its own
+//! peer receives what it sent before, if a receive matches in time.
 //!
 //! A side that receives a Bye closes too, while it makes progress, and answers with its own Byes.
 //! It waits for all Byes of the peer, and for the rails to complete its own Byes. Some passes later
@@ -37,7 +42,6 @@
 
 use crate::error::{AttachError, Missing, OpError, PeerError, Unfinished, Violation};
 use crate::mem::{Peer, PeerId, Untrusted};
-use crate::op::Fault;
 use crate::rail::{Posted, Rail};
 use crate::sync::event::Park;
 use crate::sync::host::Host;
@@ -47,7 +51,6 @@ use super::list::NONE;
 use super::pending::{OpKind, PendingSlot};
 use super::post::Blocked;
 use super::post_tag::{GENERATION_MASK, Owner};
-use super::protocol::Form;
 use super::table::PeerState;
 use super::wait::Waiter;
 use super::wire::{HEAD_MAX, KIND_BYE, get32, get64, put64};
@@ -209,10 +212,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !self.state.has_parted(peer) {
             self.state.fail_unmatched(peer);
             if self.state.is_busy(peer) {
+                if self.state.waits_for_match(peer) {
+                    self.refuse_unmatched(peer);
+                }
                 // Stay due, because the completion of the last operation does not make the stream
                 // due.
-                self.state.due.push(self.state.streams, first);
-                return true;
+                let up = self.state.peers[peer as usize].state.is_up();
+                if up {
+                    self.state.due.push(self.state.streams, first);
+                }
+                return up;
             }
             // Make direct writes visible before the Bye.
             self.settle();
@@ -354,11 +363,25 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     fn is_busy(&self, peer: u16) -> bool {
         self.contexts_of(peer).any(|stream| self.streams[stream].open != 0)
-            || self.protocol.as_ref().is_some_and(|protocol| {
-                let slots = protocol.requests.slots.iter();
-                let mut moving = slots.filter(|slot| slot.delays_bye());
-                moving.any(|slot| slot.source.get().is_some_and(|source| source.index == peer))
-            })
+            || self.is_receiving_from(peer)
+    }
+
+    #[cold]
+    fn is_receiving_from(&self, peer: u16) -> bool {
+        self.protocol.as_ref().is_some_and(|protocol| {
+            let slots = protocol.requests.slots.iter();
+            let mut moving = slots.filter(|slot| slot.delays_bye());
+            moving.any(|slot| slot.source.get().is_some_and(|source| source.index == peer))
+        })
+    }
+
+    /// Returns whether nothing delays the Bye to a busy peer except sends that wait for a match.
+    #[cold]
+    fn waits_for_match(&self, peer: u16) -> bool {
+        let waits = |stream: usize| {
+            self.streams[stream].open as usize == self.unmatched(stream as u32).count()
+        };
+        self.contexts_of(peer).all(waits) && !self.is_receiving_from(peer)
     }
 
     #[cold]
@@ -419,10 +442,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let slot = &mut self.pending.slots[index as usize];
                 let next = slot.links.next;
                 if slot.kind == OpKind::Send && slot.fetch && !slot.pulled {
-                    // The peer may still receive a payload that it has.
-                    let quiescent = slot.form == Form::Request;
-                    slot.fail(Fault::Peer(PeerError::Closed), quiescent);
-                    slot.fetch = false;
+                    slot.fail_unmatched();
                     self.end_if_over(index);
                 }
                 index = next;

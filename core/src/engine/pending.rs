@@ -3,7 +3,7 @@
 //! An open slot is on the list of its stream until it is acknowledged. An ended slot waits until
 //! its completion is taken. Nothing allocates.
 
-use crate::error::OpError;
+use crate::error::{OpError, PeerError};
 use crate::op::{Fault, Outcome, Token};
 use crate::sync::seq::Seq;
 
@@ -214,6 +214,14 @@ impl PendingSlot {
             Outcome::Done if quiescent => self.outcome = Outcome::Failed(fault),
             Outcome::Done => self.outcome = Outcome::Unknown(fault),
         }
+    }
+
+    /// Fails a send that no receive has matched, because the peer closes. The peer may still
+    /// receive a payload that it has.
+    #[cold]
+    pub(crate) fn fail_unmatched(&mut self) {
+        self.fail(Fault::Peer(PeerError::Closed), self.form == Form::Request);
+        self.fetch = false;
     }
 }
 

@@ -36,6 +36,7 @@ pub(crate) mod head;
 mod lost;
 mod next;
 mod receive;
+mod refuse;
 mod rendezvous;
 mod request;
 mod send;

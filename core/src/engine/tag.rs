@@ -453,13 +453,24 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     /// ever used.
     #[cold]
     pub fn forget_source(&mut self, source: u32) {
-        for at in 0..self.unexpected.used {
-            let slot = &self.unexpected.slots[at as usize];
-            if slot.state != unexpected::State::Free && slot.key.source() == source {
-                // The message exists, so this cannot fail.
-                let _ = self.discard(self.unexpected.id(at));
-            }
+        let mut from = 0;
+        while let Some((message, _)) = self.next_of(source, from) {
+            from = message.index + 1;
+            // The message exists, so this cannot fail.
+            let _ = self.discard(message);
         }
+    }
+
+    /// Returns the next message of this source, claimed or not, from slot `from` on. The order is
+    /// that of the slots. Slow path: scans every slot ever used.
+    #[cold]
+    pub(crate) fn next_of(&self, source: u32, from: u32) -> Option<(UnexpectedId, Arrived)> {
+        let used = &self.unexpected.slots[..self.unexpected.used as usize];
+        let slots = (from..).zip(used.get(from as usize..)?);
+        let (index, slot) = slots.into_iter().find(|(_, slot)| {
+            slot.state != unexpected::State::Free && slot.key.source() == source
+        })?;
+        Some((self.unexpected.id(index), slot.arrived()))
     }
 
     /// Reserves a shape for receives with this mask, with or without a source. Repeated calls

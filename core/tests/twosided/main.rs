@@ -31,3 +31,4 @@ mod room;
 mod scenarios;
 mod speed;
 mod stops;
+mod unmatched;

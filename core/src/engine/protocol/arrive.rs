@@ -357,15 +357,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         protocol.requests.push_due(index, stage);
     }
 
-    /// While the connection closes, all messages whose payload is at the sender are refused.
-    /// Otherwise the close would not end while the peer keeps sending. An engine that is its own
-    /// peer accepts the messages that it sent before. Its own open send has the token of such a
-    /// message.
-    #[cold]
-    fn refuses(&self, source: PeerId, token: u64) -> bool {
-        is_closing(self.peers, source) && self.answered(source.index, token).is_err()
-    }
-
     /// If `credit` is set, returns the block's credit to its peer.
     pub(super) fn give_back(&mut self, kept: Kept, credit: bool) {
         let Some(protocol) = &mut self.protocol else { return };
@@ -411,7 +402,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         slot.value = delivered;
         match head.op {
             head::RECEIVED => {}
-            head::CLOSING => slot.fail(Fault::Peer(PeerError::Closed), true),
+            head::CLOSING => slot.fail_unmatched(),
             _ => slot.fail(Fault::Receiver, true),
         }
         self.end_if_over(index);
@@ -440,7 +431,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Returns the slot of a send to this peer that waits for a reply. A failed send does not wait.
-    fn answered(&self, peer: u16, token: u64) -> Result<u32, Violation> {
+    pub(super) fn answered(&self, peer: u16, token: u64) -> Result<u32, Violation> {
         let index = self.pending.find(crate::op::Token(token)).map_err(|_| Violation::Reply)?;
         let slot = &self.pending.slots[index as usize];
         let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;

@@ -11,7 +11,7 @@
 //!             without keys, region is 65535, or 65534 if offset is an address in the
 //!             sender's process
 //! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not receive it,
-//!             op 2: the receiver is closing and has refused it
+//!             op 2: the receiver is closing and has refused it; of a Sync it keeps the payload
 //! Pull        40 bytes: head, token u64, request u64, length u64
 //! Chunk       32 bytes and the payload: head, request u64, offset u64
 //! Room        32 bytes: head, credits u32, short u32, headers u64: all credits and headers of

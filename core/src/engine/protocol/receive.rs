@@ -3,6 +3,7 @@
 
 use crate::error::{Awaited, OpError, PeerError, Stuck, WaitError};
 use crate::mem::PeerId;
+use crate::op::Fault;
 use crate::rail::Rail;
 use crate::sync::event::Park;
 use crate::sync::host::Host;
@@ -12,7 +13,7 @@ use super::super::tag::{Arrived, Cancel, Post, ReceiveId, Tag, TagError, Unexpec
 use super::super::wait::Waiter;
 use super::super::{Engine, State};
 use super::request::{
-    Buffer, Cancelled, DEVICE, Destination, Envelope, Received, Request, Stage, Status,
+    Buffer, Cancelled, DEVICE, Destination, Envelope, Received, Request, Sender, Stage, Status,
 };
 use super::stock::Kept;
 
@@ -183,7 +184,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let state = &mut self.state;
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.slots.first_free().ok_or(OpError::Again)?;
-        let arrived = protocol.matcher.take(message.id).map_err(|_| OpError::StaleToken)?;
+        let Ok(arrived) = protocol.matcher.take(message.id) else {
+            // While a connection closes, claimed messages are refused too.
+            let Envelope { source, tag, len } = message.envelope;
+            let lost = state.peer_mut(source).and_then(|slot| slot.usable().err());
+            let Some(OpError::PeerFailed(why)) = lost else { return Err(OpError::StaleToken) };
+            let Some(protocol) = &mut state.protocol else { return Err(OpError::NoMatching) };
+            let request = protocol.requests.open(index, &buffer, word, ReceiveId::NONE);
+            let slot = &mut protocol.requests.slots[index as usize];
+            (slot.source, slot.tag, slot.len) = (Sender::new(source), tag, len);
+            state.fail_receive(index, Received::Failed(Fault::Peer(why)));
+            return Ok(request);
+        };
         let request = protocol.requests.open(index, &buffer, word, ReceiveId::NONE);
         match device {
             true => state.deliver_device(index, arrived.tag, Kept::unpack(arrived.cookie)),

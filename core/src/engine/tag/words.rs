@@ -108,7 +108,7 @@ impl ReceiveId {
 /// discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnexpectedId {
-    pub(super) index: u32,
+    pub(crate) index: u32,
     pub(super) generation: u32,
 }
 
