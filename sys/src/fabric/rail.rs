@@ -41,6 +41,7 @@
 //! once. `shm` may copy by address without a check.
 
 mod address;
+mod attach;
 mod batch;
 mod complete;
 mod config;
@@ -49,20 +50,23 @@ mod fence;
 #[doc(hidden)]
 pub mod fuzzing;
 mod imports;
+mod memory;
 mod peers;
 mod pool;
 mod post;
 mod setup;
 mod slab;
+mod stats;
 mod watch;
 
+pub use attach::FabricSetup;
 pub use config::{FabricConfig, SetupError};
 use device::Reached;
 pub use device::{DeviceMemory, Dmabuf, Interface};
+pub use stats::FabricStats;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::c_void;
@@ -70,26 +74,25 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
-use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
+use fishplate_core::mem::{Peer, Region, Untrusted};
 use fishplate_core::op::Amo;
 use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
-use self::address::Address;
 use self::batch::Batch;
 use self::fence::Return;
 use self::imports::Imports;
+use self::memory::Registered;
 use self::peers::Peers;
 use self::pool::{Pool, Slot};
 use self::slab::Slab;
 use super::cq::{CqError, CqWait};
 use super::domain::Domain;
 use super::endpoint::{Buffer, Endpoint, Target};
-use super::error::{CallError, Code};
+use super::error::Code;
 use super::mr::MemoryRegion;
 use super::negotiate::{Level, Offer, Progress};
 use super::persona::Notify;
-use super::raw::*;
 use crate::clock::monotonic_ns;
 
 /// Length of the rail's message header in bytes: signature u32, kind u32.
@@ -111,14 +114,6 @@ enum Event {
     Up(Peer),
 }
 
-struct Registered {
-    key: u64,
-    ptr: NonNull<u8>,
-    len: usize,
-    ordinal: Option<u32>,
-    memory: MemoryRegion,
-}
-
 /// A write that was accepted but not posted yet.
 #[derive(Clone, Copy)]
 struct Held {
@@ -126,28 +121,6 @@ struct Held {
     from: Buffer,
     to: Target,
     data: Option<u64>,
-}
-
-/// Counts of rejected, dropped and failed operations of a rail.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FabricStats {
-    /// Number of posts that the provider rejected with `FI_EAGAIN`.
-    pub refused: u64,
-    /// Number of dropped arrivals from senders that are not attached.
-    pub strangers: u64,
-    /// Number of error completions.
-    pub errors: u64,
-    /// The last error of a completion or a post: libfabric's code and the provider's code.
-    /// [`FabricRail::last_error`] returns the messages.
-    pub last_error: (i32, i32),
-    /// Number of registrations that the provider did not close. It may still use their memory.
-    pub kept: u32,
-    /// Number of contexts that the provider still holds after their completion was reported as
-    /// unknown.
-    pub orphans: u32,
-    /// Number of domains that the rail has replaced, because the provider [freed reads
-    /// twice](super::persona::Persona::frees_reads_twice).
-    pub replaced: u32,
 }
 
 /// A rail over a libfabric endpoint. The [module](self) describes its behaviour.
@@ -237,89 +210,6 @@ assert_impl_all!(FabricRail: Send);
 assert_not_impl_any!(FabricRail: Sync, Clone);
 
 impl FabricRail {
-    /// Returns the address that peers [attach](Self::attach). Slow path.
-    ///
-    /// # Errors
-    /// The provider's code if it cannot name its endpoint.
-    pub fn address(&self) -> Result<Vec<u8>, CallError> {
-        let provider = self.endpoint.name()?;
-        let format = self.endpoint.form().format();
-        Ok(Address { notify: self.notify, number: self.number, format, provider: &provider }
-            .encode())
-    }
-
-    /// Attaches the rail at `address` as `peer`. Slow path.
-    ///
-    /// Both sides must have attached each other before either posts: the rail drops arrivals from
-    /// unknown senders. If the interface has lost its address and no endpoint can be opened, the
-    /// peer is attached as [fenced](Rail::is_fenced). Polls then report the peer as lost, and later
-    /// as up.
-    ///
-    /// # Errors
-    /// The peer number is taken or out of range. The address is malformed, belongs to an
-    /// incompatible rail, or is this rail's own (use [`attach_self`](Self::attach_self)). Otherwise
-    /// the provider's code.
-    pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
-        let theirs = Address::decode(address)?;
-        if theirs.provider == self.endpoint.form().own() {
-            return Err(AttachError::Config("the address is this rail's own; call attach_self"));
-        }
-        self.attach_to(peer, theirs)
-    }
-
-    /// Attaches the rail to itself as `peer`. Slow path.
-    ///
-    /// # Errors
-    /// The peer number is taken or out of range, or the provider's code.
-    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
-        let name = self.endpoint.form().own().to_vec();
-        let (notify, number, format) = (self.notify, self.number, self.endpoint.form().format());
-        self.attach_to(peer, Address { notify, number, format, provider: &name })
-    }
-
-    fn attach_to(&mut self, peer: Peer, theirs: Address<'_>) -> Result<(), AttachError> {
-        match self.peers.slots.get(peer.0 as usize) {
-            Some(slot) if !slot.attached => {}
-            None if peer.0 < self.config.max_peers => {}
-            _ => {
-                return Err(AttachError::Full(
-                    "FabricConfig::max_peers, or the peer is attached already",
-                ));
-            }
-        }
-        if theirs.notify != self.notify {
-            return Err(AttachError::Config(
-                "the two rails report writes in different ways; use the same provider at both ends",
-            ));
-        }
-        if theirs.format != self.endpoint.form().format() {
-            return Err(AttachError::Config(
-                "the two rails have different address formats; use the same provider at both ends",
-            ));
-        }
-        if self.peers.knows(theirs.number) {
-            return Err(AttachError::Config(
-                "two peers have the same signature; open one of their rails again with another \
-                 seed",
-            ));
-        }
-        if !self.endpoint.form().allows(theirs.provider) {
-            return Err(AttachError::BadHandle);
-        }
-        if self.returns.len() <= peer.0 as usize {
-            self.returns.resize(peer.0 as usize + 1, Return::default());
-        }
-        if !self.open_again() {
-            self.peers.attach(peer.0, FI_ADDR_NOTAVAIL, theirs.number, None);
-            self.shut_out(peer, monotonic_ns());
-            return Ok(());
-        }
-        let inserted = self.endpoint.insert(theirs.provider);
-        let addr = inserted.map_err(|error| AttachError::System(error.code.0))?;
-        self.peers.attach(peer.0, addr, theirs.number, self.short_below);
-        Ok(())
-    }
-
     /// Adds a device, so that its memory can be registered. The offer must have been requested with
     /// [`Ask::devices`](super::Ask::devices). If the device [must be
     /// flushed](DeviceMemory::must_flush), the rail flushes it once per batch of completions,
@@ -360,72 +250,10 @@ impl FabricRail {
         self.notify
     }
 
-    /// Returns the rail's counters.
-    pub fn stats(&self) -> FabricStats {
-        self.stats
-    }
-
     /// Returns the wait object, if the provider has one. A call of [`CqWait::may_sleep`] counts as
     /// a use of the rail.
     pub fn wait(&self) -> Option<CqWait> {
         self.endpoint.wait()
-    }
-
-    /// Returns the last error of a completion, post or registration, with libfabric's and the
-    /// provider's messages. Slow path: allocates.
-    #[doc(alias = "fi_cq_strerror")]
-    pub fn last_error(&self) -> Option<String> {
-        let CqError { code, provider, .. } = self.last_error;
-        if code == Code(0) {
-            return None;
-        }
-        let mut text = alloc::format!("{}: {code}", self.offer.info.library().describe(code));
-        let words = self.endpoint.describe(&self.last_error);
-        if provider != 0 || self.last_error.has_data() {
-            text += &alloc::format!("; {} says {provider}: {words}", self.offer.info.provider());
-        }
-        Some(text)
-    }
-
-    #[cold]
-    fn note_error(&mut self, code: Code) {
-        self.stats.last_error = (code.0, 0);
-        self.last_error = CqError::of_call(code);
-    }
-
-    /// Returns the number of bytes that the rail has allocated, and how many of these are per peer.
-    pub fn memory(&self) -> (usize, usize) {
-        let per_peer = size_of::<peers::PeerSlot>() + size_of::<Return>() + 4 * 24;
-        let peers = per_peer * self.peers.slots.len();
-        let pool = self.pool.len() * size_of::<Slot>();
-        let imports = self.imports.bytes();
-        (size_of::<Self>() + self.slab.len + pool + imports + peers, per_peer)
-    }
-
-    fn fresh_key(&mut self) -> u64 {
-        let key = self.next_key;
-        self.next_key = self.next_key.wrapping_add(1);
-        match self.key_bits {
-            64.. => key,
-            bits => key & ((1 << bits) - 1),
-        }
-    }
-
-    fn register_in(
-        &mut self,
-        domain: &Arc<Domain>,
-        (ptr, len): (NonNull<u8>, usize),
-        ordinal: Option<u32>,
-        key: u64,
-    ) -> Result<MemoryRegion, AttachError> {
-        let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-        match ordinal {
-            Some(ordinal) => self.register_device(domain, (ptr, len), ordinal, access, key),
-            // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
-            // registered and may be written at any time.
-            None => unsafe { MemoryRegion::register(domain, ptr, len, access, key) }
-                .map_err(|error| AttachError::System(error.code.0)),
-        }
     }
 
     #[inline(always)]
@@ -459,35 +287,6 @@ impl Drop for FabricRail {
     }
 }
 
-/// The calls that stay available on a [`FabricRail`] inside an engine.
-pub struct FabricSetup<'a>(&'a mut FabricRail);
-
-impl FabricSetup<'_> {
-    /// Attaches a peer: see [`FabricRail::attach`].
-    ///
-    /// # Errors
-    /// The errors of [`FabricRail::attach`].
-    pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
-        self.0.attach(peer, address)
-    }
-
-    /// Attaches the rail to itself: see [`FabricRail::attach_self`].
-    ///
-    /// # Errors
-    /// The errors of [`FabricRail::attach_self`].
-    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
-        self.0.attach_self(peer)
-    }
-
-    /// Adds a device: see [`FabricRail::reach`].
-    ///
-    /// # Errors
-    /// The errors of [`FabricRail::reach`].
-    pub fn reach(&mut self, device: Box<dyn DeviceMemory>) -> Result<(), AttachError> {
-        self.0.reach(device)
-    }
-}
-
 // SAFETY: the rail maps no peer memory. It reports a completion only after the provider has
 // completed the post; any earlier report is `Unknown`. `FabricSetup` attaches only to free peer
 // slots.
@@ -508,51 +307,11 @@ unsafe impl Rail for FabricRail {
     }
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        let (ptr, len) = (region.ptr(), region.len());
-        if len == 0 || (ptr.as_ptr() as usize).checked_add(len).is_none() {
-            return Err(AttachError::BadRange);
-        }
-        let ordinal = match region.kind() {
-            RegionKind::Private | RegionKind::Shared { .. } | RegionKind::Common { .. } => None,
-            RegionKind::Device { ordinal } => Some(ordinal),
-            _ => return Err(AttachError::Unsupported),
-        };
-        if self.regions.len() == self.config.max_regions as usize {
-            return Err(AttachError::Full("FabricConfig::max_regions"));
-        }
-        let system = |error: CallError| AttachError::System(error.code.0);
-        let (domain, key) = (Arc::clone(&self.domain), self.fresh_key());
-        let mut memory = self.register_in(&domain, (ptr, len), ordinal, key)?;
-        let mode = self.offer.info.domain().mr_mode;
-        if mode & FI_MR_ENDPOINT != 0 {
-            // SAFETY: `FabricRail::drop` drops the registrations before the endpoint.
-            unsafe { memory.bind(&self.endpoint) }.map_err(system)?;
-        }
-        let base = if mode & FI_MR_VIRT_ADDR != 0 { ptr.as_ptr() as u64 } else { 0 };
-        let key = memory.key();
-        // The rail may replace its domain, which would invalidate the descriptor. The affected
-        // provider needs none.
-        let desc = if self.frees_reads_twice { 0 } else { memory.desc() as u64 };
-        let start = ptr.as_ptr().addr();
-        if let Some(reached) = self.device.as_mut().filter(|_| ordinal.is_some()) {
-            reached.add(key, start..start + len);
-        }
-        self.regions.push(Registered { key, ptr, len, ordinal, memory });
-        Ok((RailKey { key, base }, desc))
+        self.add_region(region)
     }
 
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
-        let Some(at) = self.regions.iter().position(|region| region.key == key.key) else {
-            return Ok(());
-        };
-        let copying = self.device.as_mut().is_some_and(|reached| reached.remove(key.key));
-        self.regions.swap_remove(at).memory.close().map_err(|(memory, error)| {
-            self.stats.kept += 1;
-            self.note_error(error.code);
-            self.kept.push(memory);
-            AttachError::Kept(error.code.0)
-        })?;
-        if copying { Err(AttachError::Kept(libc::EBUSY)) } else { Ok(()) }
+        self.remove_region(key)
     }
 
     fn touches(&mut self, memory: Local) -> bool {
@@ -566,19 +325,7 @@ unsafe impl Rail for FabricRail {
         key: RailKey,
         len: u64,
     ) -> Result<Option<NonNull<u8>>, AttachError> {
-        if !self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
-            return Err(AttachError::UnknownPeer);
-        }
-        if key.key == FI_KEY_NOTAVAIL
-            || len > isize::MAX as u64
-            || key.base.checked_add(len).is_none()
-        {
-            return Err(AttachError::BadHandle);
-        }
-        match self.imports.insert(peer.0, key.key, len) {
-            true => Ok(None),
-            false => Err(AttachError::Full("FabricConfig::max_imports")),
-        }
+        self.add_import(peer, key, len).map(|()| None)
     }
 
     fn release(&mut self, peer: Peer, key: RailKey) {

@@ -31,10 +31,11 @@ use fishplate_core::rail::{Fence, REOPEN_MAX};
 
 use super::address::Address;
 use super::complete::is_arrival;
+use super::memory::Registered;
 use super::peers::PeerSlot;
 use super::pool::{ContextKind, Slot};
 use super::setup::open_endpoint;
-use super::{BATCH, Event, FabricRail, Registered};
+use super::{BATCH, Event, FabricRail};
 use crate::clock::monotonic_ns;
 use crate::fabric::domain::Domain;
 use crate::fabric::error::{CallError, Code};
@@ -181,9 +182,7 @@ impl FabricRail {
         self.endpoint = endpoint;
         for region in mem::replace(&mut self.regions, regions) {
             if let Err((memory, error)) = region.memory.close() {
-                self.stats.kept += 1;
-                self.note_error(error.code);
-                self.kept.push(memory);
+                self.keep_memory(memory, error.code);
             }
         }
         self.domain = domain;
