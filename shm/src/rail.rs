@@ -1,30 +1,38 @@
+//! The rail between processes of one host. [`ShmRail`] describes its behaviour.
+
+mod attach;
+mod check;
+mod memory;
+mod post;
+
+pub use attach::ShmSetup;
+
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
-use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted, copy_message};
+use fishplate_core::mem::{Peer, Region, Untrusted, copy_message};
 use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_core::sync::host::{Host, SpinHost};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
+use check::CHECKED;
+
 use crate::cma::Way;
 use crate::config::ShmConfig;
-use crate::control::{Control, Line};
+use crate::control::Line;
 use crate::due::Due;
-use crate::error::HandshakeError;
 use crate::event_page::{EventPage, WaitObject};
-use crate::handshake::{Link, Profile};
+use crate::handshake::Profile;
 use crate::lane::{self, CELL, PAYLOAD, cells_for};
-use crate::peer::{self, Attached, Sizes};
+use crate::peer::{self, Attached};
 use crate::record::{self, GAP_MAX, GAP_SHIFT, MESSAGE, STAGED};
-use crate::regions::{KeyKind, Owner, Regions};
+use crate::regions::Regions;
 use crate::roster::{Places, Roster};
-use crate::segment::Segment;
-use crate::staged;
 
 /// Bounds how long a copy blocks the caller, in bytes.
 const MAX_RMA: usize = 1 << 30;
@@ -36,9 +44,6 @@ const ALIGN_FROM: usize = CELL + 1;
 
 /// Upper limit of every wait, so that times do not overflow.
 pub const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
-/// Number of peers that one call of [`check_peers`](Rail::check_peers) checks.
-const CHECKED: usize = 32;
 
 /// Maximum number of failed kernel copies with unreported completions. At this limit, further
 /// copies are refused.
@@ -57,7 +62,7 @@ const MAX_ENDED: usize = 64;
 ///
 /// | memory of the peer                     | imported as     | written and read by           |
 /// |----------------------------------------|-----------------|-------------------------------|
-/// | in a [`Segment`]                       | a pointer       | the caller or a post          |
+/// | in a [`Segment`](crate::Segment)       | a pointer       | the caller or a post          |
 /// | in the pair's common segment           | a pointer       | the caller or a post          |
 /// | private                                | nothing         | a post: the kernel, or chunks |
 /// | our own (see [`ShmRail::attach_self`]) | its own address | the caller or a post          |
@@ -158,39 +163,6 @@ impl<H: Host> ShmRail<H> {
         &self.host
     }
 
-    /// Attaches a peer after its handshake, which must have used this rail's
-    /// [`profile`](Self::profile). Slow path.
-    pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
-        self.attach_at(peer, link, 0)
-    }
-
-    /// Both lanes are at position `start`, as at the other end.
-    pub(crate) fn attach_at(
-        &mut self,
-        peer: Peer,
-        link: Link,
-        start: u64,
-    ) -> Result<(), AttachError> {
-        if !Arc::ptr_eq(&link.config, &self.config) {
-            return Err(AttachError::Config(
-                "the link was made with another rail's profile; use this rail's profile",
-            ));
-        }
-        let sizes = self.sizes();
-        let place = self.free_place(peer)?;
-        let mut attached = Box::new(Attached::over(link, sizes, start));
-        if let Some(remote) = &mut attached.remote {
-            if let Some(set) = &self.set {
-                remote.control.watch(set)?;
-            }
-            for segment in self.regions.segments() {
-                remote.control.announce(segment.clone());
-            }
-        }
-        self.enter(peer, place, attached);
-        Ok(())
-    }
-
     /// Returns the socket to an attached peer, for packages with [packets of their
     /// own](crate::extension). Returns `None` if no peer with this number is attached, or the peer
     /// is this rail itself.
@@ -207,53 +179,6 @@ impl<H: Host> ShmRail<H> {
     /// `None` for the rail itself.
     pub(crate) fn remote(&mut self, peer: Peer) -> Option<&mut peer::Remote> {
         self.attached(peer)?.remote.as_mut()
-    }
-
-    /// Attaches this rail to itself. It then has one lane and no socket, and reaches memory at its
-    /// own addresses. Slow path.
-    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
-        let sizes = self.sizes();
-        let place = self.free_place(peer)?;
-        self.enter(peer, place, Box::new(Attached::own(self.config.lane_cells, sizes)?));
-        Ok(())
-    }
-
-    fn enter(&mut self, peer: Peer, place: usize, attached: Box<Attached>) {
-        if place >= self.peers.len() {
-            self.peers.resize_with(place + 1, || None);
-        }
-        self.peers[place] = Some(attached);
-        self.active.push(peer);
-        self.roster.join(peer);
-    }
-
-    /// Exchanges opaque bytes with an attached peer, in the same sequence as [`Link::exchange`].
-    /// Slow path.
-    pub fn exchange(
-        &mut self,
-        peer: Peer,
-        blob: &[u8],
-        deadline: Instant,
-    ) -> Result<Vec<u8>, HandshakeError> {
-        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut);
-        let remote = attached.and_then(|attached| attached.remote.as_mut());
-        remote.ok_or(HandshakeError::UnknownPeer)?.control.exchange(blob, deadline)
-    }
-
-    fn sizes(&self) -> Sizes {
-        Sizes {
-            max_message: self.config.max_message,
-            max_regions: self.config.max_regions,
-            chunk: record::chunk_len(self.config.max_message),
-        }
-    }
-
-    fn free_place(&self, peer: Peer) -> Result<usize, AttachError> {
-        let place = usize::from(peer.0);
-        match self.peers.get(place) {
-            None | Some(None) if peer.0 < self.config.max_peers => Ok(place),
-            _ => Err(AttachError::Full("ShmConfig::max_peers, or the peer is attached already")),
-        }
     }
 
     #[inline(always)]
@@ -284,34 +209,6 @@ impl<H: Host> ShmRail<H> {
     /// access it.
     pub fn registered(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
         self.regions.find(key, peer)
-    }
-
-    /// Imports memory. `map` maps memory that is in a segment of the peer.
-    fn import_by(
-        &mut self,
-        peer: Peer,
-        key: RailKey,
-        len: u64,
-        map: impl FnOnce(&mut Control, u32) -> Result<NonNull<u8>, HandshakeError>,
-    ) -> Result<Option<NonNull<u8>>, AttachError> {
-        let regions = &self.regions;
-        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut);
-        attached.ok_or(AttachError::UnknownPeer)?.import(key, len, |remote, kind| {
-            match (remote, kind) {
-                (None, _) => match regions.find(key.key, peer) {
-                    Some((ptr, size)) if len <= size => Ok(Some(ptr)),
-                    Some(_) => Err(AttachError::BadRange),
-                    None => Err(AttachError::UnknownRegion),
-                },
-                (Some(_), KeyKind::Private) => Ok(None),
-                (Some(remote), KeyKind::Shared(number)) => {
-                    Ok(Some(map(&mut remote.control, number)?))
-                }
-                (Some(remote), KeyKind::Common(pair)) => {
-                    Ok(Some(remote.in_common(pair, key.base, len)?))
-                }
-            }
-        })
     }
 
     /// Notifies the peers that are due. Not inlined, because usually there are none.
@@ -371,72 +268,11 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        let (ptr, len) = (region.ptr(), region.len());
-        if len == 0 || (ptr.as_ptr() as usize).checked_add(len).is_none() {
-            return Err(AttachError::BadRange);
-        }
-        let lies = |start: NonNull<u8>, size: usize, offset: u64| {
-            staged::within(offset, len as u64, size as u64)
-                && start.as_ptr().wrapping_add(offset as usize) == ptr.as_ptr()
-        };
-        let (owner, base) = match region.kind() {
-            RegionKind::Private => (Owner::User, ptr.as_ptr() as u64),
-            RegionKind::Shared { segment, offset } => {
-                let segment = Segment::find(segment).ok_or(AttachError::UnknownRegion)?;
-                if !lies(segment.ptr(), segment.len(), offset) {
-                    return Err(AttachError::BadRange);
-                }
-                (Owner::Segment(segment), offset)
-            }
-            RegionKind::Common { peer, offset } => {
-                let attached = self.attached(peer).ok_or(AttachError::UnknownPeer)?;
-                let remote = attached.remote.as_ref().ok_or(AttachError::Unsupported)?;
-                let common = remote.common.as_ref().ok_or(AttachError::Unsupported)?;
-                if !lies(common.ptr(), common.len(), offset) {
-                    return Err(AttachError::BadRange);
-                }
-                (Owner::Peer(peer, remote.pair_id), offset)
-            }
-            _ => return Err(AttachError::Unsupported),
-        };
-        let news = match &owner {
-            Owner::Segment(segment) => {
-                let known = self.regions.segments();
-                let new = known.iter().all(|known| known.number() != segment.number());
-                // A peer drops the link if this end announces more segments than the peer expects.
-                if new && known.len() >= usize::from(self.config.max_segments) {
-                    return Err(AttachError::Full("ShmConfig::max_segments"));
-                }
-                new.then(|| segment.clone())
-            }
-            _ => None,
-        };
-        let key = self.regions.insert(ptr, len as u64, owner)?;
-        if let Some(segment) = news {
-            for attached in self.peers.iter_mut().flatten() {
-                if let Some(remote) = &mut attached.remote {
-                    remote.control.announce(segment.clone());
-                }
-            }
-        }
-        Ok((RailKey { key, base }, 0))
+        self.add_region(region)
     }
 
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
-        // Imports of the region by this process itself can be dropped at once.
-        for attached in self.peers.iter_mut().flatten().filter(|attached| attached.remote.is_none())
-        {
-            attached.forget(key.key);
-        }
-        let Some(Owner::Segment(segment)) = self.regions.remove(key.key) else { return Ok(()) };
-        if self.regions.segments().iter().any(|known| known.number() == segment.number()) {
-            return Ok(());
-        }
-        for attached in self.peers.iter_mut().flatten() {
-            if let Some(remote) = &mut attached.remote {
-                remote.control.withdraw(segment.number());
-            }
-        }
+        self.remove_region(key);
         Ok(())
     }
 
@@ -472,18 +308,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     fn detach(&mut self, peer: Peer) {
-        let Some(mut attached) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::take)
-        else {
-            return;
-        };
-        while let Some(cx) = attached.staged.abandon() {
-            self.ended.push_back((cx, CompleteError::PeerDown));
-        }
-        self.active.retain(|other| *other != peer);
-        self.roster.leave(peer);
-        self.due.remove(peer);
-        // Removes regions in the common segment, because detaching unmaps it.
-        self.regions.remove_common(peer);
+        self.leave(peer);
     }
 
     #[inline]
@@ -648,50 +473,9 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
-        self.polls.clear();
-        let first = if self.checked < self.active.len() { self.checked } else { 0 };
-        self.checked = self.active.len().min(first + CHECKED);
-        for peer in &self.active[first..self.checked] {
-            let remote = self.peers[usize::from(peer.0)]
-                .as_ref()
-                .and_then(|attached| attached.remote.as_ref());
-            let socket = remote.map_or(-1, |remote| remote.control.fd().as_raw_fd());
-            let pidfd =
-                remote.and_then(|remote| remote.pidfd.as_ref()).map_or(-1, AsRawFd::as_raw_fd);
-            // `poll(2)` skips negative descriptors.
-            self.polls.push(libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 });
-            self.polls.push(libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 });
-        }
-        // SAFETY: the pointer and the count describe the vector. If the call fails, `revents` stays
-        // 0.
-        unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, 0) };
-        for (peer, polls) in self.active[first..self.checked].iter().zip(self.polls.chunks_exact(2))
-        {
-            let peer = *peer;
-            let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
-            let Some(remote) = &mut attached.remote else { continue };
-            let [socket, pidfd] = [polls[0].revents, polls[1].revents];
-            // Pumps even without input if announcements wait for room in the socket.
-            let heard = (socket == 0 && !remote.control.has_notices()) || remote.control.pump();
-            // A Bye may be queued behind more packets than one pass receives. So a dead process
-            // counts as died only once its socket is drained.
-            let ended = remote.control.ended().or((pidfd != 0 && heard).then_some(PeerError::Died));
-            let Some(why) = ended else { continue };
-            if attached.is_up() {
-                self.roster.warm(attached, peer);
-                // The peer writes no more, so this call empties the peer's lane.
-                attached.consume(peer, self.config.lane_cells, &self.regions, &self.host, sink);
-                attached.fail(why);
-            }
-            attached.report(peer, u32::MAX, sink);
-        }
+        self.check(sink);
     }
 }
-
-mod post;
-mod setup;
-
-pub use setup::ShmSetup;
 
 #[cfg(test)]
 mod crowd;

@@ -4,9 +4,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fishplate_core::error::Violation;
+use fishplate_core::mem::RegionKind;
 use fishplate_core::sync::event::EventCount;
 
 use super::*;
+use crate::Link;
 use crate::testing::{PEER, Random, Seen, TestRail, couple, settle, soon};
 
 const PEERS: u16 = 40;

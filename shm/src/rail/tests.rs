@@ -7,6 +7,7 @@ use fishplate_core::sync::host::SpinHost;
 
 use super::*;
 use crate::testing::{PEER, Random, Seen, TestRail, couple, couple_at, met, settle, soon};
+use crate::{HandshakeError, Link, Segment};
 
 fn tiny() -> ShmConfig {
     ShmConfig { lane_cells: 64, max_message: 1024, ..ShmConfig::default() }
