@@ -509,7 +509,7 @@ fn b20_a_thousand_peers_come_and_go_and_leave_nothing() {
 
 /// Takes all free descriptors of this process while it exists.
 struct Exhausted {
-    limit: libc::rlimit,
+    _limited: Limited,
     _filled: Vec<OwnedFd>,
 }
 
@@ -520,26 +520,12 @@ impl Exhausted {
             .map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap())
             .max()
             .unwrap();
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the call fills a local structure.
-        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
-        Self::limit(libc::rlimit { rlim_cur: highest, ..limit });
+        let limited = Limited::to(highest);
         let any = std::io::stdin();
         let filled =
             std::iter::from_fn(|| std::os::fd::AsFd::as_fd(&any).try_clone_to_owned().ok())
                 .collect();
-        Exhausted { limit, _filled: filled }
-    }
-
-    fn limit(limit: libc::rlimit) {
-        // SAFETY: the call reads a structure that outlives it.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
-    }
-}
-
-impl Drop for Exhausted {
-    fn drop(&mut self) {
-        Self::limit(self.limit);
+        Exhausted { _limited: limited, _filled: filled }
     }
 }
 

@@ -133,11 +133,16 @@ pub fn name() -> String {
 
 /// Runs this test binary again as a child that plays `role`. The child runs only the test `child`.
 pub fn spawn(role: &str, address: &str) -> Killed {
+    spawn_over(role, address, Stdio::piped())
+}
+
+/// Like [`spawn`], with this descriptor 0.
+pub fn spawn_over(role: &str, address: &str, stdin: Stdio) -> Killed {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture", "--test-threads=1"])
         .env("FISHPLATE_ROLE", role)
         .env("FISHPLATE_ADDRESS", address)
-        .stdin(Stdio::piped())
+        .stdin(stdin)
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -247,5 +252,29 @@ pub fn insist<T>(
             }
             Err(error) => panic!("{error:?}"),
         }
+    }
+}
+
+/// Lowers this process's limit of open descriptors, until dropped.
+pub struct Limited(libc::rlimit);
+
+impl Limited {
+    pub fn to(most: u64) -> Self {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the call fills a local structure.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
+        Self::set(&libc::rlimit { rlim_cur: most, ..limit });
+        Limited(limit)
+    }
+
+    fn set(limit: &libc::rlimit) {
+        // SAFETY: the call reads a structure that outlives it.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) }, 0);
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        Self::set(&self.0);
     }
 }
