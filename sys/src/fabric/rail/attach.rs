@@ -29,8 +29,8 @@ impl FabricRail {
     ///
     /// Both sides must have attached each other before either posts: the rail drops arrivals from
     /// unknown senders. If the interface has lost its address and no endpoint can be opened, the
-    /// peer is attached as [fenced](Rail::is_fenced). Polls then report the peer as lost, and later
-    /// as up.
+    /// peer is attached as [fenced](fishplate_core::rail::Rail::is_fenced). Polls then report the
+    /// peer as lost, and later as up.
     ///
     /// # Errors
     /// The peer number is taken or out of range. The address is malformed, belongs to an
