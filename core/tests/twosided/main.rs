@@ -10,6 +10,7 @@ mod churn;
 mod close;
 mod damage;
 mod device;
+mod device_close;
 mod epoch;
 mod flood;
 mod forge;
