@@ -42,8 +42,8 @@ const TO: Peer = Peer(5);
 const FROM: Peer = Peer(2);
 
 thread_local! {
-    /// The target's socket, for `kill`.
-    static SOCKET: RefCell<Option<OwnedFd>> = RefCell::default();
+    /// The sockets of the origin and the target, for `corrupt` and `kill`.
+    static SOCKETS: RefCell<Option<[OwnedFd; 2]>> = RefCell::default();
 }
 
 fn rail(seed: u64, config: &GpuConfig) -> TestGpuRail {
@@ -56,7 +56,7 @@ fn rail(seed: u64, config: &GpuConfig) -> TestGpuRail {
 fn pair(seed: u64, config: GpuConfig) -> Ends {
     let (mut origin, mut target) = (rail(seed, &config), rail(seed, &config));
     let sockets = socket_pair().unwrap();
-    SOCKET.set(Some(sockets.1.try_clone().unwrap()));
+    SOCKETS.set(Some([&sockets.0, &sockets.1].map(|socket| socket.try_clone().unwrap())));
     let [second, first] = meet_gpu(&origin, &target, sockets);
     assert_eq!(second.active(), (config.done_channel, config.relay_slots > 0));
     origin.attach(TO, second).unwrap();
@@ -76,11 +76,22 @@ fn memory(link: &mut Ends, len: usize) -> Region {
 /// Kills the target without a Bye. The target's memory stays mapped, as if a process died while a
 /// peer has its memory open.
 fn kill(link: &mut Ends) -> bool {
-    let Some(socket) = SOCKET.take() else { return false };
+    let Some([_, socket]) = SOCKETS.take() else { return false };
     // SAFETY: the call takes no pointers, and the descriptor is ours.
     assert_eq!(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) }, 0);
     std::mem::forget(link.rails.pop());
     true
+}
+
+/// Sends the target a message over the control socket that is none.
+fn corrupt() -> bool {
+    SOCKETS.with_borrow(|sockets| {
+        let Some([socket, _]) = sockets else { return false };
+        let bytes = [0xffu8; 64];
+        // SAFETY: the bytes are readable, and the descriptor is ours.
+        let sent = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+        sent == bytes.len() as isize
+    })
 }
 
 macro_rules! fixture {
@@ -101,6 +112,10 @@ macro_rules! fixture {
 
             fn kill_target(link: &mut Ends) -> bool {
                 kill(link)
+            }
+
+            fn corrupt(_: &mut Ends) -> bool {
+                corrupt()
             }
         }
     };
@@ -159,6 +174,10 @@ impl Fixture for HostMemory {
 
     fn kill_target(link: &mut Ends) -> bool {
         kill(link)
+    }
+
+    fn corrupt(_: &mut Ends) -> bool {
+        corrupt()
     }
 }
 

@@ -40,8 +40,8 @@ const FROM: Peer = Peer(2);
 /// State of a test besides its link.
 #[derive(Default)]
 struct Aside {
-    /// A clone of the target's socket, for [`kill`].
-    socket: Option<OwnedFd>,
+    /// Clones of the sockets of the origin and the target, for [`corrupt`] and [`kill`].
+    sockets: Option<[OwnedFd; 2]>,
     /// The unused part of the common segment.
     common: Option<Region>,
 }
@@ -60,7 +60,7 @@ fn config(seed: u64) -> ShmConfig {
 fn pair(config: &ShmConfig) -> Ends {
     let (mut origin, mut target) = (rail(config.clone()), rail(config.clone()));
     let sockets = socket_pair().unwrap();
-    let socket = sockets.1.try_clone().unwrap();
+    let clones = [&sockets.0, &sockets.1].map(|socket| socket.try_clone().unwrap());
     let [second, first] = meet(&origin, &target, sockets);
     origin.attach(TO, second).unwrap();
     let common = match config.common_len {
@@ -70,7 +70,7 @@ fn pair(config: &ShmConfig) -> Ends {
         len => Some(unsafe { first.common_region(FROM, 0, len) }.unwrap()),
     };
     target.attach(FROM, first).unwrap();
-    ASIDE.set(Aside { socket: Some(socket), common });
+    ASIDE.set(Aside { sockets: Some(clones), common });
     Link { rails: vec![origin, target], origin: 0, target: 1, to: TO, from: FROM }
 }
 
@@ -107,11 +107,22 @@ fn common(len: usize) -> Region {
 
 /// Kills the target without a Bye: the origin only sees its socket close.
 fn kill(link: &mut Ends) -> bool {
-    let Some(socket) = ASIDE.take().socket else { return false };
+    let Some([_, socket]) = ASIDE.take().sockets else { return false };
     // SAFETY: the call takes only numbers, and the descriptor is ours.
     assert_eq!(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) }, 0);
     link.rails.truncate(1);
     true
+}
+
+/// Sends the target a message over the control socket that is none.
+fn corrupt() -> bool {
+    ASIDE.with_borrow(|aside| {
+        let Some([socket, _]) = &aside.sockets else { return false };
+        let bytes = [0xffu8; 64];
+        // SAFETY: the bytes are readable, and the descriptor is ours.
+        let sent = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+        sent == bytes.len() as isize
+    })
 }
 
 impl Fixture for Mapped {
@@ -128,6 +139,10 @@ impl Fixture for Mapped {
 
     fn kill_target(link: &mut Ends) -> bool {
         kill(link)
+    }
+
+    fn corrupt(_: &mut Ends) -> bool {
+        corrupt()
     }
 }
 
@@ -146,6 +161,10 @@ impl Fixture for Common {
     fn kill_target(link: &mut Ends) -> bool {
         kill(link)
     }
+
+    fn corrupt(_: &mut Ends) -> bool {
+        corrupt()
+    }
 }
 
 impl Fixture for Private {
@@ -161,6 +180,10 @@ impl Fixture for Private {
     fn kill_target(link: &mut Ends) -> bool {
         kill(link)
     }
+
+    fn corrupt(_: &mut Ends) -> bool {
+        corrupt()
+    }
 }
 
 impl Fixture for Staged {
@@ -173,6 +196,10 @@ impl Fixture for Staged {
 
     fn kill_target(link: &mut Ends) -> bool {
         kill(link)
+    }
+
+    fn corrupt(_: &mut Ends) -> bool {
+        corrupt()
     }
 }
 

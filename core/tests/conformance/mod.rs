@@ -6,7 +6,7 @@
 //! over a few seeds and name the seed when they fail.
 //!
 //! `link` contains the two ends and their reports, and `field` the memory. `delivery`, `reach`,
-//! `limits`, `ends` and `direct` contain the tests.
+//! `limits`, `ends`, `parted` and `direct` contain the tests.
 #![allow(dead_code, reason = "each package uses its part of this")]
 
 mod delivery;
@@ -15,6 +15,7 @@ mod ends;
 mod field;
 mod limits;
 mod link;
+mod parted;
 mod reach;
 
 pub use delivery::*;
@@ -23,6 +24,7 @@ pub use ends::*;
 pub use field::*;
 pub use limits::*;
 pub use link::*;
+pub use parted::*;
 pub use reach::*;
 
 use std::cell::RefCell;
@@ -45,6 +47,9 @@ pub trait Fixture {
     /// Why an import longer than the region is accepted. `None` if it is refused. Posts beyond the
     /// region are always refused.
     const IMPORTS_UNSEEN: Option<&'static str> = None;
+
+    /// Why a detached peer is still reached without being attached again. `None` if it is not.
+    const STAYS_ATTACHED: Option<&'static str> = None;
 
     /// Returns why this machine has no such rail, or `None` if it has one.
     fn absent() -> Option<String> {
@@ -73,6 +78,12 @@ pub trait Fixture {
     /// Ends the target as if its process had died. Returns `false` if the rail does not support
     /// this.
     fn kill_target(_link: &mut Link<Self::Rail>) -> bool {
+        false
+    }
+
+    /// Sends the target bytes in the name of the origin that break the rail's protocol. Returns
+    /// `false` if no bytes of a peer can.
+    fn corrupt(_link: &mut Link<Self::Rail>) -> bool {
         false
     }
 }
@@ -122,8 +133,10 @@ macro_rules! rail_conformance {
                 c7_a_key_taken_back_is_dead_for_ever
                 c7_a_region_taken_back_in_flight_is_not_written_any_more
                 c7_an_import_of_nothing_is_refused
+                c7_a_peer_that_breaks_the_protocol_is_reported_once_and_then_ignored
                 too_long_is_said_and_nothing_is_posted
                 detach_ends_what_is_pending_and_reports_nothing_else
+                detach_cuts_the_peer_off_in_both_directions
                 a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails
                 mapped_memory_is_the_peers_memory
                 copies_at_once_are_whole_and_checked

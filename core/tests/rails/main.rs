@@ -8,6 +8,9 @@ mod fakes;
 #[path = "../../examples/file_rail.rs"]
 mod file_rail;
 
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use conformance::{Fixture, Link};
@@ -30,6 +33,8 @@ struct Wild;
 struct WildAndDisordered;
 struct Files;
 
+const STAYS: Option<&'static str> = Some("a loopback needs no attachment");
+
 fn own<R: Rail>(rail: R) -> Link<R> {
     Link { rails: vec![rail], origin: 0, target: 0, to: Peer(0), from: Peer(0) }
 }
@@ -51,6 +56,7 @@ fn kill(link: &mut Link<SimRail<'static, 'static>>) -> bool {
 
 impl Fixture for Plain {
     type Rail = Network;
+    const STAYS_ATTACHED: Option<&'static str> = STAYS;
     fn link(_: u64) -> Link<Network> {
         own(Loopback::new())
     }
@@ -58,6 +64,7 @@ impl Fixture for Plain {
 
 impl Fixture for Mapped {
     type Rail = Network;
+    const STAYS_ATTACHED: Option<&'static str> = STAYS;
     fn link(_: u64) -> Link<Network> {
         own(Loopback::mapped())
     }
@@ -65,6 +72,7 @@ impl Fixture for Mapped {
 
 impl Fixture for Native {
     type Rail = Network;
+    const STAYS_ATTACHED: Option<&'static str> = STAYS;
     fn link(_: u64) -> Link<Network> {
         own(Loopback::new().with_native_atomics())
     }
@@ -72,6 +80,7 @@ impl Fixture for Native {
 
 impl Fixture for Disordered {
     type Rail = Faulty<Network, 16>;
+    const STAYS_ATTACHED: Option<&'static str> = STAYS;
     fn link(seed: u64) -> Link<Self::Rail> {
         own(Faulty::new(Loopback::new(), Faults::DISORDER, seed))
     }
@@ -79,6 +88,7 @@ impl Fixture for Disordered {
 
 impl Fixture for TwiceDisordered {
     type Rail = Faulty<Faulty<Network, 16>, 8>;
+    const STAYS_ATTACHED: Option<&'static str> = STAYS;
     fn link(seed: u64) -> Link<Self::Rail> {
         own(Faulty::new(
             Faulty::new(Loopback::new(), Faults::DISORDER, seed),
@@ -134,10 +144,21 @@ impl Fixture for Files {
         let mut rails = vec![FileRail::default(), FileRail::default()];
         rails[0].setup().attach(Peer(0), &there, &back).unwrap();
         rails[1].setup().attach(Peer(3), &back, &there).unwrap();
+        THERE.set(std::fs::OpenOptions::new().append(true).open(&there).ok());
         // Both ends have opened the files, so the folder can go.
         std::fs::remove_dir_all(dir).unwrap();
         Link { rails, origin: 0, target: 1, to: Peer(0), from: Peer(3) }
     }
+
+    fn corrupt(_: &mut Link<FileRail>) -> bool {
+        THERE.with_borrow_mut(|file| file.as_mut().unwrap().write_all(&[0xff; 64])).unwrap();
+        true
+    }
+}
+
+thread_local! {
+    /// The file to which the origin of this test's latest link appends.
+    static THERE: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
 #[test]
