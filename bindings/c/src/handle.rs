@@ -52,7 +52,8 @@ pub(crate) struct Inner {
     pub node: Node,
     /// Memory of the node, by raw region number.
     pub memories: HashMap<u64, Memory>,
-    pub remotes: HashMap<u64, Remote>,
+    /// Imported memory and its peer, by raw region number.
+    pub remotes: HashMap<u64, (Remote, PeerId)>,
     /// Claimed messages that are not received yet, by number.
     pub claims: HashMap<u64, Claimed>,
     pub next_claim: u64,

@@ -86,7 +86,7 @@ pub unsafe extern "C" fn fp_mem_import(
         let peer = inner.named(named);
         let remote = inner.node.import(peer, handle)?;
         let raw = remote.at(0).region.to_raw();
-        inner.remotes.insert(raw, remote);
+        inner.remotes.insert(raw, (remote, peer));
         place.write(raw);
         Ok(0)
     })
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn fp_mem_import(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_release(node: *mut FpNode, remote: u64) -> c_int {
     enter(node, |inner| {
-        let named = *inner.remotes.get(&remote).ok_or_else(unknown_region)?;
+        let (named, _) = *inner.remotes.get(&remote).ok_or_else(unknown_region)?;
         inner.node.release(named)?;
         inner.remotes.remove(&remote);
         Ok(0)

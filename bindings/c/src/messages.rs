@@ -11,7 +11,7 @@ use fishplate::node::Slice;
 use crate::handle::{FpNode, Inner, enter};
 use crate::node::{buffer, bytes, millis, place};
 use crate::status::Status;
-use crate::verbs::issued;
+use crate::verbs::{issued, notice};
 
 /// A 96-bit tag.
 #[repr(C)]
@@ -79,9 +79,8 @@ pub unsafe extern "C" fn fp_send_mem(
     token: *mut u64,
 ) -> c_int {
     enter(node, |inner| {
-        let notice = if token.is_null() { Notice::Silent } else { Notice::Report(0) };
         let (to, from) = (inner.named(to), Slice::new(inner.here(memory, offset), len));
-        let sent = inner.node.send(to, tag.tag(), from, notice)?;
+        let sent = inner.node.send(to, tag.tag(), from, notice(token)?)?;
         issued(inner, sent, token)
     })
 }

@@ -323,6 +323,8 @@ pub unsafe extern "C" fn fp_peer_disconnect(node: *mut FpNode, named: u32) -> c_
     enter(node, |inner| {
         let peer = inner.named(named);
         inner.node.disconnect(peer)?;
+        inner.remotes.retain(|_, (_, owner)| *owner != peer);
+        inner.claims.retain(|_, claimed| claimed.envelope.source != peer);
         Ok(0)
     })
 }
@@ -339,4 +341,38 @@ pub extern "C" fn fp_version() -> u32 {
     part(env!("CARGO_PKG_VERSION_MAJOR")) << 16
         | part(env!("CARGO_PKG_VERSION_MINOR")) << 8
         | part(env!("CARGO_PKG_VERSION_PATCH"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::*;
+    use crate::messages::{FpMessage, FpTag, fp_probe, fp_send};
+
+    #[test]
+    fn a_disconnected_peer_leaves_no_entries() {
+        let node = Node::builder().fabric(Fabric::Off).open().unwrap();
+        let (address, node) = (node.address(), insert(node).ok().unwrap());
+        let (mut memory, mut peer, mut remote, mut handle) = (0, 0, 0, [0; 512]);
+        let (mut len, tag) = (handle.len(), FpTag { low: 1, high: 0 });
+        let mut message = MaybeUninit::<FpMessage>::uninit();
+        // SAFETY: the pointers are to live variables of these sizes.
+        let entries = unsafe {
+            assert_eq!(fp_mem_alloc(node, 64, &mut memory), 0);
+            assert_eq!(fp_mem_export(node, memory, handle.as_mut_ptr().cast(), &mut len), 0);
+            let (address, bytes) = (address.as_ptr().cast(), address.len());
+            assert_eq!(fp_peer_connect(node, address, bytes, &mut peer), 0);
+            let handle = handle.as_ptr().cast();
+            assert_eq!(fp_mem_import(node, peer, handle, len, &mut remote), 0);
+            assert_eq!(fp_send(node, peer, tag, c"x".as_ptr().cast(), 1), 0);
+            assert_eq!(fp_probe(node, peer, tag, tag, 1, message.as_mut_ptr()), 1);
+            let entries = || enter(node, |of| Ok((of.remotes.len() + of.claims.len()) as c_int));
+            assert_eq!(entries(), 2);
+            assert_eq!(fp_peer_disconnect(node, peer), 0);
+            assert_eq!(fp_mem_release(node, remote), -libc::EBADR);
+            entries()
+        };
+        assert!(remove(node).is_ok());
+        assert_eq!(entries, 0);
+    }
 }

@@ -15,7 +15,7 @@ use crate::status::{Status, fail};
 const OVER: u64 = u64::MAX;
 
 #[inline(always)]
-fn notice(token: *mut u64) -> Result<Notice, Status> {
+pub(crate) fn notice(token: *mut u64) -> Result<Notice, Status> {
     match token.is_null() {
         true => Ok(Notice::Silent),
         false => place(token, "token").map(|_| Notice::Report(0)),

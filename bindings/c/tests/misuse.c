@@ -357,6 +357,14 @@ static void wrong_arguments (fp_node *node, fp_peer me)
   EXPECT (fp_fence (node, 77), -ENXIO);
   EXPECT (fp_quiet (node, 77, 0), -ENXIO);
   EXPECT (fp_send (node, 77, tag, "x", 1), -ENXIO);
+  fp_token *misaligned = (fp_token *) 3;
+  EXPECT (fp_put (node, memory, 0, 8, remote, 64, misaligned), -EINVAL);
+  EXPECT (fp_put_signal (node, memory, 0, 8, remote, 8, remote, 16, 1, 1, misaligned), -EINVAL);
+  EXPECT (fp_get (node, memory, 0, 8, remote, 8, misaligned), -EINVAL);
+  EXPECT (fp_atomic (node, remote, 0, FP_AMO_ADD, 8, 1, 0, misaligned), -EINVAL);
+  EXPECT (fp_send_mem (node, me, tag, memory, 0, 8, misaligned), -EINVAL);
+  EXPECT (fp_quiet (node, me, 1000), 0);
+  EXPECT (fp_probe (node, me, tag, (fp_tag) { 0, 0 }, 0, &message), 0);
   EXPECT (fp_recv (node, me, tag, tag, buffer, 8, 1, NULL), -ETIMEDOUT);
   EXPECT (fp_send (node, me, tag, buffer, 64), 0);
   EXPECT (fp_recv (node, me, tag, (fp_tag) { 0, 0 }, buffer, 8, 1000, &message), -EMSGSIZE);
