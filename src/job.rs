@@ -140,7 +140,12 @@ impl Job {
             let text = format!("cannot join a job: no address of rank 0: {error}; pass HOST:PORT");
             io::Error::new(error.kind(), text)
         })?;
-        meet::at_address(&found.collect::<Vec<_>>(), &entry)
+        let found: Vec<_> = found.collect();
+        // Each process would listen at a port of its own.
+        if size > 1 && found.iter().any(|address| address.port() == 0) {
+            return Err(invalid("cannot join a job: the port of rank 0 is 0; pass HOST:PORT"));
+        }
+        meet::at_address(&found, &entry)
     }
 
     /// Joins the [`Leader`]'s job with this id, and waits until all have joined. `rank` is 1 to

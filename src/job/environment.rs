@@ -4,6 +4,7 @@
 //! The caller passes a function that reads the variables, so tests need not change the environment.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::num::NonZeroU16;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -100,7 +101,8 @@ pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io
     if let (Some(host), Some(port), Some((rank, size))) =
         (get("MASTER_ADDR"), get("MASTER_PORT"), placed)
     {
-        let port: Option<u16> = port.parse().ok().and_then(|port: u16| port.checked_add(1));
+        let port: Option<NonZeroU16> = port.parse().ok();
+        let port = port.and_then(|port| port.get().checked_add(1));
         let port = port.ok_or_else(|| invalid("MASTER_PORT is invalid; use 1 to 65534"))?;
         return Ok(Way::Address(host, port, Entry::new(rank, size, cookie(&get)?, timeout)?));
     }
@@ -133,12 +135,12 @@ fn at_address(
     let wanted = "tcp://HOST:PORT, or tcp://:PORT with MASTER_ADDR";
     let refusal = || unusable("FISHPLATE_RENDEZVOUS", address, wanted);
     let (host, port) = address.rsplit_once(':').ok_or_else(refusal)?;
-    let port: u16 = port.parse().map_err(|_| refusal())?;
+    let port: NonZeroU16 = port.parse().map_err(|_| refusal())?;
     let host = match host {
         "" => get("MASTER_ADDR").ok_or_else(refusal)?,
         host => host.trim_start_matches('[').trim_end_matches(']').to_owned(),
     };
-    Ok(Way::Address(host, port, entry))
+    Ok(Way::Address(host, port.get(), entry))
 }
 
 #[allow(clippy::type_complexity)]
@@ -154,6 +156,10 @@ fn place_in_job(
         match (number(rank), number(size)?) {
             (Ok(Some(rank)), Some(size)) => return Ok(Some((Some(rank), size))),
             (Ok(None), Some(size)) if rank == LAUNCHERS[0][0] => return Ok(Some((None, size))),
+            // Only for this library, so the size was forgotten.
+            (_, None) if rank == LAUNCHERS[0][0] && get(rank).is_some() => {
+                return Err(invalid("FISHPLATE_RANK is set, but not FISHPLATE_SIZE; set both"));
+            }
             (Err(error), Some(_)) => return Err(error),
             _ => {}
         }

@@ -131,7 +131,7 @@ fn launchers_are_understood() {
 fn variables_that_make_no_sense_are_named() {
     let place = |text: &str| ("FISHPLATE_RENDEZVOUS", text.to_owned());
     let size = |text: &str| ("FISHPLATE_SIZE", text.to_owned());
-    let cases: [(&[(&str, String)], &str); 10] = [
+    let cases: [(&[(&str, String)], &str); 15] = [
         (&[place("tcp://127.0.0.1:1")], "FISHPLATE_SIZE"),
         (&[place("tcp://127.0.0.1"), size("2")], "FISHPLATE_RENDEZVOUS"),
         (&[place("tcp://:7"), size("2")], "MASTER_ADDR"),
@@ -140,6 +140,11 @@ fn variables_that_make_no_sense_are_named() {
         (&[place("tcp://127.0.0.1:1"), size("two")], "FISHPLATE_SIZE"),
         (&[place("tcp://127.0.0.1:1"), size("5000")], "1 to 1024"),
         (&[size("2"), ("FISHPLATE_RANK", "0".into())], "set FISHPLATE_RENDEZVOUS"),
+        (&[("FISHPLATE_RANK", "1".into())], "not FISHPLATE_SIZE"),
+        (&[place("tcp://127.0.0.1:1"), ("FISHPLATE_RANK", "0".into())], "not FISHPLATE_SIZE"),
+        (&[place("tcp://127.0.0.1:0"), size("2")], "\"127.0.0.1:0\" given; use tcp://HOST:PORT"),
+        (&[place("tcp://:0"), size("2"), ("MASTER_ADDR", "a".into())], "use tcp://HOST:PORT"),
+        (&[size("2"), ("MASTER_ADDR", "a".into()), ("MASTER_PORT", "0".into())], "MASTER_PORT"),
         (&[("PMI_FD", "3".into())], "PMI_RANK"),
         (&[place("tcp://127.0.0.1:1"), size("2"), ("FISHPLATE_COOKIE", "c".repeat(33))], "cookie"),
     ];
@@ -147,6 +152,15 @@ fn variables_that_make_no_sense_are_named() {
         let error = by(variables, SOON).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{variables:?}: {error}");
         assert!(error.to_string().contains(named), "{variables:?}: {error}");
+    }
+}
+
+#[test]
+fn an_address_without_a_port_is_refused() {
+    for address in ["127.0.0.1:0", "127.0.0.1", "127.0.0.1:65536", ""] {
+        let error = Job::join(address, 2, SOON).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("pass HOST:PORT"), "{error}");
     }
 }
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy
 import pytest
+from conftest import free_address
 
 import fishplate
 from fishplate import Misuse
@@ -106,7 +107,8 @@ CALLS = {
     ),
     "a job of many": (lambda own: fishplate.Job("127.0.0.1:0", 10**6), Misuse),
     "a job nowhere": (lambda own: fishplate.Job("nowhere", 2, 0.1), fishplate.Error),
-    "a job alone": (lambda own: fishplate.Job("127.0.0.1:0", 2, 0.05), TimeoutError),
+    "a job at port 0": (lambda own: fishplate.Job("127.0.0.1:0", 2, 0.05), Misuse),
+    "a job alone": (lambda own: fishplate.Job(free_address(), 2, 0.05), TimeoutError),
     "an exchange in a job of one": (
         lambda own: fishplate.Job("127.0.0.1:0", 1).exchange(b""),
         Misuse,
