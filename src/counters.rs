@@ -19,10 +19,11 @@
 //! Later versions may add counters at the end. The node copies its counters to the page outside its
 //! hot paths, at most once per [`INTERVAL`]. A copy makes no system call.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -206,7 +207,7 @@ pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
     let mut found: Vec<Snapshot> = vec![];
     for entry in fs::read_dir(&folder)?.flatten() {
         if fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == target.as_str())
-            && let Ok(file) = File::open(entry.path())
+            && let Ok(file) = open(&entry.path())
             && let Some((owner, snapshot)) = snapshot(&file, pid)
             // A forked process also has its parent's pages.
             && own.is_none_or(|own| owner == own)
@@ -217,6 +218,13 @@ pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
     }
     found.sort_by_key(|snapshot| snapshot.node);
     Ok(found)
+}
+
+/// The process may have replaced the file since its link was read, even by a pipe. The flags keep
+/// the call from waiting for a writer, and from getting a controlling terminal.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 /// Reads the pages of all processes that this process may inspect.
@@ -263,6 +271,17 @@ fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pipe_in_place_of_a_page_is_skipped_without_a_wait() {
+        let path = std::env::temp_dir().join(format!("fishplate-pipe-{}", std::process::id()));
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: the name is a C string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let pipe = open(&path);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(snapshot(&pipe.unwrap(), 1), None);
+    }
 
     #[test]
     fn a_page_is_read_while_it_changes_and_never_half() {
