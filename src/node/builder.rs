@@ -406,6 +406,8 @@ impl Builder {
             max_regions,
             max_segments: self.limits.locals,
             membarrier: host.sleeper_uses_membarrier(),
+            // `Node::import` waits instead, and serves other peers meanwhile.
+            timeout: Duration::ZERO,
             ..ShmConfig::default()
         };
         let network = !opened.is_empty();

@@ -261,7 +261,10 @@ impl Node {
 
     #[cold]
     pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {
-        let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
+        self.connected_by(peer, self.deadline_ns(self.builder.connect_timeout))
+    }
+
+    pub(super) fn connected_by(&mut self, peer: PeerId, deadline_ns: u64) -> Result<(), Error> {
         loop {
             match self
                 .contacts
@@ -276,11 +279,16 @@ impl Node {
             if self.home.host().now_ns() >= deadline_ns {
                 return Err(Error::NotConnected(peer));
             }
-            if self.home.engine.progress() == 0 {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-            self.meet();
+            self.serve();
         }
+    }
+
+    /// Makes progress while a call waits for another process.
+    pub(super) fn serve(&mut self) {
+        if self.home.engine.progress() == 0 {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        self.meet();
     }
 
     /// Returns whether operations can be sent to the peer. `None` if the peer is unknown.

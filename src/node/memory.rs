@@ -13,6 +13,7 @@ use fishplate_core::mem::{
     LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId, copy_bytes,
 };
 use fishplate_core::op::{look_at_signal, set_signal};
+use fishplate_core::sync::host::Host;
 use fishplate_shm::Segment;
 
 use super::{Driver, Error, Node, behind};
@@ -217,22 +218,32 @@ impl Node {
         Ok(bytes[..len].to_vec())
     }
 
-    /// Imports memory of a peer by its handle. Waits until the peer is connected, for at most
-    /// [`Builder::connect_timeout`](super::Builder::connect_timeout). Slow path.
+    /// Imports memory of a peer by its handle. Waits until the peer is connected and has announced
+    /// the memory, for at most [`Builder::connect_timeout`](super::Builder::connect_timeout). Makes
+    /// progress meanwhile. Slow path.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; the handle is invalid; [`Error::NoGpuRail`] if no rail and no
-    /// message can carry this device memory; or [`Error::Full`].
+    /// [`Error::NotConnected`]; [`AttachError::Unheard`] if the peer has freed the memory or makes
+    /// no progress; the handle is invalid; [`Error::NoGpuRail`] if no rail and no message can carry
+    /// this device memory; or [`Error::Full`].
     pub fn import(&mut self, peer: PeerId, handle: impl AsRef<[u8]>) -> Result<Remote, Error> {
         behind!(self, |node| node.import(peer, handle));
-        self.connected(peer)?;
+        let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
+        self.connected_by(peer, deadline_ns)?;
         let remotes = self.builder.limits.remotes;
-        let imported = self.home.engine.import(peer, handle.as_ref());
-        let refused = |error| match error {
-            AttachError::Unsupported => Error::NoGpuRail(peer),
-            error => Error::of(error, "remotes", remotes),
-        };
-        Ok(Remote { id: imported.map_err(refused)? })
+        loop {
+            let error = match self.home.engine.import(peer, handle.as_ref()) {
+                Ok(id) => return Ok(Remote { id }),
+                Err(error) => error,
+            };
+            if error != AttachError::Unheard || self.home.host().now_ns() >= deadline_ns {
+                return Err(match error {
+                    AttachError::Unsupported => Error::NoGpuRail(peer),
+                    error => Error::of(error, "remotes", remotes),
+                });
+            }
+            self.serve();
+        }
     }
 
     /// Releases imported memory. Slow path.

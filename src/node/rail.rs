@@ -177,6 +177,8 @@ unsafe impl Rail for NodeRail {
         match self {
             NodeRail::Fabric(_) if key == ELSEWHERE => Err(AttachError::Unsupported),
             NodeRail::Local(_) if is_device(key) => Err(AttachError::Unsupported),
+            // Does not wait for the peer. `Node::import` does, and serves other peers meanwhile.
+            NodeRail::Gpu(rail) if is_device(key) => rail.try_import(peer, key, len),
             _ => each!(self, rail => rail.import(peer, key, len)),
         }
     }

@@ -1,5 +1,7 @@
 //! Tests misuse by a program: each call must return an error that names the misuse.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use fishplate::core::engine::protocol::Received;
@@ -69,6 +71,42 @@ fn a_wait_for_a_signal_that_nobody_sends_says_so() {
             && error.ends_with("; check that it sends to this word"),
         "{error}"
     );
+}
+
+/// While an import waits for the owner to announce the memory, the node serves its other peers.
+#[test]
+fn an_import_of_freed_memory_ends_at_its_deadline_and_holds_up_nobody() {
+    const LIMIT: Duration = Duration::from_secs(3);
+    let open = |limit| super::builder().fabric(Fabric::Off).connect_timeout(limit).open().unwrap();
+    let (mut node, mut owner, mut other) = (open(LIMIT), open(SOON), open(SOON));
+    let address = node.address();
+    let owner_address = owner.address();
+    let (theirs, its) = (node.connect(&owner_address), node.connect(other.address()));
+    let (from_owner, from_other) = (owner.connect(&address), other.connect(&address));
+    let memory = owner.alloc(64).unwrap();
+    let handle = owner.handle(memory).unwrap();
+    owner.free(memory).unwrap();
+    let importing = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            owner.send(from_owner.unwrap(), 1, b"connected", Notice::Silent).unwrap();
+            other.send(from_other.unwrap(), 1, b"connected", Notice::Silent).unwrap();
+            while !importing.load(Ordering::Acquire) {
+                owner.progress();
+                other.progress();
+            }
+            other.send(from_other.unwrap(), 2, b"served", Notice::Silent).unwrap();
+            other.quiet(from_other.unwrap(), LIMIT / 2).unwrap();
+        });
+        for peer in [theirs.unwrap(), its.unwrap()] {
+            node.recv(Some(peer), 1, Tag::ZERO, &mut [0; 9], SOON).unwrap();
+        }
+        importing.store(true, Ordering::Release);
+        let begun = Instant::now();
+        let error = node.import(theirs.unwrap(), handle).unwrap_err();
+        assert_eq!(error, Error::Attach(AttachError::Unheard));
+        assert!((LIMIT..LIMIT + LIMIT / 2).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    });
 }
 
 #[test]

@@ -39,8 +39,9 @@ impl Fault {
         matches!(self, Fault::Node(Error::Wait(WaitError::Deadline(_))))
     }
 
+    /// True if the peer has not connected, or not announced its memory.
     pub fn is_unmet(&self) -> bool {
-        matches!(self, Fault::Node(Error::NotConnected(_)))
+        matches!(self, Fault::Node(Error::NotConnected(_) | Error::Attach(AttachError::Unheard)))
     }
 
     /// True if a retry may succeed, once there is room or the peer has connected.

@@ -4,6 +4,8 @@ import array
 import ctypes
 import gc
 import mmap
+import threading
+import time
 
 import numpy
 import pytest
@@ -193,6 +195,33 @@ def test_memory_in_use_is_not_freed(own):
     with pytest.raises(fishplate.Misuse):
         own.memory.free()
     assert "freed" in repr(own.memory) and "released" in repr(own.theirs)
+
+
+def test_an_import_of_freed_memory_times_out_and_lets_threads_run():
+    node = fishplate.Node(fabric="off", connect_timeout=0.5)
+    owner = fishplate.Node(fabric="off", worker=True)
+    peer, _ = node.connect(owner.address), owner.connect(node.address)
+    memory = owner.alloc(64)
+    handle = memory.handle()
+    memory.free()
+    while not peer.connected():
+        pass
+    turns, stop = [], threading.Event()
+
+    def count():
+        while not stop.wait(0.001):
+            turns.append(1)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(fishplate.Timeout, match="has freed it"):
+            peer.import_memory(handle)
+    finally:
+        stop.set()
+        thread.join()
+    assert 0.5 <= time.monotonic() - begun < 4 and len(turns) > 10
 
 
 def test_words(node):

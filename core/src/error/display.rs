@@ -130,8 +130,8 @@ impl Display for AttachError {
                  its memory kind, `Settings::native_atomics` and failover",
             ),
             AttachError::Unheard => f.write_str(
-                "the peer has not announced this memory; let the peer make progress, \
-                 then try again",
+                "the peer has not announced this memory, or has freed it; let the peer make \
+                 progress, then try again",
             ),
             AttachError::InUse(by) => write!(f, "the region is in use: {by}"),
             AttachError::Config(what) => write!(f, "invalid setting or argument: {what}"),

@@ -280,7 +280,8 @@ class Peer:
         """True once the peer has connected too. Raises if the peer has failed."""
 
     def import_memory(self, handle: bytes) -> Remote:
-        """Imports memory of the peer by its handle. Waits until the peer is connected."""
+        """Imports memory of the peer by its handle. Waits until the peer is connected and has
+        announced the memory."""
 
     def disconnect(self) -> None:
         """Disconnects the peer. Its operations fail, and its imported memory is released."""
