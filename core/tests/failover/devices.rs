@@ -168,7 +168,7 @@ fn carried<const RAILS: usize>(
 }
 
 /// Imports the other node's region at node `node`.
-fn import_into<R: Rail, const RAILS: usize>(
+pub fn import_into<R: Rail, const RAILS: usize>(
     fleet: &mut [Node<R, RAILS>],
     node: usize,
     region: LocalId,

@@ -15,6 +15,7 @@ mod devices;
 mod fences;
 mod leaving;
 mod mail;
+mod parting;
 mod reads;
 mod run;
 mod schedule;
