@@ -89,6 +89,7 @@ pub mod config;
 pub mod counters;
 mod direct;
 pub mod guard;
+mod handlers;
 pub mod job;
 pub mod node;
 pub mod rails;

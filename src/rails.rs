@@ -14,6 +14,7 @@ use fishplate_sys::fabric::{FabricConfig, FabricRail, Library, LoadError};
 
 use crate::config::Settings;
 use crate::guard::{Guard, LinkWatch};
+use crate::handlers::with_handlers_kept;
 use crate::storage::Limits;
 use crate::topology::{Anchor, LinkState, Machine, PciAddress};
 
@@ -168,7 +169,7 @@ pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
         reason: "a zero byte in the path".into(),
     })?;
     // SAFETY: our caller guarantees that the path names a libfabric.
-    unsafe { Library::open(path.as_deref()) }
+    with_handlers_kept(|| unsafe { Library::open(path.as_deref()) })
 }
 
 /// Lists the interfaces of a provider, in the order that the provider reports.

@@ -31,6 +31,7 @@ use super::{Node, OpenError, RailInfo};
 use crate::config::{RAILS_LIMIT, Settings};
 use crate::counters::Page;
 use crate::direct::StandIn;
+use crate::handlers::with_handlers_kept;
 use crate::rails::{self, OpenRail, RailsError, Wanted};
 use crate::storage::Limits;
 #[cfg(any(feature = "cuda", feature = "hip"))]
@@ -488,7 +489,7 @@ impl Builder {
             Some(library) => Ok(library),
             // SAFETY: without a path the linker loads the installed `libfabric.so.1`, which we
             // trust to be libfabric.
-            None => unsafe { Library::open(None) }.map_err(RailsError::Load),
+            None => with_handlers_kept(|| unsafe { Library::open(None) }).map_err(RailsError::Load),
         };
         let opened = library.and_then(|library| {
             let machine =

@@ -278,6 +278,18 @@ def test_control_c_ends_a_wait():
     assert said.split() == ["True"] * 3
 
 
+def test_opening_a_node_keeps_the_handlers_of_signals():
+    said = python("""
+        import signal, fishplate
+        seen = []
+        signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+        with fishplate.Node():
+            signal.raise_signal(signal.SIGTERM)
+            print(seen == [signal.SIGTERM])
+    """)
+    assert said.split() == ["True"]
+
+
 def test_a_forked_child_is_refused_and_harms_nobody():
     said = python("""
         import gc, os, fishplate
