@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
-use fishplate_core::engine::{Config, Engine, Issued, Notice, RailPolicy};
+use fishplate_core::engine::{Config, ContextId, Engine, Issued, Notice, RailPolicy};
 use fishplate_core::error::{OpError, PeerError};
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, RailId, Region, RemoteId};
 use fishplate_core::op::{Fault, Outcome};
@@ -78,6 +78,7 @@ struct Run<const RAILS: usize> {
     sides: [Side; 2],
     /// Whether a copy to a device fails, and with it the peer.
     broken: bool,
+    contexts: u16,
     removed: bool,
     what: String,
 }
@@ -102,11 +103,15 @@ impl<const RAILS: usize> Run<RAILS> {
         };
         let matching = MatchConfig { pieces: 4, ..SMALL };
         let window = [1, 2, 4, 16][random.below(4) as usize];
-        let config = Config { window, policy: RailPolicy::RoundRobin, ..Config::DEFAULT };
+        // Whether a fence closes the whole endpoint.
+        let closes = RAILS > 1 && random.below(4) == 0;
+        let contexts = 1 + random.below(3) as u16;
+        let config = Config { window, contexts, policy: RailPolicy::RoundRobin, ..Config::DEFAULT };
         let attach = |engine: &mut Engine<'static, Veiled<End>, RAILS>| {
-            engine.attach_matching(matching, match_memory(matching, 2, 8)).unwrap();
+            let streams = 2 * config.contexts as usize;
+            engine.attach_matching(matching, match_memory(matching, streams, 8)).unwrap();
         };
-        let mut fleet = fleet::lasting(sim, 2, RAILS as u16, false, config, SIZE, wrap, attach);
+        let mut fleet = fleet::lasting(sim, 2, RAILS as u16, closes, config, SIZE, wrap, attach);
         let regions = [(); 2].map(|()| device_region(SIZE));
         let ids = [0, 1].map(|at| fleet[at].engine.register(regions[at]).unwrap());
         let theirs = [0, 1].map(|at| import_into(&mut fleet, at, ids[1 - at]));
@@ -116,7 +121,9 @@ impl<const RAILS: usize> Run<RAILS> {
                 poke(region, ((SOURCES + n) * PLACE) as usize, &bytes(node, n, PLACE as usize));
             }
         }
-        let what = format!("seed {seed}, window {window}, delay {delay}");
+        let what = format!(
+            "seed {seed}, window {window}, contexts {contexts}, delay {delay}, closing {closes}"
+        );
         (
             sim,
             Run {
@@ -126,6 +133,7 @@ impl<const RAILS: usize> Run<RAILS> {
                 theirs,
                 sides: Default::default(),
                 broken: false,
+                contexts,
                 removed: false,
                 what,
             },
@@ -181,11 +189,12 @@ impl<const RAILS: usize> Run<RAILS> {
             _ => Payload::Region(local, len),
         };
         let engine = &mut self.fleet[node].engine;
+        let context = ContextId(random.below(self.contexts.into()) as u8);
         let issued = match kind {
-            Kind::Put => engine.put(CX, local, len, to.at((PUTS + n) * PLACE), notice),
-            Kind::Get => engine.get(CX, local, len, to.at(place * PLACE), notice),
-            Kind::Synchronous => engine.send_sync(CX, from, tag(n), payload, notice),
-            Kind::Eager | Kind::Long => engine.send(CX, from, tag(n), payload, notice),
+            Kind::Put => engine.put(context, local, len, to.at((PUTS + n) * PLACE), notice),
+            Kind::Get => engine.get(context, local, len, to.at(place * PLACE), notice),
+            Kind::Synchronous => engine.send_sync(context, from, tag(n), payload, notice),
+            Kind::Eager | Kind::Long => engine.send(context, from, tag(n), payload, notice),
         };
         match issued {
             Ok(issued) => {
@@ -340,15 +349,22 @@ fn run<const RAILS: usize>(seed: u64, broken: bool, totals: &mut Totals) {
             [at, at + 20 + random.below(600)]
         })
         .collect();
-    let mut turn = 0;
+    let (cuts, mut turn) = (random.below(2) == 0, 0);
     loop {
-        assert!(turn < TURNS, "{}: no end; closes {closes:?}, flaps {flaps:?}", run.what);
+        assert!(
+            turn < TURNS,
+            "{}: no end; closes {closes:?}, flaps {flaps:?}, cuts {cuts}",
+            run.what
+        );
         for (rail, &[pull, plug]) in flaps.iter().enumerate() {
-            let node = (seed % 2) as u16;
-            if turn == pull {
-                sim.unplug(node, rail as u16, 30).unwrap();
-            } else if turn == plug {
-                sim.plug(node, rail as u16).unwrap();
+            let (node, rail, late) = ((seed % 2) as u16, rail as u16, 30);
+            // The link is cut in one direction, or an endpoint is unplugged.
+            match cuts {
+                true if turn == pull => sim.cut(node, 1 - node, rail, late).unwrap(),
+                true if turn == plug => sim.heal(node, 1 - node, rail).unwrap(),
+                false if turn == pull => sim.unplug(node, rail, late).unwrap(),
+                false if turn == plug => sim.plug(node, rail).unwrap(),
+                _ => {}
             }
         }
         for node in 0..2 {
