@@ -192,13 +192,15 @@ impl Memory {
 
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let memory = self.memory;
-        // Stores `freed`, fences, then counts the tensors. `lend` counts its tensor, fences, then
-        // loads `freed`. So a tensor that another thread makes meanwhile is counted here or refused
-        // there.
-        let was = self.freed.swap(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
         let freed = self.shared.enter(py, |inner| {
+            // Under the lock, so that calls of two threads do not restore each other's value.
+            // Stores `freed`, fences, then counts the tensors. `lend` counts its tensor, fences,
+            // then loads `freed`. So a tensor that another thread makes meanwhile is counted here
+            // or refused there.
+            let was = self.freed.swap(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             if matches!(&self.pages, Pages::Device(_, loan) if is_lent(loan)) {
+                self.freed.store(was, Ordering::SeqCst);
                 return Err(Fault::Lent);
             }
             inner.reap();
@@ -207,11 +209,10 @@ impl Memory {
             if gone {
                 inner.forget(memory, matches!(freed, Err(Error::Attach(AttachError::Kept(_)))));
             }
-            Ok((gone, freed))
+            self.freed.store(was || gone, Ordering::SeqCst);
+            Ok(freed)
         });
-        let gone = matches!(freed, Ok((true, _)));
-        self.freed.store(was || gone, Ordering::SeqCst);
-        freed?.1.map_err(|error| Fault::from(error).raise(py))
+        freed?.map_err(|error| Fault::from(error).raise(py))
     }
 
     #[pyo3(signature = (offset=0, len=None))]

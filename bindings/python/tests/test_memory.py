@@ -197,6 +197,32 @@ def test_memory_in_use_is_not_freed(own):
     assert "freed" in repr(own.memory) and "released" in repr(own.theirs)
 
 
+def test_threads_that_free_memory_in_use_leave_it_as_it_is(own):
+    request, stop = own.node.irecv(own.memory, tag=1), threading.Event()
+    word = own.node.alloc(8)
+
+    def hold():
+        """Keeps the node busy, so that calls of `free` overlap."""
+        while not stop.is_set():
+            with pytest.raises(fishplate.Timeout):
+                own.node.wait(word, "==", 1, timeout=0.01)
+
+    def free():
+        for _ in range(300):
+            with pytest.raises(fishplate.InUse):
+                own.memory.free()
+
+    threads = [threading.Thread(target=target) for target in (hold, free, free, free)]
+    for thread in threads:
+        thread.start()
+    for thread in threads[1:]:
+        thread.join()
+    stop.set()
+    threads[0].join()
+    assert "freed" not in repr(own.memory) and len(numpy.frombuffer(own.memory, "u1")) == 4096
+    assert request.cancel()
+
+
 def test_an_import_of_freed_memory_times_out_and_lets_threads_run():
     node = fishplate.Node(fabric="off", connect_timeout=0.5)
     owner = fishplate.Node(fabric="off", worker=True)
