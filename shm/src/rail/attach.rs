@@ -92,6 +92,7 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
+    /// Detaches a peer. Its staged operations fail in the next polls.
     pub(super) fn leave(&mut self, peer: Peer) {
         let Some(mut attached) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::take)
         else {

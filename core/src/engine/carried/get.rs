@@ -1,6 +1,6 @@
 //! The side that issues a get: asks for pieces, and stores those that arrive. Pieces for host
-//! memory are copied on arrival. Pieces for a device wait in blocks, in a list that the head of the
-//! stream copies from.
+//! memory are copied on arrival. Pieces for a device wait in a list of blocks, and later passes
+//! copy them to it.
 
 use crate::error::{PostError, Violation};
 use crate::mem::{Peer, Untrusted, copy_bytes};
