@@ -303,7 +303,8 @@ fn read_request<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<us
     // Pretend that exactly the rails with keys reach the peer, so that all keys are read.
     let rails = input.get(head::RTS - 4..head::RTS)?;
     let rails = u16::from_le_bytes([rails[0], rails[1]]) & low(RAILS);
-    let offer = Offer::<RAILS>::read(rest, &Pairing::ALIKE, rails).ok()?;
+    let mut offer = Offer::<RAILS>::NONE;
+    offer.read(rest, &Pairing::ALIKE, rails).ok()?;
     assert!(offer.offset.checked_add(offer.len).is_some_and(|end| end <= offer.size));
     let mut bytes = [0; head::LONGEST];
     let len = offer.write(&mut bytes);

@@ -102,9 +102,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             (head::REQUEST, 0) => {
                 let tag = head.tag()?;
-                let rails = self.joined_rails(peer.0);
-                let offer = Offer::read(rest, &self.pairings[peer.0 as usize], rails)?;
-                self.keep_message(stream, head.word, tag, |state| state.keep_header(stream, offer))
+                self.keep_message(stream, head.word, tag, |state| state.keep_header(stream, rest))
             }
             (head::SHORT, 0 | 1) => {
                 let tag = head.tag()?;
@@ -243,16 +241,22 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(Kept::Block(block))
     }
 
-    fn keep_header(&mut self, stream: u32, offer: Offer<RAILS>) -> Result<Kept, Violation> {
+    fn keep_header(&mut self, stream: u32, rest: Untrusted<'_>) -> Result<Kept, Violation> {
+        let peer = self.streams[stream as usize].peer;
+        let joined = self.joined_rails(peer);
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let account = &mut protocol.accounts[stream as usize];
-        let peer = self.streams[stream as usize].peer;
         let most = protocol.waiting.after(account.header_doublings);
         if account.headers >= most {
             return Err(Violation::Credit);
         }
         let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
-        let header = protocol.headers.take(stream, source, offer).ok_or(Violation::Credit)?;
+        let header = protocol.headers.take(stream, source).ok_or(Violation::Credit)?;
+        let offer = &mut protocol.headers.slots[header as usize].offer;
+        if let Err(violation) = offer.read(rest, &self.pairings[peer as usize], joined) {
+            protocol.headers.free(header);
+            return Err(violation);
+        }
         account.headers += 1;
         if account.headers > most / 2 {
             account.grow_headers(&mut protocol.waiting);

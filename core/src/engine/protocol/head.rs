@@ -163,24 +163,28 @@ impl<const RAILS: usize> Offer<RAILS> {
         let mut rest = Writer::new(&mut out[HEAD..]);
         rest.put_u64(self.token).put_u64(self.len).put_u64(self.offset).put_u64(self.size);
         rest.put_u16(self.region).put_u16(self.generation).put_u32(self.rails.into());
-        for (_, key) in self.keys.iter().enumerate().filter(|(rail, _)| self.rails >> rail & 1 != 0)
+        let mut rails = self.rails;
+        while let Some(key) = self.keys.get(rails.trailing_zeros() as usize)
+            && rails != 0
         {
             rest.put_u64(key.key).put_u64(key.base);
+            rails &= rails - 1;
         }
         HEAD + rest.len()
     }
 
-    /// Copies the body of a peer's message out and checks it. `ours` is the bitmask of our rails
+    /// Copies the body of a peer's message here, and checks it. `ours` is the bitmask of our rails
     /// that reach the peer. If the key of one of them is missing, the payload counts as unreadable.
+    /// Without rails, the keys are stale.
     pub(crate) fn read(
+        &mut self,
         rest: Untrusted<'_>,
         pairing: &Pairing,
         ours: u16,
-    ) -> Result<Self, Violation> {
-        let mut raw = [0u8; LONGEST - HEAD];
-        if rest.copy_out(&mut raw) < RTS - HEAD {
-            return Err(Violation::Length);
-        }
+    ) -> Result<(), Violation> {
+        let (body, keys) = rest.split_at(RTS - HEAD).ok_or(Violation::Length)?;
+        let mut raw = [0u8; RTS - HEAD];
+        body.copy_out(&mut raw);
         let mut fields = Reader::new(&raw);
         let [token, len, offset, size] =
             [fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?];
@@ -192,24 +196,33 @@ impl<const RAILS: usize> Offer<RAILS> {
         if !known {
             return Err(Violation::Kind);
         }
-        if rest.len() != RTS - HEAD + 16 * theirs.count_ones() as usize {
+        if keys.len() != 16 * theirs.count_ones() as usize {
             return Err(Violation::Length);
         }
-        let mut all = [None; RAILS_MAX];
-        for (_, key) in all.iter_mut().enumerate().filter(|(rail, _)| theirs >> rail & 1 != 0) {
-            *key = Some(RailKey { key: fields.u64()?, base: fields.u64()? });
+        match offset.checked_add(len) {
+            Some(end) if end <= size && size <= i64::MAX as u64 && token != 0 => {}
+            _ => return Err(Violation::Bounds),
         }
-        let unread = Offer { token, len, offset, size, generation, ..Offer::NONE };
-        let offer = match pairing.in_our_order(ours, |rail| all[rail]) {
-            _ if theirs == 0 => Offer { region, ..unread },
-            Some(keys) if ours != 0 => Offer { region, rails: ours, keys, ..unread },
-            _ => unread,
+        (self.token, self.len, self.offset, self.size) = (token, len, offset, size);
+        (self.region, self.generation, self.rails) = (region, generation, 0);
+        if theirs != 0 {
+            self.read_keys(keys, theirs, pairing, ours);
+        }
+        Ok(())
+    }
+
+    fn read_keys(&mut self, keys: Untrusted<'_>, theirs: u32, pairing: &Pairing, ours: u16) {
+        let mut raw = [[0u8; 16]; RAILS_MAX];
+        keys.copy_out(raw.as_flattened_mut());
+        let key = |rail: usize| {
+            let before = (theirs & ((1 << rail) - 1)).count_ones() as usize;
+            let mut fields = Reader::new(raw.get(before)?);
+            let key = RailKey { key: fields.u64().ok()?, base: fields.u64().ok()? };
+            (theirs >> rail & 1 != 0).then_some(key)
         };
-        match offer.offset.checked_add(offer.len) {
-            Some(end) if end <= offer.size && offer.size <= i64::MAX as u64 && offer.token != 0 => {
-                Ok(offer)
-            }
-            _ => Err(Violation::Bounds),
+        match pairing.in_our_order(ours, key) {
+            Some(keys) if ours != 0 => (self.rails, self.keys) = (ours, keys),
+            _ => self.region = UNREADABLE,
         }
     }
 }
@@ -302,8 +315,10 @@ mod tests {
         let mut out = [0; LONGEST];
         let len = offer.write(&mut out);
         assert_eq!(len, RTS + 48);
-        let read =
-            |bytes: &[u8]| Offer::<3>::read(Untrusted::from_slice(bytes), &Pairing::ALIKE, 0b111);
+        let read = |bytes: &[u8]| {
+            let mut read = Offer::<3>::NONE;
+            read.read(Untrusted::from_slice(bytes), &Pairing::ALIKE, 0b111).map(|()| read)
+        };
         assert_eq!(read(&out[HEAD..len]), Ok(offer));
         for cut in HEAD..len {
             assert_eq!(read(&out[HEAD..cut]).err(), Some(Violation::Length), "cut to {cut}");
@@ -348,7 +363,8 @@ mod tests {
         let joint = |ours, theirs| Joint { ours: RailId(ours), theirs, max_message: 256 };
         let (pairing, ours) = Pairing::of(&[joint(1, 4), joint(0, 15)], 2).unwrap();
         let read = |bytes: &[u8], pairing, ours| {
-            Offer::<2>::read(Untrusted::from_slice(bytes), pairing, ours)
+            let mut read = Offer::<2>::NONE;
+            read.read(Untrusted::from_slice(bytes), pairing, ours).map(|()| read)
         };
         let got = read(&out[HEAD..len], &pairing, ours).unwrap();
         assert_eq!((got.region, got.rails, got.keys), (3, 0b11, [key(15), key(4)]));

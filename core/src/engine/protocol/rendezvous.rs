@@ -213,10 +213,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &protocol.requests.slots[index as usize];
         let (ptr, region) = (slot.ptr, slot.region);
         let header = &protocol.headers.slots[slot.header as usize];
-        let (source, offer) = (header.source, header.offer);
-        if let Some(address) = offer.address() {
+        let source = header.source;
+        if let Some(address) = header.offer.address() {
             return self.read_address(index, want, source, address);
         }
+        let offer = header.offer;
         let Ok(remote) = self.reach(source, &offer) else { return Read::Unable };
         let mapped = self.state.remotes[remote as usize].mapped;
         if !mapped.is_null() {

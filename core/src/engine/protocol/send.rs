@@ -469,16 +469,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// The payload is in a region, or at an address for a peer that may read addresses.
     fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
-        let offer = self.state.offer(peer, slot, token);
-        let address = slot.local.addr() as u64;
+        let mut offer = self.state.offer(peer, slot, token);
         let joins = self.state.peers[peer as usize].rails;
         let mut rails = self.rails.iter().enumerate().filter(|(rail, _)| joins >> rail & 1 != 0);
-        if slot.local_region != UNREGISTERED
-            || !rails.any(|(_, rail)| rail.reads_addresses(Peer(peer)))
+        if slot.local_region == UNREGISTERED
+            && rails.any(|(_, rail)| rail.reads_addresses(Peer(peer)))
         {
-            return offer;
+            offer.offset = slot.local.addr() as u64;
+            (offer.size, offer.region) = (offer.offset + slot.left, head::ADDRESS);
         }
-        Offer { offset: address, size: address + slot.left, region: head::ADDRESS, ..offer }
+        offer
     }
 
     /// `head` already has the word.

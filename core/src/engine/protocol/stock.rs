@@ -210,11 +210,13 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
         Headers { slots, free: FreeList::new() }
     }
 
-    pub(crate) fn take(&mut self, stream: u32, source: PeerId, offer: Offer<RAILS>) -> Option<u32> {
+    /// Takes a header. Its offer is stale.
+    pub(crate) fn take(&mut self, stream: u32, source: PeerId) -> Option<u32> {
         let Headers { slots, free } = self;
         let index =
             free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link))?;
-        *slots.get_mut(index as usize)? = HeaderSlot { link: 0, stream, source, offer };
+        let slot = slots.get_mut(index as usize)?;
+        (slot.link, slot.stream, slot.source) = (0, stream, source);
         Some(index)
     }
 
