@@ -41,21 +41,26 @@ impl Range {
     pub const NONE: Range = Range { local: NonNull::dangling(), remote: 0, len: 0 };
 }
 
-/// Copies the first [`PIECES`] ranges and ignores the rest.
+/// Copies the first `N` ranges, at most [`PIECES`], and ignores the rest.
 ///
 /// # Safety
 /// Each `local` is valid for `len` bytes: for reads with [`Way::Put`], for writes with
 /// [`Way::Get`].
-pub(crate) unsafe fn copy(pid: i32, way: Way, ranges: &[Range]) -> Result<(), CmaError> {
+pub(crate) unsafe fn copy<const N: usize>(
+    pid: i32,
+    way: Way,
+    ranges: &[Range],
+) -> Result<(), CmaError> {
+    const { assert!(N <= PIECES) };
     const EMPTY: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
-    let (mut here, mut there) = ([EMPTY; PIECES], [EMPTY; PIECES]);
+    let (mut here, mut there) = ([EMPTY; N], [EMPTY; N]);
     let mut left = 0;
     for ((range, here), there) in ranges.iter().zip(&mut here).zip(&mut there) {
         *here = libc::iovec { iov_base: range.local.as_ptr().cast(), iov_len: range.len };
         *there = libc::iovec { iov_base: range.remote as usize as *mut _, iov_len: range.len };
         left += range.len;
     }
-    let count = ranges.len().min(PIECES);
+    let count = ranges.len().min(N);
     let (mut here, mut there) = (&mut here[..count], &mut there[..count]);
     let mut begun = false;
     while left != 0 {
@@ -123,7 +128,7 @@ fn is_possible() -> bool {
     let (from, mut to) = (0u8, 1u8);
     let range = Range { local: NonNull::from(&mut to), remote: (&raw const from) as u64, len: 1 };
     // SAFETY: `local` points to a local variable of one byte.
-    let copies = || unsafe { copy(pid, Way::Get, &[range]) }.is_ok();
+    let copies = || unsafe { copy::<1>(pid, Way::Get, &[range]) }.is_ok();
     is_itself && sees_itself() && copies()
 }
 
@@ -154,7 +159,7 @@ mod tests {
         let mut byte = 0;
         let range = Range { local: NonNull::from(&mut byte), remote, len: 1 };
         // SAFETY: `local` points to a local variable of one byte.
-        unsafe { copy(pid, Way::Get, &[range]) }.is_ok()
+        unsafe { copy::<1>(pid, Way::Get, &[range]) }.is_ok()
     }
 
     /// Runs `answer` in a forked child, and returns the result.
@@ -210,7 +215,7 @@ mod tests {
         let ranges: Vec<_> = (0..PIECES).map(range).collect();
         let pid = std::process::id() as i32;
         // SAFETY: every `local` points into a live vector, within its length.
-        match unsafe { copy(pid, Way::Put, &ranges) } {
+        match unsafe { copy::<PIECES>(pid, Way::Put, &ranges) } {
             Err(CmaError::Refused) => return println!("SKIPPED: the kernel refuses it here"),
             copied => assert_eq!(copied, Ok(())),
         }

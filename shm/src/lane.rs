@@ -36,11 +36,12 @@
 //!
 //! # Edges
 //!
-//! | edge         | release store          | acquire load           | carries                     |
-//! |--------------|------------------------|------------------------|-----------------------------|
-//! | `lane.stamp` | [`Producer::publish`]  | [`Consumer::header`]   | record, clean next cell     |
-//! | `lane.freed` | [`Consumer::advance`]  | [`Producer::reserve`]  | permission to overwrite     |
-//! | `lane.magic` | [`LaneMemory::create`] | [`LaneMemory::attach`] | the segment's header        |
+//! | edge         | release                | acquire                  | carries                   |
+//! |--------------|------------------------|--------------------------|---------------------------|
+//! | `lane.stamp` | [`Producer::publish`]  | [`Consumer::header`]     | record, clean next cell   |
+//! | `lane.freed` | [`Consumer::advance`]  | [`Producer::reserve`]    | permission to overwrite   |
+//! | `lane.magic` | [`LaneMemory::create`] | [`LaneMemory::attach`]   | the segment's header      |
+//! | `lane.left`  | [`LaneMemory::leave`]  | [`LaneMemory::is_there`] | that the creator has left |
 //!
 //! # Segment
 //!
@@ -121,6 +122,18 @@ impl LaneMemory {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Tells the other end that this process has left, before its program may reuse the memory of a
+    /// send. For the segment of the outgoing lane, which is mapped writable.
+    pub(crate) fn leave(&self) {
+        self.header().leave();
+    }
+
+    /// Returns whether the creator of the segment had not left when this thread read the memory of
+    /// its sends.
+    pub(crate) fn is_there(&self) -> bool {
+        self.header().is_there(MAGIC)
     }
 
     fn header(&self) -> &Header {

@@ -21,7 +21,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"fishplat");
 
 /// Version of the protocol. It covers the packets, the layout of lanes, their records, and the
 /// engine's messages in them.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 
 /// 128 random bits that identify one end of one link.
 pub type Nonce = [u8; 16];

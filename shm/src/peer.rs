@@ -72,8 +72,8 @@ pub(crate) struct Attached {
     down: Option<PeerError>,
     /// Whether `peer_down` has been reported.
     told: bool,
-    /// `out` and `input` point into them.
-    _lanes: Box<[LaneMemory]>,
+    /// The segments of the outgoing and the incoming lane. `out` and `input` point into them.
+    lanes: Box<[LaneMemory]>,
 }
 
 // SAFETY: the pointers are not tied to a thread. They refer to mappings that this value owns, to
@@ -138,7 +138,7 @@ impl Attached {
             remote,
             down: None,
             told: false,
-            _lanes: lanes,
+            lanes,
         }
     }
 
@@ -305,11 +305,12 @@ impl Attached {
     }
 
     /// The lane is not accessed again, and [`report`](Attached::report) reports the failure to the
-    /// sink.
+    /// sink. Then the program may reuse the memory of its sends.
     #[cold]
     pub(crate) fn fail(&mut self, why: PeerError) {
         self.down.get_or_insert(why);
         self.blocked = true;
+        self.leave();
     }
 
     /// Reports that the peer failed, then the completions of its posts: at most `budget` events.
@@ -327,6 +328,18 @@ impl Attached {
             count += 1;
         }
         count
+    }
+
+    fn leave(&self) {
+        if let Some(outgoing) = self.lanes.first() {
+            outgoing.leave();
+        }
+    }
+
+    /// Returns whether the peer had not left when this thread copied memory of its sends. A peer
+    /// leaves when its rail detaches us or fails us.
+    pub(crate) fn is_there(&self) -> bool {
+        self.lanes.last().is_some_and(LaneMemory::is_there)
     }
 
     /// Returns whether [`ring`](Attached::ring) needs no fence.
@@ -457,9 +470,9 @@ impl Remote {
         lives
     }
 
-    /// Returns whether the process of the handshake is alive and linked to us. Always asks the
+    /// Returns whether the process of the handshake is alive and linked to us. Asks the
     /// kernel.
-    pub(crate) fn looks_alive(&self) -> bool {
+    fn looks_alive(&self) -> bool {
         let pidfd = self.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polls = [
             // `poll(2)` always reports hang-ups, so no events are requested.
@@ -478,9 +491,15 @@ impl Remote {
     }
 }
 
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
 #[cfg(test)]
 impl Attached {
     pub(crate) fn outgoing(&self) -> &LaneMemory {
-        &self._lanes[0]
+        &self.lanes[0]
     }
 }

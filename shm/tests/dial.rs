@@ -235,7 +235,7 @@ fn an_old_version_is_refused_in_both_directions() {
         raw.send(&hello, &[]);
         raw
     };
-    let why = HandshakeError::Version { theirs: 2, ours: 5 };
+    let why = HandshakeError::Version { theirs: 2, ours: raw::VERSION };
     let _dialled = old(party.dials_raw(&name, &listener));
     assert_eq!(party.fails(), [(name.into(), why)]);
     let connected = Raw::new(knock(&party.name, 0).unwrap(), &config(0));

@@ -21,7 +21,7 @@ use support::*;
 
 const CELLS: u32 = 64;
 const LANE: usize = 4096 + CELLS as usize * 64;
-const VERSION: u16 = 5;
+const VERSION: u16 = 6;
 const HELLO: u16 = 1;
 const OFFER: u16 = 2;
 const READY: u16 = 3;

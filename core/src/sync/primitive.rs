@@ -128,12 +128,22 @@ macro_rules! __edge_fence {
 #[macro_export]
 macro_rules! __edge_fence {
     ($name:literal, $order:ident) => {
-        match $crate::sync::primitive::modelled::order(
-            $name,
-            $crate::sync::primitive::Ordering::$order,
-        ) {
+        match $crate::__edge!($name, $order) {
             $crate::sync::primitive::Ordering::Relaxed => {}
             order => $crate::sync::primitive::fence(order),
+        }
+    };
+}
+
+/// `edge_fence!` for a file of another crate that a model compiles a second time.
+#[cfg(fishplate_loom)]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __modelled_edge_fence {
+    ($name:literal, $order:ident) => {
+        match $crate::__edge!($name, $order) {
+            $crate::sync::primitive::Ordering::Relaxed => {}
+            order => $crate::sync::primitive::modelled::fence(order),
         }
     };
 }
@@ -151,7 +161,7 @@ pub mod modelled {
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
     };
 
-    pub use crate::{__edge as edge, __edge_fence as edge_fence};
+    pub use crate::{__edge as edge, __modelled_edge_fence as edge_fence};
 
     // Models lay out loom's words as in a segment, so the sizes must be equal.
     const _: () = assert!(size_of::<AtomicU64>() == 8 && size_of::<AtomicU8>() == 8);

@@ -2,9 +2,10 @@ use std::mem::offset_of;
 
 use static_assertions::const_assert_eq;
 
-use super::primitive::{AtomicU64, Ordering, edge};
+use super::primitive::{AtomicU64, Ordering, edge, edge_fence};
 
-/// 256 bytes in the first page; the magic number is stored last.
+/// 256 bytes in the first page. The creator stores the magic number last, and clears it when it
+/// leaves.
 #[repr(C, align(128))]
 pub(super) struct Header {
     pub(super) magic: AtomicU64,
@@ -48,5 +49,22 @@ impl Header {
             && [&self.maker, &self.guest]
                 .map(|words| words.each_ref().map(|word| word.load(Ordering::Relaxed)))
                 == [maker, guest]
+    }
+
+    /// The creator calls this before its program may reuse the memory of a send.
+    pub(super) fn leave(&self) {
+        // Relaxed: the fence orders this store.
+        self.magic.store(0, Ordering::Relaxed);
+        // Release, edge `lane.left`: orders the store before the program's next writes to that
+        // memory.
+        edge_fence!("lane.left.store", Release);
+    }
+
+    /// Returns whether the creator had not left when this thread read that memory.
+    pub(super) fn is_there(&self, magic: u64) -> bool {
+        // Acquire, edge `lane.left`: orders the reads of that memory before the load.
+        edge_fence!("lane.left.load", Acquire);
+        // Relaxed: the fence orders this load.
+        self.magic.load(Ordering::Relaxed) == magic
     }
 }

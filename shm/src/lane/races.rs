@@ -177,17 +177,21 @@ fn two_that_answer_each_other_read_what_was_sent() {
     });
 }
 
+fn header() -> Arc<Header> {
+    let word = || AtomicU64::new(0);
+    Arc::new(Header {
+        magic: word(),
+        sizes: word(),
+        maker: [word(), word()],
+        guest: [word(), word()],
+        freed: Cursor(word()),
+    })
+}
+
 #[test]
 fn who_sees_the_magic_of_a_segment_sees_all_of_its_head() {
     loom::model(|| {
-        let word = || AtomicU64::new(0);
-        let header = Arc::new(Header {
-            magic: word(),
-            sizes: word(),
-            maker: [word(), word()],
-            guest: [word(), word()],
-            freed: Cursor(word()),
-        });
+        let header = header();
         let made = Arc::clone(&header);
         let maker = thread::spawn(move || made.complete(1, 2, [3, 4], [5, 6]));
         // Relaxed: this load only decides whether to try again.
@@ -195,5 +199,23 @@ fn who_sees_the_magic_of_a_segment_sees_all_of_its_head() {
             assert!(header.is(1, 2, [3, 4], [5, 6]), "a part of the head is missing");
         }
         maker.join().unwrap();
+    });
+}
+
+#[test]
+fn who_reads_a_payload_that_was_reused_sees_that_its_sender_has_left() {
+    loom::model(|| {
+        let (header, payload) = (header(), Arc::new(AtomicU64::new(0)));
+        header.complete(1, 2, [3, 4], [5, 6]);
+        let (left, reused) = (Arc::clone(&header), Arc::clone(&payload));
+        let sender = thread::spawn(move || {
+            left.leave();
+            // Relaxed: the program writes to its memory without ordering.
+            reused.store(7, Ordering::Relaxed);
+        });
+        // Relaxed: the kernel copies without ordering.
+        let read = payload.load(Ordering::Relaxed);
+        assert!(!header.is_there(1) || read == 0, "a payload of a sender that has left");
+        sender.join().unwrap();
     });
 }

@@ -111,7 +111,7 @@ impl<H: Host> ShmRail<H> {
             }
             let range = cma::Range { local: local.ptr, remote: address, len: local.len };
             // SAFETY: the caller guarantees the local range.
-            match unsafe { direct(attached, way, &[range], &self.host) } {
+            match unsafe { direct::<1>(attached, way, &[range], &self.host) } {
                 Ok(()) => {
                     if let Some(data) = data {
                         // SAFETY: `reserve` returned room for one cell. The kernel has made its
@@ -230,7 +230,9 @@ impl<H: Host> ShmRail<H> {
                 };
             }
             // SAFETY: the caller guarantees the local ranges.
-            match unsafe { direct(attached, way, &ranges[..pieces.len()], &self.host) } {
+            match unsafe {
+                direct::<{ cma::PIECES }>(attached, way, &ranges[..pieces.len()], &self.host)
+            } {
                 Ok(()) => {}
                 Err(CmaError::Refused) => return None,
                 Err(CmaError::Gone) => return Some(Err(PostError::PeerDown)),
@@ -292,7 +294,7 @@ unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
 ///
 /// # Safety
 /// The local ranges are valid for reads with `Put`, and for writes with `Get`.
-unsafe fn direct(
+unsafe fn direct<const N: usize>(
     attached: &mut Attached,
     way: Way,
     ranges: &[cma::Range],
@@ -304,15 +306,15 @@ unsafe fn direct(
         return Err(CmaError::Gone);
     }
     // SAFETY: the caller guarantees the local ranges, as `cma::copy` requires.
-    let result = unsafe { cma::copy(remote.pid, way, ranges) };
+    let result = unsafe { cma::copy::<N>(remote.pid, way, ranges) };
     if result == Err(CmaError::Refused) {
         attached.cma = false;
     }
     result
 }
 
-/// The address is valid only while the peer is attached to us, so this checks after the copy that
-/// it still is.
+/// Copies from an address in the peer's process. The memory may be reused once the peer has left,
+/// so this checks after the copy that it had not.
 ///
 /// # Safety
 /// `local` is writable.
@@ -324,6 +326,6 @@ pub(super) unsafe fn read_address(
 ) -> bool {
     let range = cma::Range { local: local.ptr, remote: address, len: local.len };
     // SAFETY: the caller guarantees that `local` is writable.
-    let copied = unsafe { direct(attached, Way::Get, &[range], host) };
-    copied.is_ok() && attached.remote.as_mut().is_some_and(|remote| remote.looks_alive())
+    let copied = unsafe { direct::<1>(attached, Way::Get, &[range], host) };
+    copied.is_ok() && attached.is_there()
 }

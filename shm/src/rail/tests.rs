@@ -282,6 +282,36 @@ fn a_direct_copy_into_nothing_ends_as_failed() {
 }
 
 #[test]
+fn an_address_is_read_only_while_the_peer_is_attached_to_us() {
+    let data = Random(3).bytes(9000);
+    let from = data.as_ptr().expose_provenance() as u64;
+    let reads = |rail: &mut TestRail| {
+        let mut back = vec![0; data.len()];
+        // SAFETY: `back` is writable, and is not used during the call.
+        let whole = unsafe { rail.read_address(PEER, local_mut(&mut back), from) };
+        assert!(!whole || back == data);
+        whole
+    };
+    if !couple(tiny())[0].attached(PEER).is_some_and(|attached| attached.cma) {
+        println!("SKIPPED: the kernel refuses process_vm_readv here");
+        return;
+    }
+    let leaves: [fn(&mut TestRail); 2] =
+        [|rail| rail.detach(PEER), |rail| rail.attached(PEER).unwrap().fail(PeerError::Died)];
+    for (case, leave) in leaves.into_iter().enumerate() {
+        let [mut ours, mut theirs] = couple(tiny());
+        assert!(reads(&mut ours), "case {case}");
+        leave(&mut theirs);
+        assert!(!reads(&mut ours), "case {case}");
+    }
+    // The peer's rail is gone, but its process is not.
+    let [mut ours, theirs] = couple(tiny());
+    assert!(reads(&mut ours));
+    drop(theirs);
+    assert!(!reads(&mut ours));
+}
+
+#[test]
 fn staged_writes_and_reads_longer_than_the_lane_arrive_both_ways_at_once() {
     let mut rails = couple(staging());
     let mut seen = [Seen::default(), Seen::default()];

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fishplate_shm::ShmConfig;
 
-const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 pub const HELLO: u16 = 1;
 pub const OFFER: u16 = 2;
