@@ -23,7 +23,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -59,6 +59,10 @@ pub const NAMES: [&str; 15] = [
     "peers",
     "rails",
 ];
+
+/// Maximum number of pages that are read of a process. Without a limit, a process could forge so
+/// many that reading them takes minutes.
+pub const PAGES_MAX: usize = 1024;
 
 /// Number of gauges. The other counters never decrease.
 pub const GAUGES: usize = 2;
@@ -195,19 +199,16 @@ pub struct Snapshot {
     pub values: [u64; NAMES.len()],
 }
 
-/// Reads the pages of a process, in the order of its nodes. Makes system calls, but does not
-/// disturb that process.
+/// Reads the pages of a process, in the order of its nodes, at most [`PAGES_MAX`]. Makes system
+/// calls, but does not disturb that process.
 ///
 /// # Errors
 /// There is no such process, or this process may not inspect it.
 pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
-    let folder = format!("/proc/{pid}/fd");
-    let target = format!("/memfd:{NAME} (deleted)");
     let own = own_number(pid);
     let mut found: Vec<Snapshot> = vec![];
-    for entry in fs::read_dir(&folder)?.flatten() {
-        if fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == target.as_str())
-            && let Ok(file) = open(&entry.path())
+    for path in linked(format!("/proc/{pid}/fd"))? {
+        if let Ok(file) = open(&path)
             && let Some((owner, snapshot)) = snapshot(&file, pid)
             // A forked process also has its parent's pages.
             && own.is_none_or(|own| owner == own)
@@ -218,6 +219,16 @@ pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
     }
     found.sort_by_key(|snapshot| snapshot.node);
     Ok(found)
+}
+
+/// Lists the descriptors in a folder that are named as pages.
+fn linked(folder: impl AsRef<Path>) -> io::Result<impl Iterator<Item = PathBuf>> {
+    let target = format!("/memfd:{NAME} (deleted)");
+    let paths = fs::read_dir(folder)?.flatten().map(|entry| entry.path());
+    let is_page = move |path: &PathBuf| {
+        fs::read_link(path).is_ok_and(|link| link.as_os_str() == target.as_str())
+    };
+    Ok(paths.filter(is_page).take(PAGES_MAX))
 }
 
 /// The process may have replaced the file since its link was read, even by a pipe. The flags keep
@@ -281,6 +292,24 @@ mod tests {
         let pipe = open(&path);
         fs::remove_file(&path).unwrap();
         assert_eq!(snapshot(&pipe.unwrap(), 1), None);
+    }
+
+    #[test]
+    fn no_more_pages_are_read_than_a_program_has() {
+        let folder = std::env::temp_dir().join(format!("fishplate-pages-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        for n in 0..PAGES_MAX + 10 {
+            let name = ["/memfd:fishplate-counters (deleted)", "/memfd:other (deleted)"][n % 2];
+            std::os::unix::fs::symlink(name, folder.join(n.to_string())).unwrap();
+        }
+        let half = linked(&folder).unwrap().count();
+        for n in 0..PAGES_MAX {
+            let page = folder.join(format!("page-{n}"));
+            std::os::unix::fs::symlink("/memfd:fishplate-counters (deleted)", page).unwrap();
+        }
+        let most = linked(&folder).unwrap().count();
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((half, most), (PAGES_MAX / 2 + 5, PAGES_MAX));
     }
 
     #[test]
