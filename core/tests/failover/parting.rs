@@ -76,7 +76,7 @@ struct Run<const RAILS: usize> {
     ids: [LocalId; 2],
     theirs: [RemoteId; 2],
     sides: [Side; 2],
-    /// Whether a copy to a device fails, and with it the peer.
+    /// Whether a copy to a device fails, and with it the peer, or the program removes the peer.
     broken: bool,
     contexts: u16,
     removed: bool,
@@ -226,6 +226,14 @@ impl<const RAILS: usize> Run<RAILS> {
         }
     }
 
+    fn remove(&mut self) {
+        for node in 0..2 {
+            let peer = self.peer(node);
+            self.fleet[node].engine.remove_peer(peer).unwrap();
+        }
+        self.removed = true;
+    }
+
     /// Takes the completions of a node, and checks the bytes of each.
     fn reap(&mut self, node: usize) {
         let what = self.what.clone();
@@ -288,11 +296,7 @@ impl<const RAILS: usize> Run<RAILS> {
             None | Some(PeerError::Closed) => {}
             // The peer does not learn of this, so its program removes this node too.
             Some(_) if self.broken => {
-                for node in 0..2 {
-                    let peer = self.peer(node);
-                    self.fleet[node].engine.remove_peer(peer).unwrap();
-                }
-                self.removed = true;
+                self.remove();
             }
             error => panic!("{what}: {node}: {error:?}"),
         }
@@ -375,7 +379,11 @@ fn run<const RAILS: usize>(seed: u64, broken: bool, totals: &mut Totals) {
                 run.receive(node, &mut random);
             }
             if broken && breaks == (turn, node) {
-                run.fleet[node].engine.rail_mut(RailId(0)).unwrap().late = 1;
+                match seed % 8 {
+                    0..4 => run.fleet[node].engine.rail_mut(RailId(0)).unwrap().late = 1,
+                    _ if !run.removed => run.remove(),
+                    _ => {}
+                }
             }
             if random.below(100) == 0 {
                 let full = random.below(100) as u32;
@@ -432,6 +440,6 @@ fn every_operation_ends_once_and_truly_when_nodes_close_while_rails_fail() {
 }
 
 #[test]
-fn every_operation_ends_once_when_a_device_fails_too() {
+fn every_operation_ends_once_when_a_device_fails_or_the_peer_is_removed() {
     run_all(60, true);
 }

@@ -26,12 +26,13 @@ pub struct Veiled<R> {
     pub fetched: u32,
     /// Number of further calls that find no room, of device writes and device reads together.
     pub full: u32,
-    /// Number of calls of `place_device` or `fetch_device` that return `Again` for one copy.
+    /// Number of polls until a copy by `place_device` takes effect, even if it is not continued.
+    /// Also the number of calls of `fetch_device` that return `Again` for one copy.
     pub delay: u32,
     /// True if no rail reaches device memory. It cannot be registered, imported or posted, so its
     /// bytes travel in messages.
     pub apart: bool,
-    /// Number of further device writes that take effect but report a failure.
+    /// Number of further device writes that report a failure and take effect, perhaps later.
     pub late: u32,
     /// True if device reads are permanently refused.
     pub unreadable: bool,
@@ -40,6 +41,9 @@ pub struct Veiled<R> {
     /// The copies out of device memory in progress: the copied bytes, and the number of calls so
     /// far. An entry without bytes is free.
     begun: Vec<(Vec<u8>, u32)>,
+    /// The copies into device memory in progress: the destination, the bytes, and the number of
+    /// polls until the copy takes effect.
+    placing: Vec<(Option<Local>, Vec<u8>, u32)>,
 }
 
 impl<R> Veiled<R> {
@@ -56,17 +60,8 @@ impl<R> Veiled<R> {
             unreadable: false,
             most: usize::MAX,
             begun: Vec::new(),
+            placing: Vec::new(),
         }
-    }
-
-    /// Counts a call for a copy. Returns `Again` until the copy has had `delay` calls.
-    fn count(&mut self, copy: &mut u32) -> Result<(), PostError> {
-        *copy += 1;
-        if *copy <= self.delay {
-            return Err(PostError::Again);
-        }
-        *copy = 0;
-        Ok(())
     }
 }
 
@@ -260,6 +255,16 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
     }
 
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        for at in 0..self.placing.len() {
+            let (Some(to), bytes, polls) = &mut self.placing[at] else { continue };
+            *polls = polls.saturating_sub(1);
+            if *polls == 0 && !bytes.is_empty() {
+                let (to, bytes) = (clear(*to), std::mem::take(bytes));
+                // SAFETY: the caller of `place_device` guarantees that the destination may be
+                // written until the copy has ended, and its memory is leaked.
+                unsafe { self.inner.write_device(to, Untrusted::from_slice(&bytes)) }.unwrap();
+            }
+        }
         self.inner.poll(budget, sink)
     }
 
@@ -284,9 +289,32 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         from: Untrusted<'_>,
         copy: &mut u32,
     ) -> Result<(), PostError> {
-        self.count(copy)?;
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.write_device(to, from) }
+        if self.delay == 0 {
+            // SAFETY: our caller guarantees the same contract.
+            return unsafe { self.write_device(to, from) };
+        }
+        if *copy == 0 {
+            if self.full > 0 {
+                self.full -= 1;
+                return Err(PostError::Again);
+            }
+            self.placed += 1;
+            let mut bytes = vec![0; from.len()];
+            from.copy_out(&mut bytes);
+            self.placing.push((Some(to), bytes, self.delay));
+            *copy = self.placing.len() as u32;
+        }
+        let (to, bytes, _) = &mut self.placing[*copy as usize - 1];
+        if self.late > 0 {
+            // The copy goes on.
+            (self.late, *copy) = (self.late - 1, 0);
+            return Err(PostError::Provider(110));
+        }
+        if !bytes.is_empty() {
+            return Err(PostError::Again);
+        }
+        (*to, *copy) = (None, 0);
+        Ok(())
     }
 
     unsafe fn fetch_device(
