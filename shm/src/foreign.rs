@@ -17,17 +17,16 @@
 
 mod list;
 
-use std::collections::VecDeque;
 use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
 use fishplate_core::sync::primitive::{self, AtomicPtr, AtomicU32, Ordering};
 
 use list::List;
 
 use crate::error::SegmentError;
+use crate::per_process::PerProcess;
 use crate::segment::{self, Mapping};
 
 /// Maximum size, in bytes, of memory that the dropping thread closes itself. Freeing one MiB takes
@@ -126,7 +125,7 @@ static ASIDE: List<Box<dyn Send>> = List(AtomicPtr::new(ptr::null_mut()));
 
 /// The resources that a call of [`close_aside`] has taken from [`ASIDE`] but not begun to close.
 /// Another call closes them while the first call blocks.
-static WAITING: Mutex<VecDeque<Box<dyn Send>>> = Mutex::new(VecDeque::new());
+static WAITING: PerProcess<Box<dyn Send>> = PerProcess::new();
 
 /// The number of resources set aside and not yet closed.
 static HELD: AtomicU32 = AtomicU32::new(0);
@@ -165,14 +164,14 @@ pub fn close_aside() {
 }
 
 fn next_aside() -> Option<Box<dyn Send>> {
-    let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut waiting = WAITING.lock();
     waiting.extend(ASIDE.take());
     waiting.pop_front()
 }
 
 /// Returns whether any resources are set aside for [`close_aside`]. May be stale on return.
 pub fn has_aside() -> bool {
-    !ASIDE.is_empty() || !WAITING.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    !ASIDE.is_empty() || !WAITING.lock().is_empty()
 }
 
 /// Returns whether a listener must not accept connections, because too many resources are set

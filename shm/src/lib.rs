@@ -86,6 +86,7 @@ pub mod meeting;
 mod packet;
 mod payload;
 mod peer;
+mod per_process;
 mod rail;
 mod record;
 mod regions;

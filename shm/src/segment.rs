@@ -9,11 +9,13 @@
 //! (tmpfs) are accepted: a hole punched later into huge pages causes SIGBUS, while a hole in
 //! ordinary pages reads as zeros.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use crate::error::SegmentError;
+use crate::per_process::PerProcess;
 use crate::room;
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::sync::primitive::{AtomicU32, Ordering};
@@ -307,11 +309,10 @@ assert_impl_all!(Segment: Send, Sync);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// This process's segments, by number. A region stores only the number.
-static SEGMENTS: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
+static SEGMENTS: PerProcess<(u32, Weak<Inner>)> = PerProcess::new();
 
-fn segments() -> MutexGuard<'static, Vec<(u32, Weak<Inner>)>> {
-    // Ignores poisoning, because a panic under this lock does not leave the vector inconsistent.
-    SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
+fn segments() -> MutexGuard<'static, VecDeque<(u32, Weak<Inner>)>> {
+    SEGMENTS.lock()
 }
 
 impl Segment {
@@ -326,7 +327,7 @@ impl Segment {
         let inner = Arc::new(Inner { number, fd, mapping });
         let mut known = segments();
         known.retain(|(_, segment)| segment.strong_count() > 0);
-        known.push((number, Arc::downgrade(&inner)));
+        known.push_back((number, Arc::downgrade(&inner)));
         Ok(Segment { inner })
     }
 

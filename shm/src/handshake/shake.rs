@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::{Link, Profile, Role, pair_id};
 use crate::cma;
@@ -14,6 +14,7 @@ use crate::identity::{Credentials, is_own};
 use crate::lane::{self, LaneMemory, Pair};
 use crate::meeting::{HalfOpen, Step};
 use crate::packet::{MAX_PACKET, Nonce, PacketKind, Reader, Writer};
+use crate::per_process::PerProcess;
 use crate::segment::{self, Access, Mapping, errno};
 use crate::socket::{Packet, Sender, Senders, Socket};
 
@@ -118,24 +119,24 @@ fn nonce() -> Result<Nonce, HandshakeError> {
 #[derive(Debug)]
 struct Mine(Nonce);
 
-static MINE: Mutex<Vec<Nonce>> = Mutex::new(Vec::new());
+static MINE: PerProcess<Nonce> = PerProcess::new();
 
 impl Mine {
     fn enter(nonce: Nonce) -> Self {
-        MINE.lock().unwrap_or_else(PoisonError::into_inner).push(nonce);
+        MINE.lock().push_back(nonce);
         Mine(nonce)
     }
 
     /// Returns whether an open handshake of this process has this nonce. The other end's nonce
     /// stays registered until it receives our Ready.
     fn has(nonce: &Nonce) -> bool {
-        MINE.lock().unwrap_or_else(PoisonError::into_inner).contains(nonce)
+        MINE.lock().contains(nonce)
     }
 }
 
 impl Drop for Mine {
     fn drop(&mut self) {
-        MINE.lock().unwrap_or_else(PoisonError::into_inner).retain(|nonce| *nonce != self.0);
+        MINE.lock().retain(|nonce| *nonce != self.0);
     }
 }
 
