@@ -32,7 +32,9 @@ rows=${ROWS:-$work/rows}
 engines=ours,list
 command -v ucx_info >/dev/null && engines+=,ucx
 for mpi in openmpi mpich; do
-    if command -v mpicc.$mpi >/dev/null; then mpicc.$mpi -O2 -o "$work/$mpi" benches/match-mpi.c; fi
+    if command -v mpicc.$mpi >/dev/null; then
+        mpicc.$mpi -O2 -o "$work/$mpi" benches/match-mpi.c || echo "mpicc.$mpi cannot compile" >&2
+    fi
 done
 
 # Runs without a launcher. Selects PML ob1 with BTL self, and allows root.

@@ -60,8 +60,8 @@ pub const NAMES: [&str; 15] = [
     "rails",
 ];
 
-/// Maximum number of pages that are read of a process. Without a limit, a process could forge so
-/// many that reading them takes minutes.
+/// Maximum number of pages read per process. Without a limit, a process could forge so many that
+/// reading them takes minutes.
 pub const PAGES_MAX: usize = 1024;
 
 /// Number of gauges. The other counters never decrease.
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_pages_are_read_than_a_program_has() {
+    fn at_most_1024_pages_are_read() {
         let folder = std::env::temp_dir().join(format!("fishplate-pages-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         for n in 0..PAGES_MAX + 10 {

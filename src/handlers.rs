@@ -9,7 +9,8 @@ use std::ops::Range;
 use std::ptr;
 
 /// Calls `load`, then restores each handler that was replaced by a handler in a library that
-/// `load` has loaded. Keeps handlers that other threads set meanwhile.
+/// `load` has loaded. Keeps handlers that other threads set meanwhile in code that was loaded
+/// before.
 pub(crate) fn with_handlers_kept<T>(load: impl FnOnce() -> T) -> T {
     let known = loaded();
     let before: Vec<_> = (1..=libc::SIGRTMAX()).map(|signal| (signal, action(signal))).collect();

@@ -67,6 +67,8 @@ pub(crate) struct Control {
     /// The peer's nonce.
     incarnation: Nonce,
     home: bool,
+    /// Whether the next packet waits in the socket because this process has too few descriptors.
+    starved: bool,
     ended: Option<PeerError>,
 }
 
@@ -82,6 +84,7 @@ impl Control {
             extensions: Extensions::default(),
             incarnation,
             home,
+            starved: false,
             ended: None,
         }
     }
@@ -210,7 +213,9 @@ impl Control {
                 return true;
             }
             let room = |packet: &[u8]| room(&self.extensions, packet);
-            match self.socket.try_recv(&mut buffer, Senders::Unnamed, room) {
+            let received = self.socket.try_recv(&mut buffer, Senders::Unnamed, room);
+            self.starved = matches!(received, Err(HandshakeError::System(libc::EMFILE)));
+            match received {
                 Ok(Some(Packet { len, fds, .. })) => self.file(&buffer[..len], fds),
                 // Without free descriptors the packet stays in the socket. That is not the peer's
                 // fault, so the link continues.
@@ -336,6 +341,9 @@ impl Control {
     ) -> Result<NonNull<u8>, HandshakeError> {
         self.pump();
         while self.announced(number).is_none() {
+            if self.starved {
+                return Err(HandshakeError::System(libc::EMFILE));
+            }
             self.wait(deadline)?;
         }
         self.map(number, offset, len, Mapping::new)

@@ -156,7 +156,7 @@ fn place_in_job(
         match (number(rank), number(size)?) {
             (Ok(Some(rank)), Some(size)) => return Ok(Some((Some(rank), size))),
             (Ok(None), Some(size)) if rank == LAUNCHERS[0][0] => return Ok(Some((None, size))),
-            // Only for this library, so the size was forgotten.
+            // No other program sets FISHPLATE_RANK, so its size was forgotten.
             (_, None) if rank == LAUNCHERS[0][0] && get(rank).is_some() => {
                 return Err(invalid("FISHPLATE_RANK is set, but not FISHPLATE_SIZE; set both"));
             }

@@ -136,7 +136,8 @@ int fp_mem_free (fp_node *node, fp_mem memory);
 /* Copies out the handle with which peers import the memory. `*len` works as in fp_node_address. */
 int fp_mem_export (fp_node *node, fp_mem memory, void *handle, size_t *len);
 /* Imports memory of a peer. Waits at most connect_timeout_ms until the peer is connected and has
- * announced the memory. Returns -ETIMEDOUT if it has not, or if it has freed the memory. */
+ * announced the memory. Returns -ENOTCONN if the peer did not connect, and -ETIMEDOUT if it did not
+ * announce allocated memory, for example because it has freed it. */
 int fp_mem_import (fp_node *node, fp_peer peer, const void *handle, size_t len, fp_remote *remote);
 int fp_mem_release (fp_node *node, fp_remote remote);
 /* Copy bytes into memory of this node, and out of it. */

@@ -9,7 +9,7 @@ import time
 
 import numpy
 import pytest
-from conftest import run
+from conftest import SOON, run
 
 import fishplate
 
@@ -166,7 +166,8 @@ def test_references_to_objects_are_refused(own, make):
 
 
 def test_numbers_of_any_type_are_buffers(own):
-    for kind in ["M8[s]", "f2", "c16", "U4", "V5", "?", [("O", "i4"), ("time", "m8[s]")]]:
+    fields = [[("O", "i4"), ("time", "m8[s]")], [("O", "i4"), ("n", "i8")]]
+    for kind in ["M8[s]", "f2", "c16", "U4", "V5", "?", *fields]:
         own.node.get(numpy.zeros(16, kind), own.theirs)
         own.node.put(numpy.zeros(16, kind), own.theirs)
 
@@ -230,8 +231,9 @@ def test_an_import_of_freed_memory_times_out_and_lets_threads_run():
     memory = owner.alloc(64)
     handle = memory.handle()
     memory.free()
+    deadline = time.monotonic() + SOON
     while not peer.connected():
-        pass
+        assert time.monotonic() < deadline
     turns, stop = [], threading.Event()
 
     def count():

@@ -188,7 +188,7 @@ def test_a_direct_send_that_is_refused_sends_nothing(own):
     for data, error in [
         (numpy.ones((4, 4), numpy.uint32)[:, ::2], ValueError),
         (bytes(65), fishplate.Misuse),
-        ("text", AttributeError),
+        ("text", TypeError),
     ]:
         with pytest.raises(error):
             outlet.send_direct(data, timeout=0)

@@ -31,7 +31,7 @@ class _Pump:
         self.task.add_done_callback(self.ended)
 
     def ended(self, _: asyncio.Task[None]) -> None:
-        """Starts again if coroutines still wait. The program may have cancelled only the task."""
+        """Starts again if coroutines still wait. The program may cancel the pump's task alone."""
         if any(not future.done() for future in self.waiting):
             self.start()
         else:
@@ -105,7 +105,7 @@ async def _wait(waker: _Waker, look: Callable[[], Any], timeout: float | None) -
     if pump is None:
         # Tasks of a closed loop never end, and their pumps would keep nodes open.
         for closed in [key for key in list(_pumps) if key[0].is_closed()]:
-            del _pumps[closed]
+            _pumps.pop(closed, None)
         pump = _pumps[loop, waker.key] = _Pump(loop, waker)
     future = loop.create_future()
     pump.waiting[future] = look

@@ -39,6 +39,7 @@ class Inlet:
         self._tag = _TAG | channel
         self._count = 0
         self._freed: Remote | None = None
+        self._released = False
         size = len(self._memory).to_bytes(8, "little")
         for part in (size, self._memory.handle(), self._word.handle()):
             node.send(peer, self._tag, part)
@@ -58,10 +59,11 @@ class Inlet:
 
     def close(self) -> None:
         """Frees the memory that this end has registered. The sender must have closed first. If
-        this raises `InUse`, because the sender is in the same process, call it again later."""
-        if self._freed is not None:
+        this raises `InUse`, for instance because the sender uses the same node, call it again
+        later."""
+        if self._freed is not None and not self._released:
             self._freed.release()
-            self._freed = None
+            self._released = True
         while self._held:
             self._held[-1].free()
             self._held.pop()
@@ -81,6 +83,8 @@ class Outlet:
         self._word = node.alloc(8)
         node.send(peer, tag, self._word.handle())
         self._count = 0
+        # Whether a write may be in flight without its signal.
+        self._written = False
 
     def _room(self, data: Memory | Slice | _Buffer, timeout: float | None) -> None:
         size = len(data) if isinstance(data, Memory | Slice) else _size(data)
@@ -94,9 +98,14 @@ class Outlet:
         """Waits until the tensor may be overwritten, then writes and signals. The request
         completes when all data has arrived. Do not change the data before that."""
         self._room(data, timeout)
+        if self._written:
+            # The earlier write must not land after this one.
+            self._node.fence(self._peer)
+        self._written = True
         request = self._node.iput(data, self._theirs)
         self._node.signal(self._arrived, self._count + 1)
-        # Last: the receiver notifies only of sends that it was told of.
+        self._written = False
+        # Counts last: the receiver notifies only for sends that were signalled.
         self._count += 1
         return request
 
@@ -107,7 +116,7 @@ class Outlet:
     def close(self, timeout: float | None = None) -> None:
         """Waits for the receiver's last `notify`, then releases the receiver's memory. If the
         deadline expires, nothing is released, and `close` may be called again. If this raises
-        `InUse`, because the receiver is in the same process, call it again later."""
+        `InUse`, for instance because the receiver uses the same node, call it again later."""
         # The receiver's last signal must arrive before its target is freed.
         self._node.wait(self._word, ">=", self._count, self._peer, timeout)
         self._node.quiet(self._peer)
@@ -123,4 +132,7 @@ def _size(data: _Buffer) -> int:
     except (TypeError, ValueError):
         # A tensor with DLPack but without the buffer protocol, or an array of a type for which
         # NumPy has no format.
-        return int(data.nbytes)  # type: ignore[union-attr]
+        size = getattr(data, "nbytes", None)
+        if size is None:
+            raise
+        return int(size)
