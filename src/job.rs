@@ -143,7 +143,9 @@ impl Job {
         let found: Vec<_> = found.collect();
         // Each process would listen at a port of its own.
         if size > 1 && found.iter().any(|address| address.port() == 0) {
-            return Err(invalid("cannot join a job: the port is 0; pass HOST:PORT with a port from 1"));
+            return Err(invalid(
+                "cannot join a job: the port is 0; pass HOST:PORT with a port from 1",
+            ));
         }
         meet::at_address(&found, &entry)
     }

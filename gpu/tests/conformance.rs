@@ -83,7 +83,7 @@ fn kill(link: &mut Ends) -> bool {
     true
 }
 
-/// Sends the target a message over the control socket that is none.
+/// Sends the target bytes over the control socket that are not a valid packet.
 fn corrupt() -> bool {
     SOCKETS.with_borrow(|sockets| {
         let Some([socket, _]) = sockets else { return false };

@@ -41,7 +41,7 @@
 //! | `lane.stamp` | [`Producer::publish`]  | [`Consumer::header`]     | record, clean next cell   |
 //! | `lane.freed` | [`Consumer::advance`]  | [`Producer::reserve`]    | permission to overwrite   |
 //! | `lane.magic` | [`LaneMemory::create`] | [`LaneMemory::attach`]   | the segment's header      |
-//! | `lane.left`  | [`LaneMemory::leave`]  | [`LaneMemory::is_there`] | that the creator has left |
+//! | `lane.gone`  | [`LaneMemory::leave`]  | [`LaneMemory::is_there`] | that the creator has left |
 //!
 //! # Segment
 //!

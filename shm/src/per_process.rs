@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// the last list.
 const DEPTH: usize = 8;
 
-/// The lists of the processes that forked this one, the first one first, and of this process.
+/// One list for each ancestor, the oldest first, then the list of this process.
 pub(crate) struct PerProcess<T> {
     /// The process that owns the list at this place, or 0.
     owners: [AtomicU32; DEPTH],

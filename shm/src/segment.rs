@@ -324,11 +324,19 @@ impl Segment {
         seal(fd.as_fd())?;
         // Relaxed: the number only needs to be unique.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let inner = Arc::new(Inner { number, fd, mapping });
+        let segment = Segment { inner: Arc::new(Inner { number, fd, mapping }) };
+        segment.enter();
+        Ok(segment)
+    }
+
+    /// Adds the segment to the list of this process, unless it is there. A forked child has a list
+    /// of its own.
+    fn enter(&self) {
         let mut known = segments();
         known.retain(|(_, segment)| segment.strong_count() > 0);
-        known.push_back((number, Arc::downgrade(&inner)));
-        Ok(Segment { inner })
+        if known.iter().all(|(number, _)| *number != self.inner.number) {
+            known.push_back((self.inner.number, Arc::downgrade(&self.inner)));
+        }
     }
 
     pub(crate) fn find(number: u32) -> Option<Self> {
@@ -364,6 +372,7 @@ impl Segment {
     /// The contract of [`Region::new`] applies. The memory lives as long as a handle of the
     /// segment.
     pub unsafe fn region(&self, offset: usize, len: usize) -> Result<Region, SegmentError> {
+        self.enter();
         let kind = RegionKind::Shared { segment: self.inner.number, offset: offset as u64 };
         // SAFETY: the caller upholds the contract of `Region::new`, which is all that `cut`
         // requires.

@@ -114,7 +114,7 @@ fn kill(link: &mut Ends) -> bool {
     true
 }
 
-/// Sends the target a message over the control socket that is none.
+/// Sends the target bytes over the control socket that are not a valid packet.
 fn corrupt() -> bool {
     ASIDE.with_borrow(|aside| {
         let Some([socket, _]) = &aside.sockets else { return false };

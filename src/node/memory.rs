@@ -223,9 +223,9 @@ impl Node {
     /// progress meanwhile. Slow path.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; [`AttachError::Unheard`] if the peer has freed this allocated memory
-    /// or makes no progress; the handle is invalid; [`Error::NoGpuRail`] if no rail and no message can carry
-    /// this device memory; or [`Error::Full`].
+    /// [`Error::NotConnected`]; [`AttachError::Unheard`] if the peer has freed this allocated
+    /// memory or makes no progress; the handle is invalid; [`Error::NoGpuRail`] if no rail and no
+    /// message can carry this device memory; or [`Error::Full`].
     pub fn import(&mut self, peer: PeerId, handle: impl AsRef<[u8]>) -> Result<Remote, Error> {
         behind!(self, |node| node.import(peer, handle));
         let deadline_ns = self.deadline_ns(self.builder.connect_timeout);

@@ -16,9 +16,10 @@
 //! would delay the Byes for ever.
 //!
 //! A send of this side that waits for a match could delay its Bye for ever too, for instance if
-//! the peer closes and waits in the same way. So a side that only waits for such sends answers all
-//! messages of the peer that no receive has matched, as its Bye would. An engine that is its own
-//! peer receives what it sent before, if a receive matches in time.
+//! the peer closes and waits in the same way. So a side that only waits for such sends refuses
+//! all messages of the peer that no receive has matched, with the outcomes that its Bye would
+//! cause. An engine that is its own peer receives what it sent before, if a receive matches in
+//! time.
 //!
 //! A side that receives a Bye closes too, while it makes progress, and answers with its own Byes.
 //! It waits for all Byes of the peer, and for the rails to complete its own Byes. Some passes later

@@ -51,19 +51,20 @@ impl Header {
                 == [maker, guest]
     }
 
-    /// The creator calls this before its program may reuse the memory of a send.
+    /// The creator calls this when it detaches or fails the other end, before its program may reuse
+    /// the memory of a send.
     pub(super) fn leave(&self) {
         // Relaxed: the fence orders this store.
         self.magic.store(0, Ordering::Relaxed);
-        // Release, edge `lane.left`: orders the store before the program's next writes to that
-        // memory.
-        edge_fence!("lane.left.store", Release);
+        // SeqCst, edge `lane.gone`: orders the store before the program's next writes to that
+        // memory, also before non-temporal stores.
+        edge_fence!("lane.gone.store", SeqCst);
     }
 
     /// Returns whether the creator had not left when this thread read that memory.
     pub(super) fn is_there(&self, magic: u64) -> bool {
-        // Acquire, edge `lane.left`: orders the reads of that memory before the load.
-        edge_fence!("lane.left.load", Acquire);
+        // Acquire, edge `lane.gone`: orders the reads of that memory before the load.
+        edge_fence!("lane.gone.load", Acquire);
         // Relaxed: the fence orders this load.
         self.magic.load(Ordering::Relaxed) == magic
     }

@@ -313,8 +313,8 @@ unsafe fn direct<const N: usize>(
     result
 }
 
-/// Copies from an address in the peer's process. The memory may be reused once the peer has left,
-/// so this checks after the copy that it had not.
+/// Copies from an address in the peer's process. Checks after the copy that the peer had not left,
+/// and that the process ID was still known to be the peer's, because this thread may be preempted.
 ///
 /// # Safety
 /// `local` is writable.
@@ -327,5 +327,7 @@ pub(super) unsafe fn read_address(
     let range = cma::Range { local: local.ptr, remote: address, len: local.len };
     // SAFETY: the caller guarantees that `local` is writable.
     let copied = unsafe { direct::<1>(attached, Way::Get, &[range], host) };
-    copied.is_ok() && attached.is_there()
+    copied.is_ok()
+        && attached.is_there()
+        && attached.remote.as_mut().is_some_and(|remote| remote.lives(host.now_ns()))
 }

@@ -88,3 +88,23 @@ fn regions_lie_inside_and_are_found_by_number_while_the_segment_lives() {
     assert_eq!(Segment::create(0).map(drop), Err(SegmentError::Length));
     assert_eq!(Segment::create(usize::MAX).map(drop), Err(SegmentError::Length));
 }
+
+#[test]
+fn a_segment_made_before_a_fork_is_found_in_the_child() {
+    let segment = Segment::create(4096).unwrap();
+    let mut status = -1;
+    // SAFETY: the child locks and allocates, which glibc permits after a fork. It never returns
+    // into the test, and does not use the region. `status` is writable.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(10);
+            let cut = segment.region(0, 64).is_ok();
+            let found = Segment::find(segment.number()).map(|found| found.ptr());
+            libc::_exit(i32::from(!cut || found != Some(segment.ptr())));
+        }
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        child
+    };
+    assert!(child > 0 && status == 0, "{status:#x}");
+}

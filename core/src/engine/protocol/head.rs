@@ -140,6 +140,7 @@ pub(crate) struct Offer<const RAILS: usize> {
     /// The rails that join the two sides, by our numbers. On the wire they have the sender's
     /// numbers.
     pub rails: u16,
+    /// Valid for the rails in `rails`, stale for others.
     pub keys: [RailKey; RAILS],
 }
 
@@ -342,6 +343,25 @@ mod tests {
         assert_eq!((kept.address(), Offer { rails: 1, ..told }.address()), (None, None));
         out[HEAD + 36] = 1;
         assert_eq!(read(&out[HEAD..len]).err(), Some(Violation::Kind));
+    }
+
+    #[test]
+    fn the_keys_of_an_earlier_offer_are_not_written_again() {
+        let keys = [1u64, 2, 3].map(|k| RailKey { key: k, base: !k });
+        let first = Offer::<3> { token: 9, region: 3, rails: 0b111, keys, ..Offer::NONE };
+        let mut slot = Offer::<3>::NONE;
+        let mut read = |offer: Offer<3>, ours| {
+            let (mut out, mut again) = ([0; LONGEST], [0; LONGEST]);
+            let len = offer.write(&mut out);
+            slot.read(Untrusted::from_slice(&out[HEAD..len]), &Pairing::ALIKE, ours).unwrap();
+            (slot.region, slot.rails, slot.write(&mut again))
+        };
+        assert_eq!(read(first, 0b111), (3, 0b111, RTS + 48));
+        let address = Offer { region: ADDRESS, rails: 0, ..first };
+        assert_eq!(read(address, 0b111), (ADDRESS, 0, RTS));
+        assert_eq!(read(first, 0b101), (3, 0b101, RTS + 32));
+        // The key of our rail 1 is missing.
+        assert_eq!(read(Offer { rails: 0b101, ..first }, 0b111), (UNREADABLE, 0, RTS));
     }
 
     #[test]

@@ -172,7 +172,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if the message was received or discarded before, or if its sender
-    /// was removed. Otherwise the errors of `recv`; the message then stays claimed.
+    /// was removed. While the connection to the sender closes, and after the sender has failed, the
+    /// call returns a receive that has failed instead. Otherwise the errors of `recv`; the message
+    /// then stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn mrecv(
         &mut self,
