@@ -62,7 +62,7 @@ pub const NAMES: [&str; 15] = [
 
 /// Maximum number of pages read per process. Without a limit, a process could forge so many that
 /// reading them takes minutes.
-pub const PAGES_MAX: usize = 1024;
+const PAGES_MAX: usize = 1024;
 
 /// Number of gauges. The other counters never decrease.
 pub const GAUGES: usize = 2;
@@ -199,8 +199,8 @@ pub struct Snapshot {
     pub values: [u64; NAMES.len()],
 }
 
-/// Reads the pages of a process, in the order of its nodes, at most [`PAGES_MAX`]. Makes system
-/// calls, but does not disturb that process.
+/// Reads the pages of a process, in the order of its nodes, at most 1024. Makes system calls, but
+/// does not disturb that process.
 ///
 /// # Errors
 /// There is no such process, or this process may not inspect it.
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn at_most_1024_pages_are_read() {
+    fn at_most_1024_pages_are_listed() {
         let folder = std::env::temp_dir().join(format!("fishplate-pages-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         for n in 0..PAGES_MAX + 10 {

@@ -286,8 +286,12 @@ def test_opening_a_node_keeps_the_handlers_of_signals():
         with fishplate.Node():
             signal.raise_signal(signal.SIGTERM)
             print(seen == [signal.SIGTERM])
+        print("libinfinipath" in open("/proc/self/maps").read())
     """)
-    assert said.split() == ["True"]
+    kept, replaces = said.split()
+    assert kept == "True"
+    if replaces != "True":
+        pytest.skip("SKIPPED: the libfabric here replaces no handlers")
 
 
 def test_a_forked_child_is_refused_and_harms_nobody():

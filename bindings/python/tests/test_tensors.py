@@ -204,6 +204,45 @@ def test_a_direct_send_that_is_refused_sends_nothing(own):
     outlet.close()
 
 
+def test_a_direct_send_is_ordered_behind_one_that_failed_before_its_signal(own):
+    inlet = Inlet(own.node, own.peer, own.node.alloc(64))
+    outlet, calls = Outlet(own.node, own.peer), []
+
+    class Interrupted:
+        """Delegates to the node. The first signal fails."""
+
+        def __getattr__(self, name):
+            calls.append(name)
+            if calls.count("signal") == 1 and name == "signal":
+                raise KeyboardInterrupt
+            return getattr(own.node, name)
+
+    outlet._node = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        outlet.isend_direct(bytes(64))
+    for _ in range(2):
+        outlet.send_direct(bytes(64), timeout=SOON)
+        inlet.wait(0)
+        inlet.notify()
+    send = ["wait", "iput", "signal"]
+    assert calls == send + ["wait", "fence", "iput", "signal"] + send
+
+
+def test_a_closed_inlet_does_not_wait_for_another_channel(own):
+    memory = own.node.alloc(64)
+    inlet, outlet = Inlet(own.node, own.peer, memory), Outlet(own.node, own.peer)
+    outlet.send_direct(bytes(64), timeout=SOON)
+    inlet.wait(0)
+    inlet.notify()
+    # Both ends use one node, so neither can free its word first.
+    with pytest.raises(fishplate.InUse):
+        inlet.close()
+    with pytest.raises(fishplate.Misuse):
+        inlet.notify()
+    outlet.close()
+    inlet.close()
+
+
 def sweeps(here, place):
     sweep.main([place, "--sizes", "8,64K", "-n", "30", "--check"])
 

@@ -86,18 +86,24 @@ fn check_posts_fail<R: Rail>(link: &mut Link<R>, both: &mut Both, what: &str) {
     assert_eq!(both.here.messages.len(), before, "{what}: still sends to the peer");
 }
 
+/// Links two rails, and makes turns until a first message has arrived.
+fn linked<F: Fixture>(seed: u64) -> (Link<F::Rail>, Field, Both) {
+    let mut link = F::link(seed);
+    let field = Field::new::<F>(&mut link, 64);
+    let mut both = Both::default();
+    message(&mut link, &mut Seen::default(), b"first", &[], 0);
+    let mut patience = Patience::new();
+    while both.there.messages.is_empty() {
+        both.turn(&mut link);
+        assert!(patience.lasts(), "seed {seed}: {both:?}");
+    }
+    (link, field, both)
+}
+
 pub fn detach_cuts_the_peer_off_in_both_directions<F: Fixture>() {
     for seed in SEEDS {
         let what = format!("seed {seed}: a rail that has detached its peer");
-        let mut link = F::link(seed);
-        let field = Field::new::<F>(&mut link, 64);
-        let mut both = Both::default();
-        message(&mut link, &mut Seen::default(), b"first", &[], 0);
-        let mut patience = Patience::new();
-        while both.there.messages.is_empty() {
-            both.turn(&mut link);
-            assert!(patience.lasts(), "seed {seed}: {both:?}");
-        }
+        let (mut link, field, mut both) = linked::<F>(seed);
         // Some of these are in flight at the detach.
         (1..4).for_each(|n| post_in_vain(&mut link, &field, n));
         let (from, seen) = (link.from, both.arrivals());
@@ -118,15 +124,7 @@ pub fn detach_cuts_the_peer_off_in_both_directions<F: Fixture>() {
 pub fn c7_a_peer_that_breaks_the_protocol_is_reported_once_and_then_ignored<F: Fixture>() {
     for seed in SEEDS {
         let what = format!("seed {seed}: a rail whose peer has broken the protocol");
-        let mut link = F::link(seed);
-        let field = Field::new::<F>(&mut link, 64);
-        let mut both = Both::default();
-        message(&mut link, &mut Seen::default(), b"first", &[], 0);
-        let mut patience = Patience::new();
-        while both.there.messages.is_empty() {
-            both.turn(&mut link);
-            assert!(patience.lasts(), "seed {seed}: {both:?}");
-        }
+        let (mut link, field, mut both) = linked::<F>(seed);
         if !F::corrupt(&mut link) {
             skipped("all of it", Some("the fixture cannot break the protocol"));
             return;

@@ -1,6 +1,7 @@
 //! Reads of message payloads: tests which path is chosen, and that both paths deliver the whole
 //! payload.
 
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use fishplate_core::error::CompleteError;
@@ -210,4 +211,27 @@ fn a_link_that_was_cut_is_found_out_before_its_process_can_be_another() {
     clock.now.store(1_000_001, Ordering::Relaxed);
     assert_eq!(read(), Err(PostError::PeerDown), "nor is it taken for alive afterwards");
     drop(memory);
+}
+
+#[test]
+fn a_copy_that_ends_after_the_owner_was_last_known_is_checked_again() {
+    let clock = clock(0);
+    let mut ends = Ends::new(&clock, ShmConfig::default());
+    if !ends.direct() {
+        return;
+    }
+    let address = ends.memory.as_ptr().expose_provenance() as u64;
+    let mut back = vec![0; LEN];
+    let into = Local { ptr: NonNull::from(&mut *back).cast(), len: LEN, desc: 0 };
+    // SAFETY: `back` is writable, and is not used meanwhile.
+    let reads = |ends: &mut Ends<'_>| unsafe { ends.rails[0].read_address(PEER, into, address) };
+    assert!(reads(&mut ends));
+    // The peer's process is gone, or executes another program, and has cleared nothing.
+    let remote = ends.rails[1].attached(PEER).and_then(|attached| attached.remote.as_ref());
+    let socket = remote.map(|remote| remote.control.fd().as_raw_fd()).unwrap();
+    // SAFETY: the call takes only numbers.
+    assert_eq!(unsafe { libc::shutdown(socket, libc::SHUT_RDWR) }, 0);
+    // The first reading of the clock is within the time that the last answer is trusted for.
+    clock.look.store(600_000, Ordering::Relaxed);
+    assert!(!reads(&mut ends));
 }
