@@ -8,20 +8,16 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr;
 
-/// Calls `load`, then restores each handler that was replaced by a handler in a library that
-/// `load` has loaded. Keeps handlers that other threads set meanwhile in code that was loaded
-/// before.
+/// Calls `load`, then restores each handler that was replaced by a handler in a library that was
+/// loaded meanwhile. Keeps all other handlers that other threads set meanwhile.
 pub(crate) fn with_handlers_kept<T>(load: impl FnOnce() -> T) -> T {
     let known = loaded();
     let before: Vec<_> = (1..=libc::SIGRTMAX()).map(|signal| (signal, action(signal))).collect();
     let done = load();
+    let new: Vec<_> = loaded().into_iter().filter(|segment| !known.contains(segment)).collect();
     for (signal, before) in before {
         let (Some(before), Some(now)) = (before, action(signal)) else { continue };
-        let handler = now.sa_sigaction;
-        let is_new = handler != before.sa_sigaction
-            && ![libc::SIG_DFL, libc::SIG_IGN].contains(&handler)
-            && !known.iter().any(|segment| segment.contains(&handler));
-        if is_new {
+        if new.iter().any(|segment| segment.contains(&now.sa_sigaction)) {
             // SAFETY: `before` is an action that the kernel reported. The call only reads it.
             unsafe { libc::sigaction(signal, &before, ptr::null_mut()) };
         }
@@ -79,7 +75,10 @@ mod tests {
 
     #[test]
     fn handlers_of_a_loaded_library_are_removed_and_others_kept() {
-        let [kept, replaced, meanwhile] = [0, 1, 2].map(|n| libc::SIGRTMAX() - n);
+        let [kept, replaced, meanwhile, generated] = [0, 1, 2, 3].map(|n| libc::SIGRTMAX() - n);
+        // Stands for generated code: an address in no library.
+        let code = Box::new(0u64);
+        let code_at = (&raw const *code).expose_provenance();
         let ours = ours as extern "C" fn(c_int) as usize;
         set(kept, ours);
         set(replaced, ours);
@@ -95,11 +94,14 @@ mod tests {
             set(replaced, theirs);
             set(libc::SIGUSR2, theirs);
             set(meanwhile, ours);
+            set(generated, code_at);
             theirs
         });
         let now = |signal| action(signal).unwrap().sa_sigaction;
         assert!(loaded().iter().any(|segment| segment.contains(&theirs)));
         assert_eq!([kept, replaced, meanwhile].map(now), [ours; 3]);
         assert_eq!(now(libc::SIGUSR2), libc::SIG_DFL);
+        assert_eq!(now(generated), code_at);
+        set(generated, libc::SIG_DFL);
     }
 }
