@@ -46,8 +46,7 @@
 //! if the provider of its owner supports `FI_HMEM`. The other node then needs no device.
 //!
 //! Otherwise the bytes travel in messages through host memory, and [`is_carried`](Node::is_carried)
-//! returns `true`. Then all operations work, except long messages from device memory into device
-//! memory.
+//! returns `true`. All operations work then too.
 //!
 //! Words of signals and atomics may be in device memory. The device itself changes such words. A
 //! put of unregistered bytes to device memory fails: [`OpError::DeviceMemory`].

@@ -276,7 +276,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = self.state.remotes[index];
         let rails = self.state.joined_rails(slot.peer);
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
-            self.rails[i].release(Peer(slot.peer), slot.keys[i]);
+            if slot.keys[i] != RailKey::ELSEWHERE {
+                self.rails[i].release(Peer(slot.peer), slot.keys[i]);
+            }
         }
         self.state.remotes[index] =
             RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };

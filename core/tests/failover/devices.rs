@@ -59,9 +59,9 @@ fn run(seed: u64, totals: &mut Totals) {
     // A bit for each rail that does not reach device memory.
     let apart = [0, 0b1, u16::MAX, u16::MAX][random.below(4) as usize];
     let delay = random.below(4) as u32;
-    // The rails have different message limits. Each limit has room for the keys of four rails.
+    // The rails have different message limits. The shortest has room for three keys.
     let most: [usize; RAILS] =
-        std::array::from_fn(|_| [256, 256, 160, 144][random.below(4) as usize]);
+        std::array::from_fn(|_| [256, 256, 160, 128][random.below(4) as usize]);
     let sim = fleet::fabric(nodes, count, 512, dials, seed);
     let size = devices::size(nodes.into());
     let wrap = |rail: u16, end: End| {
@@ -87,11 +87,8 @@ fn run(seed: u64, totals: &mut Totals) {
     let ids =
         ids.map(|(both, node)| both.map(|region| node.engine.register(region).unwrap())).collect();
     let pace = [4, 12][random.below(2) as usize];
-    let shortest = *most[..count as usize].iter().min().unwrap();
-    let longest =
-        if apart == 0 { u64::MAX } else { u64::from(matching.eager).min(shortest as u64 - 40) };
     let memory = (Regions(regions), ids);
-    let mut traffic = Traffic::new(&mut fleet, memory, (config.contexts, longest, pace), seed);
+    let mut traffic = Traffic::new(&mut fleet, memory, (config.contexts, pace), seed);
     let scope = schedule::Scope { nodes, rails: count, own: true, closes, stalls: true };
     let mut schedule = Schedule::drawn(sim, scope, seed, leak(Event::EMPTY, 256));
     let busy = 200 + random.below(100) * pace;

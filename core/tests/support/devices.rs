@@ -79,8 +79,6 @@ pub struct Traffic<M> {
     lanes: Vec<Lane>,
     readers: Vec<Reader>,
     letters: Vec<Letters>,
-    /// Longest message from device memory to device memory.
-    between_devices: u64,
     contexts: u64,
     pace: u64,
     seed: u64,
@@ -97,7 +95,7 @@ impl<M: Memory> Traffic<M> {
     pub fn new<R: Rail, const RAILS: usize>(
         nodes: &mut [Node<R, RAILS>],
         (memory, ids): (M, Vec<[LocalId; 2]>),
-        (contexts, between_devices, pace): (u16, u64, u64),
+        (contexts, pace): (u16, u64),
         seed: u64,
     ) -> Self {
         let count = nodes.len();
@@ -120,7 +118,6 @@ impl<M: Memory> Traffic<M> {
             lanes: pairs().map(lane).collect(),
             readers: (0..count).flat_map(reader).collect(),
             letters: pairs().map(letters).collect(),
-            between_devices,
             contexts: contexts.into(),
             pace,
             seed,
@@ -348,7 +345,6 @@ impl<M: Memory> Traffic<M> {
         if payload.is_none() && issues && random.below(2 * self.pace) == 0 {
             let here = random.below(2) == 0;
             let most = [100, 600, LETTER][random.below(3) as usize];
-            let most = if here { most.min(self.between_devices) } else { most };
             let payload: Vec<u8> =
                 (0..random.below(most + 1)).map(|_| random.next() as u8).collect();
             let place = self.lay(&nodes[from], from, here, at + to as u64 * LETTER, &payload);

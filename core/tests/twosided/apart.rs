@@ -23,14 +23,20 @@ struct Two<const RAILS: usize = 4> {
 }
 
 fn two(seed: u64, dials: Dials, delay: u32, config: Config) -> Two {
-    join(seed, dials, delay, config)
+    join(seed, dials, (delay, usize::MAX), config)
 }
 
-fn join<const RAILS: usize>(seed: u64, dials: Dials, delay: u32, config: Config) -> Two<RAILS> {
+/// `most` is the longest message of each rail, in bytes.
+fn join<const RAILS: usize>(
+    seed: u64,
+    dials: Dials,
+    (delay, most): (u32, usize),
+    config: Config,
+) -> Two<RAILS> {
     let sim = fleet::fabric(2, RAILS as u16, 256, dials, seed);
     let wrap = |_, _, end| {
         let mut rail = Veiled::new(end);
-        (rail.apart, rail.delay) = (true, delay);
+        (rail.apart, rail.delay, rail.most) = (true, delay, most);
         rail
     };
     let attach = |engine: &mut fishplate_core::engine::Engine<'static, Veiled<End>, RAILS>| {
@@ -258,31 +264,36 @@ fn a_get_in_the_slot_of_an_earlier_read_arrives() {
 #[test]
 fn long_tagged_messages_arrive_in_device_memory() {
     for seed in seeds(3) {
-        let mut two = two(seed, Dials::WILD, 2, Config::DEFAULT);
-        for (n, len) in [100, 129, 5000, 40_000].into_iter().enumerate() {
-            let payload = bytes(&mut Random(seed + n as u64), len);
-            write(&two.nodes[0].engine, two.nodes[0].source.at(0), &payload);
-            let (from, into) = (two.peer(1), two.ids[1].at(8));
-            let tag = tag(n as u64);
-            let request =
-                two.nodes[1].engine.recv(Some(from), tag, EXACT, Some((into, len)), 1).unwrap();
-            two.issue(|two| {
-                let (to, node) = (two.peer(0), &mut two.nodes[0]);
-                node.engine.send(
-                    CX,
-                    to,
-                    tag,
-                    Payload::Region(node.source.at(0), len),
-                    Notice::Silent,
-                )
-            });
-            let mut status = None;
-            turn_until(&mut two.nodes, "a receive", |nodes| {
-                status = nodes[1].engine.test_recv(request).unwrap();
-                status.is_some()
-            });
-            assert_eq!(status.map(|status| status.outcome), Some(Received::Ok), "{len} bytes");
-            assert!(peek(&two.regions[1], 8, len) == payload, "{len} bytes");
+        // Messages of 128 bytes have room for three of four keys.
+        for (from_device, most) in [(false, 256), (false, 128), (true, 256), (true, 128)] {
+            let what = format!("seed {seed}: from a device: {from_device}, rails of {most} bytes");
+            let mut two = join::<4>(seed, Dials::WILD, (2, most), Config::DEFAULT);
+            for (n, len) in [100, 129, 5000, 40_000].into_iter().enumerate() {
+                let payload = bytes(&mut Random(seed + n as u64), len);
+                match from_device {
+                    true => poke(&two.regions[0], 0, &payload),
+                    false => write(&two.nodes[0].engine, two.nodes[0].source.at(0), &payload),
+                }
+                let (from, into) = (two.peer(1), two.ids[1].at(8));
+                let tag = tag(n as u64);
+                let request =
+                    two.nodes[1].engine.recv(Some(from), tag, EXACT, Some((into, len)), 1).unwrap();
+                two.issue(|two| {
+                    let to = two.peer(0);
+                    let at = if from_device { two.ids[0] } else { two.nodes[0].source }.at(0);
+                    let payload = Payload::Region(at, len);
+                    two.nodes[0].engine.send(CX, to, tag, payload, Notice::Silent)
+                });
+                let mut status = None;
+                turn_until(&mut two.nodes, "a receive", |nodes| {
+                    status = nodes[1].engine.test_recv(request).unwrap();
+                    status.is_some()
+                });
+                let outcome = status.map(|status| status.outcome);
+                assert_eq!(outcome, Some(Received::Ok), "{what}: {len} bytes");
+                assert!(peek(&two.regions[1], 8, len) == payload, "{what}: {len} bytes");
+            }
+            two.quiet();
         }
     }
 }
@@ -311,7 +322,7 @@ fn a_fence_holds_data_back_even_on_one_rail_that_keeps_order() {
     for eager in [0, 64] {
         let (config, dials) =
             (Config { eager, ..Config::DEFAULT }, Dials { ordered: true, ..Dials::CALM });
-        let mut two = join::<1>(1, dials, 50, config);
+        let mut two = join::<1>(1, dials, (50, usize::MAX), config);
         poke(&two.regions[0], 0, &pattern(1, 300));
         write(&two.nodes[0].engine, two.nodes[0].source.at(0), &[9; 8]);
         two.put(300, 0, 0);

@@ -58,9 +58,11 @@ fn every_verb(side: &mut Side) {
             }
         }
         for len in SIZES {
-            side.exchange(&[]);
-            side.node.send(peer, len as u64, host.slice(8..8 + len), Notice::Silent).unwrap();
-            side.exchange(&[]);
+            for from in [host, device] {
+                side.exchange(&[]);
+                side.node.send(peer, len as u64, from.slice(8..8 + len), Notice::Silent).unwrap();
+                side.exchange(&[]);
+            }
         }
         return;
     }
@@ -99,17 +101,19 @@ fn every_verb(side: &mut Side) {
             }
         }
     }
-    // Receives messages into device memory. The other side sends the host memory that the last put
-    // has filled.
+    // Receives messages into device memory. The other side sends what the last puts have written
+    // to its host memory and to its device memory.
     for len in SIZES {
-        let into = device.slice(..len);
-        let request = side.node.post_recv(Some(peer), len as u64, Tag::ZERO, into, 0).unwrap();
-        side.exchange(&[]);
-        assert_eq!(side.node.wait_recv(request, SOON).unwrap().outcome, Received::Ok);
-        let mut got = vec![0; len];
-        side.node.read_device(device.at(0), &mut got).unwrap();
-        assert!(got == pattern(rounds, LEN)[..len], "a message of {len} bytes");
-        side.exchange(&[]);
+        for sent in [rounds, rounds - 1 + 100] {
+            let into = device.slice(..len);
+            let request = side.node.post_recv(Some(peer), len as u64, Tag::ZERO, into, 0).unwrap();
+            side.exchange(&[]);
+            assert_eq!(side.node.wait_recv(request, SOON).unwrap().outcome, Received::Ok);
+            let mut got = vec![0; len];
+            side.node.read_device(device.at(0), &mut got).unwrap();
+            assert!(got == pattern(sent, LEN)[..len], "a message of {len} bytes");
+            side.exchange(&[]);
+        }
     }
 }
 

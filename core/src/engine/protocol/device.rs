@@ -80,14 +80,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 return;
             }
         };
-        // A payload that cannot be read is sent in messages only if it is short enough for a block.
+        // The sender sends a payload that cannot be read, if it is short enough for a block. A long
+        // one is got in pieces.
         let Some(protocol) = &mut self.state.protocol else { return };
         if want > protocol.outgoing.size() as u64 {
-            return match unreached {
-                // The message has overtaken the announcement of its memory.
-                AttachError::Unheard => self.later(index, Stage::ReadDevice),
-                _ => self.state.unreadable(index, Fault::Receiver),
+            // The message has overtaken the announcement of its memory.
+            if unreached == AttachError::Unheard {
+                return self.later(index, Stage::ReadDevice);
+            }
+            let Some(remote) = self.reach_apart(source, &offer) else {
+                return self.state.unreadable(index, Fault::Receiver);
             };
+            if !self.start_read(index, want, remote, Stage::ReadingDevice) {
+                self.later(index, Stage::ReadDevice);
+            }
+            return;
         }
         let slot = &protocol.requests.slots[index as usize];
         let (stream, token) = (slot.stream, slot.token);

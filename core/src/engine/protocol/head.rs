@@ -8,6 +8,7 @@
 //! Rts         72 bytes and 16 for each key: the fields of Sync, length u64, offset u64,
 //!             size of the region u64, region u16, generation u16, rails u32, keys;
 //!             bit i of rails: a key of the sender's rail i follows, in the order of the bits;
+//!             a message that is too short for all keys has those of the lowest rails;
 //!             without keys, region is 65535, or 65534 if offset is an address in the
 //!             sender's process
 //! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not receive it,
@@ -134,11 +135,11 @@ pub(crate) struct Offer<const RAILS: usize> {
     pub len: u64,
     pub offset: u64,
     pub size: u64,
-    /// The number of the region at the sender. Without keys, [`UNREADABLE`] or [`ADDRESS`].
+    /// The number of the region at the sender, or [`UNREADABLE`] or [`ADDRESS`].
     pub region: u16,
     pub generation: u16,
     /// The rails that join the two sides, by our numbers. On the wire they have the sender's
-    /// numbers.
+    /// numbers. In an offer that was read, 0 unless there is a key for each of them.
     pub rails: u16,
     /// Valid for the rails in `rails`, stale for others.
     pub keys: [RailKey; RAILS],
@@ -160,6 +161,11 @@ impl<const RAILS: usize> Offer<RAILS> {
         (self.region == ADDRESS && self.rails == 0).then_some(self.offset)
     }
 
+    /// Returns whether the offer names a region at the sender, with or without keys.
+    pub(crate) fn names_region(&self) -> bool {
+        self.region != UNREADABLE && self.address().is_none()
+    }
+
     pub(crate) fn write(&self, out: &mut [u8; LONGEST]) -> usize {
         let mut rest = Writer::new(&mut out[HEAD..]);
         rest.put_u64(self.token).put_u64(self.len).put_u64(self.offset).put_u64(self.size);
@@ -175,8 +181,8 @@ impl<const RAILS: usize> Offer<RAILS> {
     }
 
     /// Copies the body of a peer's message here, and checks it. `ours` is the bitmask of our rails
-    /// that reach the peer. If the key of one of them is missing, the payload counts as unreadable.
-    /// Without rails, the keys are stale.
+    /// that reach the peer. If the key of one of them is missing, rails cannot read the payload,
+    /// but the offer still names its region.
     pub(crate) fn read(
         &mut self,
         rest: Untrusted<'_>,
@@ -223,7 +229,8 @@ impl<const RAILS: usize> Offer<RAILS> {
         };
         match pairing.in_our_order(ours, key) {
             Some(keys) if ours != 0 => (self.rails, self.keys) = (ours, keys),
-            _ => self.region = UNREADABLE,
+            _ if self.region == ADDRESS => self.region = UNREADABLE,
+            _ => {}
         }
     }
 }
@@ -361,7 +368,9 @@ mod tests {
         assert_eq!(read(address, 0b111), (ADDRESS, 0, RTS));
         assert_eq!(read(first, 0b101), (3, 0b101, RTS + 32));
         // The key of our rail 1 is missing.
-        assert_eq!(read(Offer { rails: 0b101, ..first }, 0b111), (UNREADABLE, 0, RTS));
+        assert_eq!(read(Offer { rails: 0b101, ..first }, 0b111), (3, 0, RTS));
+        let clashes = Offer { rails: 0b101, region: ADDRESS, ..first };
+        assert_eq!(read(clashes, 0b111), (UNREADABLE, 0, RTS));
     }
 
     #[test]
@@ -390,9 +399,10 @@ mod tests {
         assert_eq!((got.region, got.rails, got.keys), (3, 0b11, [key(15), key(4)]));
         let alone = read(&out[HEAD..len], &pairing, 0b10).unwrap();
         assert_eq!((alone.region, alone.keys), (3, [RailKey::default(), key(4)]));
-        // The offer has no key for the peer's rail 14, so the payload cannot be read.
+        // The offer has no key for the peer's rail 14, so rails cannot read the payload.
         let (other, ours) = Pairing::of(&[joint(1, 4), joint(0, 14)], 2).unwrap();
-        assert_eq!(read(&out[HEAD..len], &other, ours).unwrap().region, UNREADABLE);
+        let apart = read(&out[HEAD..len], &other, ours).unwrap();
+        assert_eq!((apart.region, apart.rails), (3, 0));
         // The mask must match the length of the message, and may only name rails that can exist.
         for (mask, wrong) in [
             (1u32 << 15, Violation::Length),

@@ -8,12 +8,12 @@ use crate::error::AttachError;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes};
 use crate::op::{Fault, Outcome};
 use crate::probe::probe;
-use crate::rail::{Local, Rail};
+use crate::rail::{Local, Rail, RailKey};
 
 use super::super::list::NONE;
 use super::super::pending::{OpKind, PendingSlot};
 use super::super::submit::Notice;
-use super::super::table::{Access, Handle, LocalSlot, NO_RAIL, PeerState, RemoteSlot};
+use super::super::table::{self, Access, Handle, LocalSlot, NO_RAIL, PeerState, RemoteSlot};
 use super::super::{Engine, State};
 use super::head::{self, Offer};
 use super::request::{Received, Stage, UNREGISTERED};
@@ -279,12 +279,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(op) = state.pending.slots.take() else { return false };
         state.remotes[remote as usize].uses += 1;
         let generation = state.remotes[remote as usize].generation;
-        state.pending.slots[op as usize].set_open(stream, OpKind::Read, Notice::Silent);
+        let kind = match state.remotes[remote as usize].carried {
+            true => OpKind::Fetch,
+            false => OpKind::Read,
+        };
+        state.pending.slots[op as usize].set_open(stream, kind, Notice::Silent);
         let slot = &mut state.pending.slots[op as usize];
         (slot.local, slot.local_region, slot.left) = (ptr, region, want);
         (slot.remote, slot.offset) = (remote, offset);
         (slot.inner, slot.tag, slot.value) = (true, index as u64, generation as u64);
-        slot.request = want;
+        (slot.asked, slot.request) = if kind == OpKind::Fetch { (0, 0) } else { (0, want) };
         let s = &mut state.streams[stream as usize];
         s.ops.push(&mut state.pending.slots, op);
         if s.unposted == NONE {
@@ -312,6 +316,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let place = (source.index as usize ^ (offer.region as usize) << 2) % HINTS;
         let serves = |slot: &RemoteSlot<RAILS>| {
             slot.auto
+                && !slot.carried
                 && slot.peer == source.index
                 && slot.theirs == theirs
                 && slot.len == offer.size
@@ -347,6 +352,49 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let id = self.import_evicting(source, handle, R::try_import)?;
         self.state.remotes[id.index()].auto = true;
         Ok(id.index() as u16)
+    }
+
+    /// Imports the region of an offer that rails cannot read, so that its bytes travel in messages.
+    #[cold]
+    pub(super) fn reach_apart(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Option<u16> {
+        let theirs = (offer.region, offer.generation);
+        let carries = self.state.can_carry(source.index) && self.state.pieces() != 0;
+        if !offer.names_region() || !carries {
+            return None;
+        }
+        let serves = |slot: &RemoteSlot<RAILS>| {
+            slot.auto
+                && slot.carried
+                && slot.peer == source.index
+                && slot.theirs == theirs
+                && slot.len == offer.size
+        };
+        if let Some(found) = self.state.remotes.iter().position(serves) {
+            return Some(found as u16);
+        }
+        let id = loop {
+            match table::free_remote(self.state.remotes, self.state.config.owner) {
+                Ok(id) => break id,
+                Err(_) => {
+                    let idle = self.state.remotes.iter().position(RemoteSlot::is_idle)?;
+                    self.release_slot(idle);
+                }
+            }
+        };
+        let rails = self.state.peers[source.index as usize].rails;
+        self.state.remotes[id.index()] = RemoteSlot {
+            len: offer.size,
+            taken: true,
+            peer: source.index,
+            generation: id.generation(),
+            theirs,
+            rail: rails.trailing_zeros() as u8,
+            auto: true,
+            carried: true,
+            keys: [RailKey::ELSEWHERE; RAILS],
+            ..RemoteSlot::EMPTY
+        };
+        Some(id.index() as u16)
     }
 
     /// Sends the next chunk of a send that its receiver pulls. Returns `false` if no rail has room.

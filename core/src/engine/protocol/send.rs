@@ -16,7 +16,7 @@ use super::super::post::Blocked;
 use super::super::post_tag::{GENERATION_MASK, Owner, PostTag};
 use super::super::stream::{Stream, kept};
 use super::super::submit::{Issued, Notice};
-use super::super::table::{PeerSlot, PeerState, locate, resolve_local};
+use super::super::table::{NO_RAIL, PeerSlot, PeerState, locate, resolve_local};
 use super::super::tag::Tag;
 use super::super::{ContextId, Engine, State};
 use super::head::{self, Head, LONGEST, Offer};
@@ -523,14 +523,20 @@ fn sent_at_once(s: &mut Stream, account: &mut Account, open: &mut u32) {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Includes the region's keys if they fit in a message.
+    /// Includes those of the region's keys that fit in a message.
     fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
         let mut offer = Offer { token, len: slot.left, size: slot.left, ..Offer::NONE };
-        let rails = self.joined_rails(peer);
-        let keys = 16 * rails.count_ones() as usize;
+        let mut rails = self.joined_rails(peer);
+        let room = (self.pairings[peer as usize].longest as usize).saturating_sub(head::RTS) / 16;
+        let all = rails.count_ones() as usize <= room;
+        while rails.count_ones() as usize > room {
+            rails &= !(1 << (u16::BITS - 1 - rails.leading_zeros()));
+        }
         if let Some(region) = self.locals.get(slot.local_region as usize)
             && !region.ptr.is_null()
-            && head::RTS + keys <= self.pairings[peer as usize].longest as usize
+            // Without all keys only messages read the payload, and they do not reach such memory.
+            && (all || region.native == NO_RAIL)
+            && rails != 0
         {
             offer.rails = rails;
             offer.region = slot.local_region;
