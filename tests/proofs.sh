@@ -2,9 +2,11 @@
 # Runs the long checks of the contract. Each check prints its figures, and fails if a figure is
 # wrong.
 #
-# tests/proofs.sh in full tests/proofs.sh --short a tenth of the work, as in .ci/run PROOF_ITERS,
-# PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES, PROOF_ATOMICS,
-# PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS, PROOF_SCHEDULES: the lengths
+#   tests/proofs.sh           in full
+#   tests/proofs.sh --short   a tenth of the work, as in .ci/run
+#
+# PROOF_ITERS, PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES, PROOF_ATOMICS,
+# PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS and PROOF_SCHEDULES set the lengths.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
