@@ -20,9 +20,9 @@ pub(crate) enum Way {
 /// Why a copy failed, entirely or in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CmaError {
-    /// Nothing was copied.
+    /// The kernel does not copy from or to this process, or the process has ended. The lane can
+    /// carry the data instead. Some bytes may have been copied.
     Refused,
-    Gone,
     /// For example, memory is not mapped. Some bytes may have been copied.
     Failed(i32),
 }
@@ -62,7 +62,6 @@ pub(crate) unsafe fn copy<const N: usize>(
     }
     let count = ranges.len().min(N);
     let (mut here, mut there) = (&mut here[..count], &mut there[..count]);
-    let mut begun = false;
     while left != 0 {
         let (ours, theirs, count) = (here.as_ptr(), there.as_ptr(), here.len() as libc::c_ulong);
         // SAFETY: both pointers come from slices of `count` entries. In this process the kernel
@@ -76,7 +75,7 @@ pub(crate) unsafe fn copy<const N: usize>(
         };
         match n {
             1.. => {
-                (begun, left) = (true, left - n as usize);
+                left -= n as usize;
                 if left != 0 {
                     (here, there) = (skip(here, n as usize), skip(there, n as usize));
                 }
@@ -84,8 +83,7 @@ pub(crate) unsafe fn copy<const N: usize>(
             0 => return Err(CmaError::Failed(libc::EFAULT)),
             _ => match errno() {
                 libc::EINTR => {}
-                libc::EPERM | libc::ENOSYS if !begun => return Err(CmaError::Refused),
-                libc::ESRCH => return Err(CmaError::Gone),
+                libc::EPERM | libc::ENOSYS | libc::ESRCH => return Err(CmaError::Refused),
                 code => return Err(CmaError::Failed(code)),
             },
         }

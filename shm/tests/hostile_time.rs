@@ -106,10 +106,7 @@ fn play(config: ShmConfig, skipped: usize) {
             nothing_left(before, name);
             let as_said = match end {
                 End::Blamed => matches!(why, Some(PeerError::Protocol(_))),
-                // A copy to or from a dead process may fail before the victim notices the death.
-                End::Gone => {
-                    matches!(why, Some(PeerError::Died | PeerError::Closed | PeerError::Rail(_)))
-                }
+                End::Gone => matches!(why, Some(PeerError::Died | PeerError::Closed)),
                 End::Harmless => why.is_none(),
                 End::Either => matches!(why, None | Some(PeerError::Protocol(_))),
                 End::Unreachable => matches!(why, None | Some(PeerError::Rail(_))),

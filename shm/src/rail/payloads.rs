@@ -196,20 +196,24 @@ fn a_link_that_was_cut_is_found_out_before_its_process_can_be_another() {
     let key = ends.key;
     let Ends { rails: [mut reader, other], memory, .. } = ends;
     let mut back = vec![0; LEN];
-    let mut read = || {
+    let mut read = |reader: &mut ShmRail<_>| {
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len: LEN, desc: 0 };
         // SAFETY: `back` outlives the read, which completes before the call returns. `memory`
         // outlives the rails.
         unsafe { reader.post_read(PEER, into, Remote { key, offset: 0 }, 1) }
     };
-    assert_eq!(read(), Ok(Posted::Done));
+    assert_eq!(read(&mut reader), Ok(Posted::Done));
     drop(other);
     clock.now.store(999_999, Ordering::Relaxed);
-    assert_eq!(read(), Ok(Posted::Done), "its process is known to be the same");
+    assert_eq!(read(&mut reader), Ok(Posted::Done), "its process is known to be the same");
     clock.now.store(1_000_000, Ordering::Relaxed);
-    assert_eq!(read(), Err(PostError::PeerDown));
+    assert_eq!(read(&mut reader), Ok(Posted::Pending), "only its lane is left");
     clock.now.store(1_000_001, Ordering::Relaxed);
-    assert_eq!(read(), Err(PostError::PeerDown), "nor is it taken for alive afterwards");
+    assert_eq!(read(&mut reader), Ok(Posted::Pending), "nor is it taken for alive afterwards");
+    let mut seen = Seen::default();
+    reader.check_peers(&mut seen);
+    assert_eq!(seen.down, [(PEER, PeerError::Closed)]);
+    assert_eq!(seen.done, [(1, Err(CompleteError::PeerDown)); 2]);
     drop(memory);
 }
 

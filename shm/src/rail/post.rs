@@ -122,7 +122,6 @@ impl<H: Host> ShmRail<H> {
                     return Ok(Posted::Done);
                 }
                 Err(CmaError::Refused) => {}
-                Err(CmaError::Gone) => return Err(PostError::PeerDown),
                 Err(CmaError::Failed(code)) => {
                     self.ended.push_back((cx, CompleteError::Failed(code)));
                     return Ok(Posted::Pending);
@@ -235,7 +234,6 @@ impl<H: Host> ShmRail<H> {
             } {
                 Ok(()) => {}
                 Err(CmaError::Refused) => return None,
-                Err(CmaError::Gone) => return Some(Err(PostError::PeerDown)),
                 Err(CmaError::Failed(code)) => return Some(Err(PostError::Provider(code))),
             }
         }
@@ -290,7 +288,8 @@ unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
     unsafe { fishplate_core::mem::copy_bytes(from.as_ptr(), to.as_ptr(), local.len) };
 }
 
-/// Copies through the kernel. If the kernel refuses, later operations are staged.
+/// Copies through the kernel. If the kernel refuses, or the peer has ended or left, this and later
+/// operations are staged. `check_peers` then says why the peer is down.
 ///
 /// # Safety
 /// The local ranges are valid for reads with `Put`, and for writes with `Get`.
@@ -302,11 +301,11 @@ unsafe fn direct<const N: usize>(
 ) -> Result<(), CmaError> {
     let remote = attached.remote.as_mut().ok_or(CmaError::Refused)?;
     // The process ID may have been reused.
-    if !remote.lives(host.now_ns()) {
-        return Err(CmaError::Gone);
-    }
-    // SAFETY: the caller guarantees the local ranges, as `cma::copy` requires.
-    let result = unsafe { cma::copy::<N>(remote.pid, way, ranges) };
+    let result = match remote.lives(host.now_ns()) {
+        // SAFETY: the caller guarantees the local ranges, as `cma::copy` requires.
+        true => unsafe { cma::copy::<N>(remote.pid, way, ranges) },
+        false => Err(CmaError::Refused),
+    };
     if result == Err(CmaError::Refused) {
         attached.cma = false;
     }
