@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use super::Job;
@@ -25,11 +26,15 @@ impl Leader {
     /// # Errors
     /// Any error of the socket calls.
     pub fn open() -> io::Result<Leader> {
-        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0));
-        let listener = listener.or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
-        let v6 = listener.local_addr()?.is_ipv6();
         let mut addresses = own_addresses()?;
-        addresses.retain(|address| v6 || address.is_ipv4());
+        let listener = match addresses.iter().any(IpAddr::is_ipv6) {
+            true => TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))?,
+            false => TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?,
+        };
+        let v6 = listener.local_addr()?.is_ipv6();
+        let v4 = !v6 || !is_v6_only(&listener);
+        addresses.retain(|address| if address.is_ipv4() { v4 } else { v6 });
         let id = UniqueId::new(&addresses, listener.local_addr()?.port(), Cookie::random()?);
         Ok(Leader { listener, id })
     }
@@ -67,6 +72,24 @@ impl Leader {
         let entry = Entry { cookie: self.id.cookie(), ..*entry };
         Ok(Job::leader(meet::lead(&self.listener, &entry, || Ok(()))?, &entry))
     }
+}
+
+/// Returns whether an IPv6 socket refuses connections over IPv4, as `sysctl net.ipv6.bindv6only`
+/// makes it.
+fn is_v6_only(listener: &TcpListener) -> bool {
+    let mut only: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the option's value is an int, and `len` is its size.
+    let status = unsafe {
+        libc::getsockopt(
+            listener.as_raw_fd(),
+            libc::IPPROTO_IPV6,
+            libc::IPV6_V6ONLY,
+            (&raw mut only).cast(),
+            &mut len,
+        )
+    };
+    status != 0 || only != 0
 }
 
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
