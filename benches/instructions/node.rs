@@ -8,6 +8,7 @@ extern crate iai_callgrind as gungraun;
 use std::hint::black_box;
 use std::ptr::NonNull;
 
+use fishplate::core::engine::tag::Tag;
 use fishplate::core::engine::{Config, ContextId, Engine, HANDLE_MAX};
 use fishplate::core::mem::{LocalId, PeerId, RailId, RemoteId, Span};
 use fishplate::node::{Fabric, Memory, Remote};
@@ -209,6 +210,28 @@ fn node_queue_round((node, me): &'static mut (Node, PeerId)) {
     }
 }
 
+// The same with the calls of `adapters/psm2` for Open MPI.
+#[library_benchmark(config = budget("node_queue_psm2"))]
+#[bench::run(queue())]
+fn node_queue_psm2((node, me): &'static mut (Node, PeerId)) {
+    let spans = [(), ()].map(|()| {
+        let bytes = NonNull::from(Box::leak(Box::new([7u8; 8]))).cast();
+        // SAFETY: the bytes are leaked, and one request at a time uses them.
+        unsafe { Span::new(bytes, 8) }
+    });
+    let tag = Tag::from([1, 2, 3]);
+    for _ in 0..REPEATS {
+        let mut queue = black_box(&mut *node).queue().unwrap();
+        queue.irecv2(None, tag, Tag::ALL, spans[0], 0).unwrap();
+        queue.isend2_at_once(*me, tag, spans[1], 0).unwrap();
+        queue.poll();
+        for _ in 0..2 {
+            let (req, _) = queue.oldest().unwrap();
+            queue.test2_with(req, |status| _ = black_box(status.context)).unwrap();
+        }
+    }
+}
+
 #[library_benchmark(config = budget("node_queue_idle"))]
 #[bench::run(queue())]
 fn node_queue_idle((node, _): &'static mut (Node, PeerId)) {
@@ -222,6 +245,6 @@ library_benchmark_group!(
     benchmarks =
         shm_put_signal, shm_signal, shm_progress_idle, shm_progress_idle_128, node_put_signal,
         node_put_signal_bytes, node_signal, node_wait_arrived, node_quiet_idle, node_progress_idle,
-        node_queue_round, node_queue_idle
+        node_queue_round, node_queue_psm2, node_queue_idle
 );
 main!(library_benchmark_groups = node);

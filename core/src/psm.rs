@@ -151,6 +151,13 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         Ok(Mq { engine, state })
     }
 
+    /// Creates a queue over an engine and a state that [`new`](Self::new) has accepted. Checks
+    /// nothing. The calls of another pair return errors.
+    #[inline(always)]
+    pub fn resume(engine: &'e mut Engine<'m, R, RAILS>, state: &'e mut MqState<'m>) -> Self {
+        Mq { engine, state }
+    }
+
     /// Returns the engine, for use between calls.
     pub fn engine_mut(&mut self) -> &mut Engine<'m, R, RAILS> {
         self.engine
@@ -234,7 +241,10 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
 
     #[inline(never)]
     fn collect_ended(&mut self) {
-        while let Some(is_receive) = self.engine.is_receive_next() {
+        // Take operations that ended before some receive one by one, in order.
+        while self.engine.has_ended_operation()
+            && let Some(is_receive) = self.engine.is_receive_next()
+        {
             if !is_receive {
                 if let Some(end) = self.engine.next_completion() {
                     self.state.requests.sent(end);
@@ -247,6 +257,11 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
                 self.state.requests.received(end);
             }
         }
+        let MqState { requests, stats, .. } = &mut *self.state;
+        self.engine.take_recvs(|end, near| {
+            stats.rx_shm_num += u64::from(near);
+            requests.received(end);
+        });
     }
 }
 

@@ -8,7 +8,7 @@ use fishplate_core::engine::protocol::{MatchConfig, RecvSlot};
 use fishplate_core::engine::tag::PostedSlot;
 use fishplate_core::engine::{Config, ContextId, Engine, Waiter};
 use fishplate_core::error::AttachError;
-use fishplate_core::psm::{MqSlot, MqState};
+use fishplate_core::psm::{Mq, MqSlot, MqState};
 use fishplate_core::rail::Rails;
 use fishplate_core::sync::event::{EventCount, Park};
 use fishplate_core::sync::host::{Host, Woken};
@@ -178,7 +178,9 @@ impl Home {
         }
         let waiter = Waiter::new(host, wait_object, policy);
         let sleeper = Waiter::new(host, wait_object, later).napping();
-        let queue = MqState::new(CONTEXT, slots).ok();
+        let queue = MqState::new(CONTEXT, slots)
+            .ok()
+            .and_then(|mut queue| Mq::new(&mut engine, &mut queue).is_ok().then_some(queue));
         let place = parts.0;
         std::mem::forget(parts);
         Ok(Home {

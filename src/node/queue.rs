@@ -5,6 +5,7 @@
 //! takes all completions of the node. So a program that uses the queue must send and receive all
 //! its messages through it.
 
+use fishplate_core::engine::tag::Tag;
 use fishplate_core::mem::PeerId;
 use fishplate_core::psm::{Buffer, Code, Mq, MqReq, Opt, Stats, Status2};
 
@@ -26,7 +27,8 @@ impl Node {
             self.meet_now_and_then();
         }
         let state = self.home.queue.as_mut()?;
-        Some(Queue(Mq::new(&mut self.home.engine, state).ok()?))
+        // `Home::new` has checked that the queue accepts the engine.
+        Some(Queue(Mq::resume(&mut self.home.engine, state)))
     }
 
     /// Doubles the room for requests of the queue, up to the [limit](super::Builder::requests).
@@ -49,7 +51,7 @@ impl Queue<'_> {
         &mut self,
         to: PeerId,
         flags: u32,
-        tag: [u32; 3],
+        tag: impl Into<Tag>,
         from: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
@@ -59,8 +61,26 @@ impl Queue<'_> {
     /// Sends a short message at once, without a request. If this returns `false`, nothing was sent.
     /// [`isend2`](Self::isend2) then starts the send, or returns the reason for an error.
     #[inline(always)]
-    pub fn send2_at_once(&mut self, to: PeerId, tag: [u32; 3], from: impl Into<Buffer>) -> bool {
+    pub fn send2_at_once(
+        &mut self,
+        to: PeerId,
+        tag: impl Into<Tag>,
+        from: impl Into<Buffer>,
+    ) -> bool {
         self.0.send2_at_once(to, tag, from)
+    }
+
+    /// Begins a send like [`isend2`](Self::isend2), if the message is short and can be sent at
+    /// once. The request has completed. If this returns `None`, nothing was sent.
+    #[inline(always)]
+    pub fn isend2_at_once(
+        &mut self,
+        to: PeerId,
+        tag: impl Into<Tag>,
+        from: impl Into<Buffer>,
+        context: u64,
+    ) -> Option<MqReq> {
+        self.0.isend2_at_once(to, tag, from, context)
     }
 
     /// Posts a receive from one peer, or from any if `None`.
@@ -72,8 +92,8 @@ impl Queue<'_> {
     pub fn irecv2(
         &mut self,
         source: Option<PeerId>,
-        tag: [u32; 3],
-        tagsel: [u32; 3],
+        tag: impl Into<Tag>,
+        tagsel: impl Into<Tag>,
         into: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
@@ -122,6 +142,13 @@ impl Queue<'_> {
         self.0.improbe2(source, tag, tagsel)
     }
 
+    /// Returns the oldest request that was found completed, and its status, as [`Mq::oldest`] does.
+    /// Makes no pass.
+    #[inline(always)]
+    pub fn oldest(&self) -> Option<(MqReq, &Status2)> {
+        self.0.oldest()
+    }
+
     /// Returns the oldest completed request. Makes a pass if there is none.
     ///
     /// # Errors
@@ -140,6 +167,19 @@ impl Queue<'_> {
     #[inline(always)]
     pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
         self.0.test2(req)
+    }
+
+    /// Takes a request if it has completed, and passes its status to `take`. Makes no progress.
+    ///
+    /// # Errors
+    /// The same as [`Mq::test2_with`].
+    #[inline(always)]
+    pub fn test2_with<T>(
+        &mut self,
+        req: MqReq,
+        take: impl FnOnce(&Status2) -> T,
+    ) -> Result<T, Code> {
+        self.0.test2_with(req, take)
     }
 
     /// Cancels a receive that no message has matched.

@@ -21,6 +21,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     #[inline(always)]
+    pub(crate) fn has_ended_operation(&self) -> bool {
+        self.state.pending.ended.head != NONE
+    }
+
+    #[inline(always)]
     pub(crate) fn is_receive_next(&self) -> Option<bool> {
         let State { pending, protocol, .. } = &self.state;
         let operation = pending.slots.get(pending.ended.head as usize).map(|slot| slot.end.0);

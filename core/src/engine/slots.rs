@@ -81,25 +81,23 @@ impl<'m, T: Slot> Slots<'m, T> {
         slot
     }
 
+    /// Returns the slots and the free list, for steps that load the address of the slots once.
+    #[inline(always)]
+    pub(crate) fn parts(&mut self) -> (&mut [T], &mut FreeList) {
+        (self.slots, &mut self.free)
+    }
+
     /// The contents of the slot are stale except for the name; the caller sets them.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<u32> {
-        let Slots { slots, free } = self;
-        let link = |index| slots.get(index as usize).map(|slot: &T| slot.name().link());
-        let index = free.take(slots.len(), link)?;
-        let name = slots.get_mut(index as usize)?.name_mut();
-        *name = Name(name.0 >> 32 << 32 | index as u64);
-        Some(index)
+        let (slots, free) = self.parts();
+        take(slots, free).map(|(index, _)| index)
     }
 
     /// The name of the slot becomes stale. Does nothing if the slot is free.
     #[inline(always)]
     pub(crate) fn free(&mut self, index: u32) {
-        let name = self.slots[index as usize].name_mut();
-        if name.0 as u32 == index {
-            let generation = ((name.0 >> 32) as u32).wrapping_add(1).max(1);
-            *name = Name::free(generation, self.free.give(index));
-        }
+        release(&mut self.slots[index as usize], &mut self.free, index);
     }
 
     #[inline(always)]
@@ -117,6 +115,30 @@ impl<'m, T: Slot> Slots<'m, T> {
         (0..self.used())
             .zip(self.slots.iter())
             .filter(|&(index, slot)| slot.name().0 as u32 == index)
+    }
+}
+
+/// [`Slots::take`], for the [parts](Slots::parts) of a table.
+#[inline(always)]
+pub(crate) fn take<'a, T: Slot>(
+    slots: &'a mut [T],
+    free: &mut FreeList,
+) -> Option<(u32, &'a mut T)> {
+    let link = |index| slots.get(index as usize).map(|slot: &T| slot.name().link());
+    let index = free.take(slots.len(), link)?;
+    let slot = slots.get_mut(index as usize)?;
+    let name = slot.name_mut();
+    *name = Name(name.0 >> 32 << 32 | index as u64);
+    Some((index, slot))
+}
+
+/// [`Slots::free`], for a slot and its index.
+#[inline(always)]
+pub(crate) fn release<T: Slot>(slot: &mut T, free: &mut FreeList, index: u32) {
+    let name = slot.name_mut();
+    if name.0 as u32 == index {
+        let generation = ((name.0 >> 32) as u32).wrapping_add(1).max(1);
+        *name = Name::free(generation, free.give(index));
     }
 }
 

@@ -50,6 +50,15 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok((self.state.requests.name(index), self.state.requests.slots[index as usize].status))
     }
 
+    /// Returns the oldest request that an earlier call has found completed, and its status. Does
+    /// not poll. If there is none, [`ipeek2`](Self::ipeek2) may find one.
+    #[inline(always)]
+    pub fn oldest(&self) -> Option<(MqReq, &Status2)> {
+        let requests = &self.state.requests;
+        let slot = requests.slots.get(requests.oldest()? as usize)?;
+        Some((slot.req(), &slot.status))
+    }
+
     /// Returns the oldest completed request. Polls only if no request has completed.
     #[inline(always)]
     pub(super) fn look(&mut self) -> Option<u32> {
@@ -110,21 +119,35 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[inline(always)]
     pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
         let Some(name) = *req else { return Ok(Status2::EMPTY) };
-        let index = self.state.requests.find(name).ok_or(Code::ParamErr)?;
-        if self.state.requests.slots[index as usize].state != State::Completed {
-            self.collect_for(index)?;
-        }
+        let status = self.test2_with(name, |status| *status)?;
         *req = None;
-        let status = self.state.requests.slots[index as usize].status;
-        self.state.requests.end(index);
         Ok(status)
     }
 
+    /// Like [`test2`](Self::test2), but passes the status to `take`. The request then no longer
+    /// exists.
+    ///
+    /// # Errors
+    /// The errors of [`test`](Self::test). `take` was not called.
+    #[inline(always)]
+    pub fn test2_with<T>(
+        &mut self,
+        req: MqReq,
+        take: impl FnOnce(&Status2) -> T,
+    ) -> Result<T, Code> {
+        let index = match self.state.requests.find_completed(req) {
+            Some(index) => index,
+            None => self.collect_for(req)?,
+        };
+        Ok(self.state.requests.end_with(index, take))
+    }
+
     #[inline(never)]
-    fn collect_for(&mut self, index: u32) -> Result<(), Code> {
+    fn collect_for(&mut self, req: MqReq) -> Result<u32, Code> {
         self.collect();
+        let index = self.state.requests.find(req).ok_or(Code::ParamErr)?;
         match self.state.requests.slots[index as usize].state {
-            State::Completed => Ok(()),
+            State::Completed => Ok(index),
             State::Claimed(_) | State::Dequeued => Err(Code::ParamErr),
             State::Sending(_) | State::Deferred(_) | State::Receiving(_) => {
                 Err(Code::NoCompletions)

@@ -77,7 +77,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         tag: Tag,
         ignore: Tag,
     ) -> Result<(MqReq, Status2), Code> {
-        let index = self.state.requests.take(0, true).ok_or(Code::NoMemory)?;
+        let (index, _) = self.state.requests.take(0, true, source).ok_or(Code::NoMemory)?;
         match self.engine.mprobe(source, tag, ignore) {
             Ok(Some(message)) => {
                 self.state.requests.slots[index as usize].state = State::Claimed(message);

@@ -38,12 +38,12 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     pub fn irecv2(
         &mut self,
         source: Option<PeerId>,
-        tag: [u32; 3],
-        tagsel: [u32; 3],
+        tag: impl Into<Tag>,
+        tagsel: impl Into<Tag>,
         into: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
-        self.post(source, Tag::from_words(tag), !Tag::from_words(tagsel), into.into(), context)
+        self.post(source, tag.into(), !tagsel.into(), into.into(), context)
     }
 
     /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle of the claim
@@ -120,12 +120,12 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         context: u64,
     ) -> Result<MqReq, Code> {
         into.len()?;
-        let index = self.state.requests.take(context, true).ok_or(Code::NoMemory)?;
-        match self.engine.recv(source, tag, ignore, into, self.state.requests.word(index)) {
+        let (index, name) =
+            self.state.requests.take(context, true, source).ok_or(Code::NoMemory)?;
+        match self.engine.recv_inline(source, tag, ignore, into.into(), name.to_raw()) {
             Ok(request) => {
-                let slot = &mut self.state.requests.slots[index as usize];
-                (slot.state, slot.status.msg_peer) = (State::Receiving(request), source);
-                Ok(self.state.requests.name(index))
+                self.state.requests.slots[index as usize].state = State::Receiving(request);
+                Ok(name)
             }
             Err(error) => {
                 self.state.requests.free(index);

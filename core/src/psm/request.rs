@@ -4,7 +4,7 @@
 
 use crate::engine::list::{Fifo, Links, Listed, NONE};
 use crate::engine::protocol::{Claimed, Request, Status as Ended};
-use crate::engine::slots::{Name, Slot, Slots};
+use crate::engine::slots::{Name, Slot, Slots, release, take};
 use crate::engine::tag::Tag;
 use crate::mem::PeerId;
 use crate::op::{Completion, Outcome, Token};
@@ -95,6 +95,11 @@ impl MqSlot {
         last: NONE,
         forgotten: false,
     };
+
+    #[inline(always)]
+    pub(super) fn req(&self) -> MqReq {
+        MqReq(self.name.word())
+    }
 }
 
 impl Listed for MqSlot {
@@ -136,13 +141,51 @@ impl<'m> Requests<'m> {
     }
 
     /// Takes a slot. The status in the slot is stale until the request completes, except for its
-    /// peer. The caller sets the peer once the engine has the request.
+    /// peer.
     #[inline(always)]
-    pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
-        let index = self.slots.take()?;
-        let slot = &mut self.slots[index as usize];
+    pub(super) fn take(
+        &mut self,
+        context: u64,
+        receive: bool,
+        peer: Option<PeerId>,
+    ) -> Option<(u32, MqReq)> {
+        let (slots, free) = self.slots.parts();
+        let (index, slot) = take(slots, free)?;
         (slot.context, slot.receive, slot.forgotten) = (context, receive, false);
-        Some(index)
+        slot.status.msg_peer = peer;
+        Some((index, slot.req()))
+    }
+
+    /// Takes a slot for a send that has completed.
+    #[inline(always)]
+    pub(super) fn take_completed(&mut self, status: Status2) -> Option<MqReq> {
+        let (slots, free) = self.slots.parts();
+        let (index, slot) = take(slots, free)?;
+        (slot.receive, slot.forgotten) = (false, false);
+        (slot.state, slot.status) = (State::Completed, status);
+        let req = slot.req();
+        self.completed.push(slots, index);
+        Some(req)
+    }
+
+    /// Returns the slot of a completed request. Returns `None` if the request has not completed, or
+    /// there is no such request.
+    #[inline(always)]
+    pub(super) fn find_completed(&self, req: MqReq) -> Option<u32> {
+        let index = self.find(req)?;
+        matches!(self.slots[index as usize].state, State::Completed).then_some(index)
+    }
+
+    /// Ends a completed request. Passes its status to `take`.
+    #[inline(always)]
+    pub(super) fn end_with<T>(&mut self, index: u32, take: impl FnOnce(&Status2) -> T) -> T {
+        let (slots, free) = self.slots.parts();
+        let slot = &mut slots[index as usize];
+        let taken = take(&slot.status);
+        slot.state = State::Dequeued;
+        release(slot, free, index);
+        self.completed.remove(slots, index);
+        taken
     }
 
     #[inline(always)]
@@ -168,11 +211,14 @@ impl<'m> Requests<'m> {
 
     #[inline(always)]
     pub(super) fn complete(&mut self, index: u32) {
-        if self.slots[index as usize].forgotten {
-            return self.free(index);
+        let (slots, free) = self.slots.parts();
+        let slot = &mut slots[index as usize];
+        if slot.forgotten {
+            slot.state = State::Dequeued;
+            return release(slot, free, index);
         }
-        self.slots[index as usize].state = State::Completed;
-        self.completed.push(&mut self.slots, index);
+        slot.state = State::Completed;
+        self.completed.push(slots, index);
     }
 
     #[inline(always)]
@@ -183,8 +229,7 @@ impl<'m> Requests<'m> {
 
     #[inline(always)]
     pub(super) fn end(&mut self, index: u32) {
-        self.completed.remove(&mut self.slots, index);
-        self.free(index);
+        self.end_with(index, |_| ());
     }
 
     #[inline(always)]
@@ -216,13 +261,21 @@ impl<'m> Requests<'m> {
     /// [`sent`](Self::sent) does.
     #[inline(always)]
     pub(super) fn received(&mut self, end: Ended) {
-        let Some(index) = self.find(MqReq(end.word)) else { return };
-        let slot = &mut self.slots[index as usize];
-        if slot.state != State::Receiving(end.request) {
+        let index = end.word as u32;
+        let (slots, free) = self.slots.parts();
+        let Some(slot) = slots.get_mut(index as usize) else { return };
+        if slot.name.word() != end.word
+            || !matches!(slot.state, State::Receiving(request) if request == end.request)
+        {
             return;
         }
         slot.status = Status2::received(&end, slot.context);
-        self.complete(index);
+        if slot.forgotten {
+            slot.state = State::Dequeued;
+            return release(slot, free, index);
+        }
+        slot.state = State::Completed;
+        self.completed.push(slots, index);
     }
 
     /// Returns whether an open request names the peer or any peer, or no request is open. Slow

@@ -46,11 +46,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         &mut self,
         to: PeerId,
         flags: u32,
-        tag: [u32; 3],
+        tag: impl Into<Tag>,
         from: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
-        self.begin(to, flags, Tag::from_words(tag), from.into(), context)
+        self.begin(to, flags, tag.into(), from.into(), context)
     }
 
     /// Starts a send like [`isend`](Self::isend), and waits for its completion.
@@ -117,8 +117,39 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Sends a short message at once, without a request. Returns false if nothing was done: then
     /// [`isend2`](Self::isend2) starts the send, or returns why it cannot.
     #[inline(always)]
-    pub fn send2_at_once(&mut self, to: PeerId, tag: [u32; 3], from: impl Into<Buffer>) -> bool {
-        self.send_at_once(to, Tag::from_words(tag), from.into())
+    pub fn send2_at_once(
+        &mut self,
+        to: PeerId,
+        tag: impl Into<Tag>,
+        from: impl Into<Buffer>,
+    ) -> bool {
+        self.send_at_once(to, tag.into(), from.into())
+    }
+
+    /// Sends a short message at once, like [`send2_at_once`](Self::send2_at_once). Returns its
+    /// request, which has completed, or `None` if nothing was done.
+    #[inline(always)]
+    pub fn isend2_at_once(
+        &mut self,
+        to: PeerId,
+        tag: impl Into<Tag>,
+        from: impl Into<Buffer>,
+        context: u64,
+    ) -> Option<MqReq> {
+        self.begin_at_once(to, tag.into(), from.into(), context)
+    }
+
+    #[inline(always)]
+    fn begin_at_once(&mut self, to: PeerId, tag: Tag, from: Buffer, context: u64) -> Option<MqReq> {
+        // Collect earlier completions first, to preserve completion order.
+        self.collect();
+        let len = from.len().ok()?;
+        self.state.requests.slots.first_free()?;
+        if !self.send_at_once(to, tag, from) {
+            return None;
+        }
+        let send = Deferred { to, tag, from, len, sync: false };
+        self.state.requests.take_completed(send.status(context, Code::Ok))
     }
 
     #[inline(always)]
@@ -132,14 +163,13 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         if self.state.requests.waiting() != 0 {
             return false;
         }
-        let Some(Issued::Done { value: len }) =
-            self.engine.send_eager(self.state.context, to, tag, payload)
+        let Some((len, rails)) = self.engine.post_eager(self.state.context, to, tag, payload)
         else {
             return false;
         };
         self.state.stats.tx_eager_num += 1;
         self.state.stats.tx_eager_bytes += len;
-        self.state.stats.tx_shm_num += u64::from(self.is_near(to));
+        self.state.stats.tx_shm_num += u64::from(rails & 1);
         true
     }
 
@@ -153,19 +183,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         from: Buffer,
         context: u64,
     ) -> Result<MqReq, Code> {
-        if flags != 0
-            || self.state.requests.slots.first_free().is_none()
-            || !self.send_at_once(to, tag, from)
-        {
-            return self.begin_slow(to, flags, tag, from, context);
-        }
-        // Collect earlier completions first, to preserve completion order.
-        self.collect();
-        let index = self.state.requests.take(context, false).ok_or(Code::NoMemory)?;
-        let send = Deferred { to, tag, from, len: from.len()?, sync: false };
-        self.state.requests.slots[index as usize].status = send.status(context, Code::Ok);
-        self.state.requests.complete(index);
-        Ok(self.state.requests.name(index))
+        let begun = match flags {
+            0 => self.begin_at_once(to, tag, from, context),
+            _ => None,
+        };
+        begun.map_or_else(|| self.begin_slow(to, flags, tag, from, context), Ok)
     }
 
     #[inline(never)]
@@ -181,7 +203,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             return Err(Code::ParamErr);
         }
         let len = from.len()?;
-        let index = self.state.requests.take(context, false).ok_or(Code::NoMemory)?;
+        let (index, _) =
+            self.state.requests.take(context, false, Some(to)).ok_or(Code::NoMemory)?;
         let send = Deferred { to, tag, from, len, sync: flags & FLAG_SENDSYNC != 0 };
         // A send waits behind earlier deferred sends to the same peer.
         let begun = match self.state.requests.deferred_to(to) {

@@ -118,6 +118,34 @@ fn peek_returns_the_oldest_completed_request_and_leaves_it() {
 }
 
 #[test]
+fn a_send_at_once_has_completed_behind_all_earlier_completions() {
+    let mut bench = bench(3, ROOMY);
+    let (from, to) = (bench.from(8), bench.to(8));
+    let early = bench.mq.irecv2(None, [1, 2, 3], ALL3, to, 1).unwrap();
+    let late = bench.mq.irecv2(None, [9, 9, 9], ALL3, to, 2).unwrap();
+    assert_eq!(bench.mq.oldest(), None);
+    let refused = bench.mq.isend2_at_once(bench.me, [1, 2, 3], bench.from(5000), 3);
+    assert_eq!((refused, bench.mq.stats().tx_num), (None, 0), "too long to be sent at once");
+    let first = bench.mq.isend2_at_once(bench.me, [1, 2, 3], from, 3).unwrap();
+    let full = bench.mq.isend2_at_once(bench.me, [1, 2, 3], from, 4);
+    assert_eq!((full, bench.mq.stats().tx_num), (None, 1), "no request is free");
+    assert_eq!(bench.mq.oldest().map(|(req, status)| (req, status.context)), Some((first, 3)));
+    assert_eq!(bench.mq.test2_with(first, |status| status.msg_tag), Ok([1, 2, 3]));
+    assert_eq!(bench.mq.test2_with(first, |_| panic!("taken twice")), Err(Code::ParamErr));
+    // The engine has the completion of the first receive, and the queue has not collected it.
+    while bench.mq.engine_mut().progress() != 0 {}
+    assert_eq!(bench.mq.oldest(), None);
+    let second = bench.mq.isend2_at_once(bench.me, [7, 7, 7], from, 4).unwrap();
+    for (req, context) in [(early, 1), (second, 4)] {
+        assert_eq!(bench.mq.oldest().map(|(oldest, _)| oldest), Some(req));
+        assert_eq!(bench.mq.test2_with(req, |status| status.context), Ok(context));
+    }
+    assert_eq!(bench.mq.test2_with(late, |_| panic!("incomplete")), Err(Code::NoCompletions));
+    assert_eq!(bench.mq.cancel(&Some(late)), Ok(()));
+    assert_eq!(bench.mq.test2_with(late, |status| status.msg_peer), Ok(None));
+}
+
+#[test]
 fn a_dequeued_request_is_freed_once() {
     let mut bench = bench(2, ROOMY);
     bench.mq.isend(bench.me, 0, 1, bench.from(8), 1).unwrap();

@@ -58,7 +58,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         into: impl Into<Destination>,
         word: u64,
     ) -> Result<Request, OpError> {
-        let into = into.into();
+        self.recv_inline(source, tag, ignore, into.into(), word)
+    }
+
+    /// [`recv`](Self::recv), for a caller that is itself inlined where it is hot.
+    #[inline(always)]
+    pub(crate) fn recv_inline(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        into: Destination,
+        word: u64,
+    ) -> Result<Request, OpError> {
         match self.recv_now(source, tag, ignore, into, word) {
             Some(request) => Ok(request),
             None => self.recv_slow(source, tag, ignore, into, word),
@@ -302,6 +314,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(always)]
     pub fn next_recv(&mut self) -> Option<Status> {
         self.state.protocol.as_mut()?.requests.take_oldest()
+    }
+
+    /// Takes the status of every receive that has ended, oldest first. Passes each to `each`, with
+    /// whether the first rail reaches the sender of its message. Does not make progress.
+    #[inline(always)]
+    pub(crate) fn take_recvs(&mut self, mut each: impl FnMut(Status, bool)) {
+        let State { peers, protocol: Some(protocol), .. } = &mut self.state else { return };
+        protocol.requests.take_all(|status| {
+            let source = status.envelope.map(|sent| sent.source);
+            let near = source.is_some_and(|source| {
+                let slot = peers.get(source.index as usize);
+                slot.is_some_and(|slot| slot.generation == source.generation && slot.rails & 1 != 0)
+            });
+            each(status, near && status.outcome.has_message());
+        });
     }
 
     /// Waits until a receive has ended, and takes its status. `deadline_ns` is in the clock of

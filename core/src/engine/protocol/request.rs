@@ -11,7 +11,7 @@ use crate::mem::{LocalAddr, PeerId, Span};
 use crate::op::Fault;
 
 use super::super::list::{Fifo, Links, Listed, NONE};
-use super::super::slots::{Name, Slot, Slots};
+use super::super::slots::{Name, Slot, Slots, release};
 use super::super::tag::{ReceiveId, Tag};
 use super::head;
 
@@ -315,6 +315,22 @@ impl RecvSlot {
         }
     }
 
+    #[inline(always)]
+    fn status(&self) -> Status {
+        Status {
+            request: Request(self.name.word()),
+            word: self.word,
+            outcome: self.outcome(),
+            envelope: self.source.get().map(|source| Envelope {
+                source,
+                tag: self.tag,
+                len: self.len,
+            }),
+            delivered: self.delivered,
+            order: self.order,
+        }
+    }
+
     pub(crate) fn fin_op(&self) -> u8 {
         match (self.fit, self.outcome) {
             (Fit::Told, Received::Failed(Fault::Peer(PeerError::Closed))) => head::CLOSING,
@@ -442,18 +458,20 @@ impl<'m> Requests<'m> {
 
     #[inline(always)]
     pub(crate) fn status(&self, index: u32) -> Status {
-        let slot = &self.slots[index as usize];
-        Status {
-            request: self.name(index),
-            word: slot.word,
-            outcome: slot.outcome(),
-            envelope: slot.source.get().map(|source| Envelope {
-                source,
-                tag: slot.tag,
-                len: slot.len,
-            }),
-            delivered: slot.delivered,
-            order: slot.order,
+        self.slots[index as usize].status()
+    }
+
+    /// Takes all ended receives, oldest first.
+    #[inline(always)]
+    pub(crate) fn take_all(&mut self, mut each: impl FnMut(Status)) {
+        let (slots, free) = self.slots.parts();
+        let mut index = core::mem::replace(&mut self.ended, Fifo::EMPTY).head;
+        // The end of the list is not an index.
+        while let Some(slot) = slots.get_mut(index as usize) {
+            let (status, next) = (slot.status(), slot.links.next);
+            release(slot, free, index);
+            each(status);
+            index = next;
         }
     }
 

@@ -122,6 +122,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         tag: Tag,
         payload: Payload<'_>,
     ) -> Option<Issued> {
+        let (value, _) = self.post_eager(context, to, tag, payload)?;
+        Some(Issued::Done { value })
+    }
+
+    /// Like [`send_eager`](Self::send_eager). Returns the length, and the rails to the peer.
+    #[inline(always)]
+    pub(crate) fn post_eager(
+        &mut self,
+        context: ContextId,
+        to: PeerId,
+        tag: Tag,
+        payload: Payload<'_>,
+    ) -> Option<(u64, u16)> {
         let (from, len) = match payload {
             Payload::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
             Payload::Span(span) => (span.ptr().as_ptr().cast_const(), span.len()),
@@ -180,7 +193,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         account.sent = account.sent.wrapping_add(1);
         sent_at_once(s, account, &mut state.open);
-        Some(Issued::Done { value: len as u64 })
+        Some((len as u64, rails))
     }
 
     #[inline(never)]

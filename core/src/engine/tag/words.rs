@@ -53,6 +53,13 @@ impl Tag {
     }
 }
 
+impl From<[u32; 3]> for Tag {
+    #[inline(always)]
+    fn from(words: [u32; 3]) -> Self {
+        Tag::from_words(words)
+    }
+}
+
 impl From<u64> for Tag {
     fn from(lo: u64) -> Self {
         Tag { lo, hi: 0 }
