@@ -114,7 +114,11 @@ impl MqStatus2 {
     pub(crate) fn new(status: &Status2, home: Home) -> Self {
         let [a, b, c] = status.msg_tag;
         MqStatus2 {
-            peer: status.msg_peer.map_or(std::ptr::null_mut(), |peer| home.address(peer)),
+            // By reference: a copy of the whole field would be a load that spans several stores.
+            peer: match &status.msg_peer {
+                Some(peer) => home.address(*peer),
+                None => std::ptr::null_mut(),
+            },
             aligns: 0,
             tag: MqTag { words: [a, b, c, 0] },
             length: status.msg_length,

@@ -23,15 +23,18 @@
 //!
 //! `table` holds the endpoints, `handle` the handle types, `error` the codes and handlers, `layout`
 //! the structures of the headers. `lock` is the lock of an endpoint, and `system` makes its system
-//! calls. The C functions are in `open`, `info`, `connect`, `address`, `mq` and `am`, grouped as in
-//! the headers. Before they connect, two endpoints exchange the frames of `frame`: `dial` asks and
-//! `door` answers. `pause` decides how calls wait.
+//! calls. The C functions are in `open`, `info`, `connect`, `address`, `mq` with `complete`, and
+//! `am`, grouped as in the headers. `call` has the steps that calls of queues share. Before they
+//! connect, two endpoints exchange the frames of `frame`: `dial` asks and `door` answers. `pause`
+//! decides how calls wait.
 
 #![allow(clippy::missing_safety_doc, reason = "the headers of PSM2 say what each function demands")]
 
 mod active;
 mod address;
 mod am;
+mod call;
+mod complete;
 mod connect;
 mod dial;
 mod door;
@@ -53,6 +56,7 @@ use fishplate::core::sync::primitive;
 
 pub use address::*;
 pub use am::*;
+pub use complete::*;
 pub use connect::*;
 pub use error::{Handler, Token, psm2_error_defer, psm2_error_get_string};
 pub use handle::{Ep, EpAddr, Mq, Req};

@@ -66,27 +66,28 @@ impl<T> Lock<T> {
     pub fn lock(&self) -> Option<Held<'_, T>> {
         let me = system::me();
         // Relaxed: `enter` checks again.
-        if self.words.owner.load(Ordering::Relaxed) == me && self.enter(me) {
-            return self.held(&self.words.inside);
-        }
-        self.lock_slow(me, true)
+        let taken = match self.words.owner.load(Ordering::Relaxed) == me && self.enter(me) {
+            true => &self.words.inside,
+            false => self.lock_slow(me, true)?,
+        };
+        Some(self.held(taken))
     }
 
     /// Waits for the lock like [`lock`](Self::lock), but never makes the lock lose its owner. For
     /// threads of this library.
     #[cold]
     pub fn lock_aside(&self) -> Option<Held<'_, T>> {
-        self.lock_slow(system::me(), false)
+        Some(self.held(self.lock_slow(system::me(), false)?))
     }
 
     #[inline(always)]
-    fn held<'a>(&'a self, taken: &'a AtomicU8) -> Option<Held<'a, T>> {
-        let value = NonNull::new(self.value.get())?;
-        Some(Held {
-            value,
+    fn held<'a>(&'a self, taken: &'a AtomicU8) -> Held<'a, T> {
+        Held {
+            // SAFETY: the address of a field is not null.
+            value: unsafe { NonNull::new_unchecked(self.value.get()) },
             release: Release { taken, state: &self.words.state },
             exclusive: PhantomData,
-        })
+        }
     }
 
     /// Takes the lock for its owner. Returns `false` if another thread has the lock, or if the lock
@@ -112,9 +113,10 @@ impl<T> Lock<T> {
         false
     }
 
+    /// Returns the word that [`Release`] stores to.
     #[cold]
     #[inline(never)]
-    fn lock_slow(&self, me: u64, counts: bool) -> Option<Held<'_, T>> {
+    fn lock_slow(&self, me: u64, counts: bool) -> Option<&AtomicU8> {
         let mut wait = Wait(0);
         loop {
             // Relaxed: `enter` and the exchange order the accesses.
@@ -123,7 +125,7 @@ impl<T> Lock<T> {
                 POISONED => return None,
                 // The owner never exchanges `state`. It stores `inside` only while `state` is free,
                 // because a thread that has taken `state` waits until the owner is not inside.
-                FREE if owns && self.enter(me) => return self.held(&self.words.inside),
+                FREE if owns && self.enter(me) => return Some(&self.words.inside),
                 FREE if !owns && self.exchange() => break,
                 _ => wait.once(),
             }
@@ -144,7 +146,7 @@ impl<T> Lock<T> {
                 }
             }
         }
-        self.held(&self.words.state)
+        Some(&self.words.state)
     }
 
     fn exchange(&self) -> bool {
@@ -191,6 +193,14 @@ pub(crate) struct Held<'a, T> {
 }
 
 impl<'a, T> Held<'a, T> {
+    /// Releases the lock as dropping does, but does not ask whether the thread is panicking. Call
+    /// this where a call returns, and never while a value is dropped.
+    #[inline(always)]
+    pub fn release(self) {
+        self.release.free();
+        std::mem::forget(self);
+    }
+
     /// Keeps the lock for a part of the value. Releases the lock if `part` returns `None`.
     #[inline]
     pub fn narrow<U>(mut self, part: impl FnOnce(&mut T) -> Option<&mut U>) -> Option<Held<'a, U>> {
@@ -224,13 +234,19 @@ struct Release<'a> {
     state: &'a AtomicU8,
 }
 
+impl Release<'_> {
+    #[inline(always)]
+    fn free(&self) {
+        // Release, edges `lock.inside` and `lock.state`: publishes the value to the next holder.
+        self.taken.store(FREE, edge!("lock.freed.store", Release));
+    }
+}
+
 impl Drop for Release<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         match thread::panicking() {
-            // Release, edges `lock.inside` and `lock.state`: publishes the value to the next
-            // holder.
-            false => self.taken.store(FREE, edge!("lock.freed.store", Release)),
+            false => self.free(),
             // Relaxed: no thread uses the value any more.
             true => self.state.store(POISONED, Ordering::Relaxed),
         }
@@ -326,6 +342,10 @@ mod tests {
         drop(part);
         assert_eq!(lock.words.inside.load(Ordering::Relaxed), FREE);
         assert!(lock.lock().unwrap().narrow(|_| None::<&mut i32>).is_none());
+        let held = lock.lock().unwrap();
+        assert_eq!(lock.words.inside.load(Ordering::Relaxed), TAKEN);
+        held.release();
+        assert_eq!(lock.words.inside.load(Ordering::Relaxed), FREE);
         assert_eq!(lock.lock().unwrap().take(), Some(6));
     }
 

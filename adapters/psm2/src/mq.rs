@@ -1,19 +1,22 @@
-//! Matched queues: the sends and receives of an endpoint. Only [`psm2_mq_send2`] and
-//! [`psm2_mq_wait2`] block, without a deadline, as in PSM2. While they wait, they release the lock
-//! at intervals. A call that needs a request allocates if all requests are in use.
+//! Matched queues: the sends and receives of an endpoint. Only [`psm2_mq_send2`] blocks, without a
+//! deadline, as in PSM2. While it waits, it releases the lock at intervals. A call that needs a
+//! request allocates if all requests are in use.
 
 use std::ffi::c_void;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 
+use fishplate::PeerId;
+use fishplate::core::engine::tag::Tag;
 use fishplate::core::mem::Span;
-use fishplate::core::psm::{Buffer, Code, FLAG_SENDSYNC, MqReq, Status2};
+use fishplate::core::psm::{Code, FLAG_SENDSYNC, MqReq};
 
+use crate::call::{look, run, tell, wait};
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr, Mq, Req};
-use crate::layout::{MqStats, MqStatus, MqStatus2, MqTag};
-use crate::table::{After, Endpoint, Found, Home, find, find_mq, find_request, guard};
+use crate::layout::{MqStats, MqStatus2, MqTag};
+use crate::table::{Endpoint, Found, find, find_mq, find_request, guard};
 
-/// Converts the caller's pointer and length to a buffer.
+/// Converts the caller's pointer and length to a span.
 ///
 /// # Errors
 /// `at` is null but `len` is not 0.
@@ -21,13 +24,16 @@ use crate::table::{After, Endpoint, Found, Home, find, find_mq, find_request, gu
 /// # Safety
 /// Until the request completes, `at` is valid for `len` bytes. The program does not change the
 /// bytes of a send, and does not access the bytes of a receive.
-unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
-    match NonNull::new(at.cast::<u8>()) {
-        _ if len == 0 => Ok(Buffer::Nothing),
-        // SAFETY: the caller guarantees that `at` is valid until the request completes.
-        Some(at) => Ok(Buffer::Span(unsafe { Span::new(at, len as usize) })),
-        None => Err(Error::PARAM),
-    }
+#[inline(always)]
+unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Span, Error> {
+    let at = match NonNull::new(at.cast::<u8>()) {
+        Some(at) => at,
+        None if len == 0 => NonNull::dangling(),
+        None => return Err(Error::PARAM),
+    };
+    // SAFETY: the caller guarantees that `at` is valid until the request completes. An empty span
+    // may be anywhere.
+    Ok(unsafe { Span::new(at, len as usize) })
 }
 
 /// Copies the three words of a tag.
@@ -35,7 +41,7 @@ unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
 /// # Safety
 /// `tag` is null or points to a tag.
 #[inline(always)]
-unsafe fn words(tag: *const MqTag) -> Result<[u32; 3], Error> {
+unsafe fn words(tag: *const MqTag) -> Result<Tag, Error> {
     if tag.is_null() {
         return Err(Error::PARAM);
     }
@@ -45,42 +51,8 @@ unsafe fn words(tag: *const MqTag) -> Result<[u32; 3], Error> {
         // SAFETY: `tag` is not null, and the caller guarantees that it points to a tag.
         unsafe { (&raw const (*tag).words[at]).read_volatile() }
     };
-    Ok([word(0), word(1), word(2)])
-}
-
-#[inline]
-fn run(call: impl FnOnce() -> Result<(), Error>) -> Error {
-    guard(|| call().err().unwrap_or(Error::OK))
-}
-
-trait Report {
-    fn new(found: &Status2, home: Home) -> Self;
-}
-
-impl Report for MqStatus {
-    #[inline(always)]
-    fn new(found: &Status2, _: Home) -> Self {
-        MqStatus::new(found)
-    }
-}
-
-impl Report for MqStatus2 {
-    #[inline(always)]
-    fn new(found: &Status2, home: Home) -> Self {
-        MqStatus2::new(found, home)
-    }
-}
-
-/// Writes a status, unless the pointer is null.
-///
-/// # Safety
-/// `status` is null or valid for a write.
-#[inline(always)]
-unsafe fn tell<S: Report>(status: *mut S, found: &Status2, home: Home) {
-    if !status.is_null() {
-        // SAFETY: `status` is not null, and the caller guarantees that it is writable.
-        unsafe { status.write(S::new(found, home)) };
-    }
+    let lo = u64::from(word(0)) | u64::from(word(1)) << 32;
+    Ok(Tag::new(lo, word(2)))
 }
 
 /// Initializes the endpoint's only queue. Ignores the options.
@@ -155,14 +127,35 @@ pub unsafe extern "C" fn psm2_mq_isend2(
         // request completes.
         let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
+        let peer = endpoint.peer_at(to)?;
         let flags = if endpoint.is_own(to) { flags | FLAG_SENDSYNC } else { flags };
-        let peer = endpoint.named(to)?.ok_or(Error::PARAM)?;
         let context = context.addr() as u64;
-        let begun = endpoint.request(|queue| queue.isend2(peer, flags, tag, from, context))?;
+        let at_once = match flags {
+            0 => endpoint.queue()?.isend2_at_once(peer, tag, from, context),
+            _ => None,
+        };
+        let begun = match at_once {
+            Some(begun) => begun,
+            None => begin(&mut endpoint, peer, flags, tag, from, context)?,
+        };
         // SAFETY: `req` was checked not null, and PSM2 requires it to be writable.
-        unsafe { req.write(endpoint.home.request(begun)) };
+        unsafe { req.write(endpoint.handle(begun)) };
+        endpoint.release();
         Ok(())
     })
+}
+
+/// Begins a send that cannot be sent at once.
+#[inline(never)]
+fn begin(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    flags: u32,
+    tag: Tag,
+    from: Span,
+    context: u64,
+) -> Result<MqReq, Error> {
+    endpoint.request(|queue| queue.isend2(peer, flags, tag, from, context))
 }
 
 /// Sends, and waits until the buffer may be reused.
@@ -180,40 +173,17 @@ pub unsafe extern "C" fn psm2_mq_send2(
         // this call returns.
         let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
-        let peer = endpoint.named(to)?.ok_or(Error::PARAM)?;
+        let peer = endpoint.peer_at(to)?;
         if flags == 0 && endpoint.queue()?.send2_at_once(peer, tag, from) {
+            endpoint.release();
             return Ok(());
         }
-        let begun = endpoint.request(|queue| queue.isend2(peer, flags, tag, from, 0))?;
+        let begun = begin(&mut endpoint, peer, flags, tag, from, 0)?;
         match wait(endpoint, begun)?.error_code {
             Code::Ok => Ok(()),
             error => Err(error.into()),
         }
     })
-}
-
-fn wait(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
-    loop {
-        match endpoint.queue()?.test2(&mut Some(req)) {
-            Err(Code::NoCompletions) => endpoint = pass(endpoint)?,
-            ended => return Ok(ended?),
-        }
-    }
-}
-
-/// Makes a pass. Releases the lock for a moment if there is something else to do.
-#[inline(never)]
-fn pass(mut endpoint: Found) -> Result<Found, Error> {
-    let home = endpoint.home;
-    let found = endpoint.queue()?.poll() != 0;
-    match endpoint.after(found) {
-        After::Nothing => Ok(endpoint),
-        after => {
-            drop(endpoint);
-            after.act();
-            home.find().ok_or(Error::PARAM)
-        }
-    }
 }
 
 /// Posts a receive.
@@ -239,11 +209,29 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
         let mut endpoint = find_mq(mq)?;
         let source = endpoint.named(from)?;
         let context = context.addr() as u64;
-        let posted = endpoint.request(|queue| queue.irecv2(source, tag, tagsel, into, context))?;
+        let posted = match endpoint.queue()?.irecv2(source, tag, tagsel, into, context) {
+            Ok(posted) => posted,
+            Err(Code::NoMemory) => post(&mut endpoint, source, [tag, tagsel], into, context)?,
+            Err(error) => return Err(error.into()),
+        };
         // SAFETY: `req` was checked not null; PSM2 requires it to be writable.
-        unsafe { req.write(endpoint.home.request(posted)) };
+        unsafe { req.write(endpoint.handle(posted)) };
+        endpoint.release();
         Ok(())
     })
+}
+
+/// Posts a receive when all requests may be in use.
+#[cold]
+#[inline(never)]
+fn post(
+    endpoint: &mut Endpoint,
+    source: Option<PeerId>,
+    [tag, tagsel]: [Tag; 2],
+    into: Span,
+    context: u64,
+) -> Result<MqReq, Error> {
+    endpoint.request(|queue| queue.irecv2(source, tag, tagsel, into, context))
 }
 
 /// Receives a message claimed by [`psm2_mq_improbe2`].
@@ -292,7 +280,7 @@ pub unsafe extern "C" fn psm2_mq_iprobe2(
         // SAFETY: PSM2 requires each tag to be null or valid.
         let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
         let source = endpoint.named(from)?;
-        let found = endpoint.queue()?.iprobe2(source, tag, tagsel)?;
+        let found = endpoint.queue()?.iprobe2(source, tag.words(), tagsel.words())?;
         // SAFETY: PSM2 requires `status` to be null or writable.
         unsafe { tell(status, &found, endpoint.home) };
         Ok(())
@@ -316,115 +304,14 @@ pub unsafe extern "C" fn psm2_mq_improbe2(
         // SAFETY: PSM2 requires each tag to be null or valid.
         let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
         let source = endpoint.named(from)?;
-        let (claimed, found) = endpoint.request(|queue| queue.improbe2(source, tag, tagsel))?;
+        let (claimed, found) =
+            endpoint.request(|queue| queue.improbe2(source, tag.words(), tagsel.words()))?;
         // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be
         // null or writable.
         unsafe {
-            req.write(endpoint.home.request(claimed));
+            req.write(endpoint.handle(claimed));
             tell(status, &found, endpoint.home);
         }
-        Ok(())
-    })
-}
-
-/// Returns the oldest completed request. Leaves it in the queue.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn psm2_mq_ipeek2(
-    mq: *mut Mq,
-    req: *mut *mut Req,
-    status: *mut MqStatus2,
-) -> Error {
-    // SAFETY: PSM2 requires `req` and `status` to be null or writable.
-    unsafe { peek(mq, req, status) }
-}
-
-/// [`psm2_mq_ipeek2`] for 64-bit tags.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn psm2_mq_ipeek(
-    mq: *mut Mq,
-    req: *mut *mut Req,
-    status: *mut MqStatus,
-) -> Error {
-    // SAFETY: PSM2 requires `req` and `status` to be null or writable.
-    unsafe { peek(mq, req, status) }
-}
-
-/// # Safety
-/// `req` and `status` are null or valid for a write.
-#[inline]
-unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Error {
-    look(mq, |endpoint| {
-        if req.is_null() {
-            return Err(Error::PARAM);
-        }
-        let (oldest, found) = endpoint.queue()?.ipeek2()?;
-        // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be
-        // null or writable.
-        unsafe {
-            req.write(endpoint.home.request(oldest));
-            tell(status, &found, endpoint.home);
-        }
-        Ok(())
-    })
-}
-
-/// Runs a call that polls. May yield the processor, because a program that finds nothing usually
-/// calls again at once.
-#[inline]
-fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> Error {
-    run(|| {
-        let mut endpoint = find_mq(mq)?;
-        let result = call(&mut endpoint);
-        let after = endpoint.after(result != Err(Error::NO_COMPLETIONS));
-        drop(endpoint);
-        after.act();
-        result
-    })
-}
-
-/// Frees a request if it has completed. Makes no progress.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn psm2_mq_test2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    // SAFETY: PSM2 requires `req` and `status` to be null or valid.
-    unsafe { take::<_, false>(req, status) }
-}
-
-/// [`psm2_mq_test2`] for 64-bit tags.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn psm2_mq_test(req: *mut *mut Req, status: *mut MqStatus) -> Error {
-    // SAFETY: PSM2 requires `req` and `status` to be null or valid.
-    unsafe { take::<_, false>(req, status) }
-}
-
-/// Waits for a request to complete, and frees it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn psm2_mq_wait2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    // SAFETY: PSM2 requires `req` and `status` to be null or valid.
-    unsafe { take::<_, true>(req, status) }
-}
-
-/// Frees a completed request, and clears the handle. Does nothing if the handle is null. If
-/// `WAITS`, waits until the request has completed.
-///
-/// # Safety
-/// `req` and `status` are null or valid for reads and writes.
-#[inline(always)]
-unsafe fn take<S: Report, const WAITS: bool>(req: *mut *mut Req, status: *mut S) -> Error {
-    run(|| {
-        // SAFETY: the caller guarantees that `req` is null or valid.
-        let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
-        if req.is_null() {
-            return Ok(());
-        }
-        let (mut endpoint, number) = find_request(*req)?;
-        let home = endpoint.home;
-        let found = match WAITS {
-            true => wait(endpoint, number)?,
-            false => endpoint.queue()?.test2(&mut Some(number))?,
-        };
-        *req = null_mut();
-        // SAFETY: the caller guarantees that `status` is null or writable.
-        unsafe { tell(status, &found, home) };
         Ok(())
     })
 }

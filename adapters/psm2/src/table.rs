@@ -56,8 +56,14 @@ impl Home {
     }
 
     fn handle<T>(self, kind: u64, low: u32) -> *mut T {
-        let handle = kind << 56 | u64::from(self.0) << 32 | u64::from(low);
+        let handle = u64::from(self.high(kind)) << 32 | u64::from(low);
         handle as usize as *mut T
+    }
+
+    /// Returns the upper half of a handle. One comparison checks all that it contains.
+    #[inline(always)]
+    fn high(self, kind: u64) -> u32 {
+        (kind as u32) << 24 | self.0
     }
 
     #[inline(always)]
@@ -79,12 +85,9 @@ impl Home {
         self.handle(ADDRESS, peer.to_raw())
     }
 
-    pub fn request(self, req: MqReq) -> *mut Req {
-        (req.to_raw() | self.mark() << 20) as usize as *mut Req
-    }
-
+    /// The bits of this home in the handles of requests.
     fn mark(self) -> u64 {
-        u64::from(self.0 >> 20 << 8 | self.0 & 0xff)
+        u64::from(self.0 >> 20 << 8 | self.0 & 0xff) << 20
     }
 
     /// Returns `None` if the endpoint is not open.
@@ -128,6 +131,8 @@ pub(crate) struct Peer {
 
 pub(crate) struct Endpoint {
     pub home: Home,
+    /// [`Home::mark`].
+    mark: u64,
     pub epid: u64,
     pub uuid: [u8; 16],
     /// The endpoint's error handler: a function address, or a constant of PSM2.
@@ -160,6 +165,7 @@ impl Endpoint {
         let (am, door) = (None, None);
         Endpoint {
             home,
+            mark: home.mark(),
             epid,
             uuid,
             handler,
@@ -317,8 +323,8 @@ impl Endpoint {
         self.node.queue().ok_or(Error::INTERNAL)
     }
 
-    /// Adds requests to the queue if all requests are in use.
-    #[inline(always)]
+    /// Adds requests to the queue if all requests are in use. Slow path: the loop makes a call
+    /// longer.
     pub fn request<T>(
         &mut self,
         mut call: impl FnMut(&mut Queue<'_>) -> Result<T, Code>,
@@ -331,16 +337,34 @@ impl Endpoint {
         }
     }
 
+    /// Returns the program's handle of a request.
+    #[inline(always)]
+    pub fn handle(&self, req: MqReq) -> *mut Req {
+        (req.to_raw() | self.mark) as usize as *mut Req
+    }
+
     /// Returns the peer that an address names. Null means any peer.
     ///
     /// # Errors
     /// The address is invalid or belongs to another endpoint.
     #[inline(always)]
     pub fn named(&self, address: *mut EpAddr) -> Result<Option<PeerId>, Error> {
-        match Home::split(address, ADDRESS) {
-            Some((home, raw)) if home == self.home => Ok(Some(PeerId::from_raw(raw))),
-            None if address.is_null() => Ok(None),
-            _ => Err(Error::PARAM),
+        if address.is_null() {
+            return Ok(None);
+        }
+        self.peer_at(address).map(Some)
+    }
+
+    /// Returns the peer that an address names.
+    ///
+    /// # Errors
+    /// The address is invalid or belongs to another endpoint.
+    #[inline(always)]
+    pub fn peer_at(&self, address: *mut EpAddr) -> Result<PeerId, Error> {
+        let bits = address.addr() as u64;
+        match (bits >> 32) as u32 == self.home.high(ADDRESS) {
+            true => Ok(PeerId::from_raw(bits as u32)),
+            false => Err(Error::PARAM),
         }
     }
 
@@ -518,8 +542,12 @@ pub(crate) fn home(ep: *mut Ep) -> Option<Home> {
 
 #[inline(always)]
 pub(crate) fn find_mq(mq: *mut Mq) -> Result<Found, Error> {
-    let (home, _) = Home::split(mq, MQ).ok_or(Error::PARAM)?;
-    home.find().ok_or(Error::PARAM)
+    let high = (mq.addr() as u64 >> 32) as u32;
+    let slot = TABLE[(high >> 20) as usize % SLOTS].lock().ok_or(Error::PARAM)?;
+    if slot.home.high(MQ) != high {
+        return Err(Error::PARAM);
+    }
+    slot.narrow(|slot| slot.endpoint.as_deref_mut()).ok_or(Error::PARAM)
 }
 
 /// Locks the endpoint of a peer's address. Also returns the peer.
@@ -533,10 +561,12 @@ pub(crate) fn find_address(address: *mut EpAddr) -> Option<(Found, PeerId)> {
 pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
     let bits = request.addr() as u64;
     let slot = TABLE[(bits >> 28) as usize % SLOTS].lock().ok_or(Error::PARAM)?;
-    let mark = bits >> 20 & 0xfff;
-    let found =
-        slot.narrow(|slot| slot.endpoint.as_deref_mut().filter(|_| slot.home.mark() == mark));
-    Ok((found.ok_or(Error::PARAM)?, MqReq::from_raw(bits & !(0xfff << 20))))
+    // The slot agrees, because it was found by its number.
+    if slot.home.0 as u8 != (bits >> 20) as u8 {
+        return Err(Error::PARAM);
+    }
+    let found = slot.narrow(|slot| slot.endpoint.as_deref_mut()).ok_or(Error::PARAM)?;
+    Ok((found, MqReq::from_raw(bits & !(0xfff << 20))))
 }
 
 pub(crate) fn open() -> Vec<Home> {

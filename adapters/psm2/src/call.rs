@@ -1,0 +1,88 @@
+//! The steps that queue calls share: they run a call, wait, and write statuses. Only [`wait`]
+//! blocks.
+
+use fishplate::core::psm::{Code, MqReq, Status2};
+
+use crate::error::Error;
+use crate::handle::Mq;
+use crate::layout::{MqStatus, MqStatus2};
+use crate::table::{After, Endpoint, Found, Home, find_mq, guard};
+
+#[inline]
+pub(crate) fn run(call: impl FnOnce() -> Result<(), Error>) -> Error {
+    guard(|| call().err().unwrap_or(Error::OK))
+}
+
+pub(crate) trait Report {
+    fn new(found: &Status2, home: Home) -> Self;
+}
+
+impl Report for MqStatus {
+    #[inline(always)]
+    fn new(found: &Status2, _: Home) -> Self {
+        MqStatus::new(found)
+    }
+}
+
+impl Report for MqStatus2 {
+    #[inline(always)]
+    fn new(found: &Status2, home: Home) -> Self {
+        MqStatus2::new(found, home)
+    }
+}
+
+/// Writes a status, unless the pointer is null.
+///
+/// # Safety
+/// `status` is null or valid for a write.
+#[inline(always)]
+pub(crate) unsafe fn tell<S: Report>(status: *mut S, found: &Status2, home: Home) {
+    if !status.is_null() {
+        // SAFETY: `status` is not null, and the caller guarantees that it is writable.
+        unsafe { status.write(S::new(found, home)) };
+    }
+}
+
+pub(crate) fn wait(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
+    loop {
+        match endpoint.queue()?.test2(&mut Some(req)) {
+            Err(Code::NoCompletions) => endpoint = pass(endpoint)?,
+            ended => return Ok(ended?),
+        }
+    }
+}
+
+/// Makes a pass. Releases the lock for a moment if there is something else to do.
+#[inline(never)]
+fn pass(mut endpoint: Found) -> Result<Found, Error> {
+    let home = endpoint.home;
+    let found = endpoint.queue()?.poll() != 0;
+    match endpoint.after(found) {
+        After::Nothing => Ok(endpoint),
+        after => {
+            drop(endpoint);
+            after.act();
+            home.find().ok_or(Error::PARAM)
+        }
+    }
+}
+
+/// Ends a call that polls. `found` is true if the call found something.
+#[inline(always)]
+pub(crate) fn finish(mut endpoint: Found, found: bool) {
+    let after = endpoint.after(found);
+    endpoint.release();
+    after.act();
+}
+
+/// Runs a call that polls. May yield the processor, because a program that finds nothing usually
+/// calls again at once.
+#[inline]
+pub(crate) fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> Error {
+    run(|| {
+        let mut endpoint = find_mq(mq)?;
+        let result = call(&mut endpoint);
+        finish(endpoint, result != Err(Error::NO_COMPLETIONS));
+        result
+    })
+}
