@@ -25,7 +25,11 @@ const ATTEMPTS: usize = 6;
 /// Checks that the median wake-up is fast.
 #[track_caller]
 fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
-    let attempt = || signal_in_turn(way, &change);
+    let attempt = || {
+        let median = signal_in_turn(way, &change);
+        println!("{way:?}: woken after {median:?} in the median");
+        median
+    };
     let late: Vec<_> =
         (0..ATTEMPTS).map(|_| attempt()).take_while(|median| *median >= WOKEN).collect();
     assert!(late.len() < ATTEMPTS, "{way:?}: {late:?}");
