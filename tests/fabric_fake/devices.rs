@@ -341,6 +341,12 @@ fn memory_is_registered_by_dmabuf_if_supported() {
         );
         let by_descriptor = if driver && provider { 4 } else { 0 };
         assert_eq!(two.fake.0.device_registrations(), (4, by_descriptor));
+        // Memory that begins within a page has an offset in its descriptor.
+        let part = region(two.memory[0].1.at(5000), 300);
+        let part = two.nodes[0].engine.register(part).unwrap();
+        let more = if by_descriptor == 0 { 0 } else { 2 };
+        assert_eq!(two.fake.0.device_registrations(), (6, by_descriptor + more));
+        two.nodes[0].engine.deregister(part).unwrap();
         for node in 0..2 {
             let (theirs, own) = (two.theirs[node], two.memory[node].0);
             two.nodes[node].engine.release(theirs).unwrap();

@@ -1,4 +1,5 @@
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -293,8 +294,9 @@ impl FakeProcess {
         NonNull::new(at).filter(|_| seen)
     }
 
-    /// Returns a dmabuf descriptor for NICs, and the offset of the range in it. The descriptor has
-    /// no contents.
+    /// Returns a dmabuf descriptor for NICs, and the offset of the range in it. The descriptor
+    /// begins at a page. It contains the 8 bytes of that page's address, so that a fake NIC can
+    /// check which memory it names.
     pub fn dmabuf(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
         let state = self.driver.state();
         let (base, _) = state.processes[self.place].space.find(ptr, len).ok()?;
@@ -304,7 +306,11 @@ impl FakeProcess {
         // SAFETY: the name is a C string literal.
         let fd = unsafe { libc::memfd_create(c"dmabuf".as_ptr(), libc::MFD_CLOEXEC) };
         // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
-        (fd >= 0).then(|| (unsafe { OwnedFd::from_raw_fd(fd) }, ptr.0 - base.0))
+        let fd = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })?;
+        let start = base.0.max(ptr.0 - ptr.0 % 4096);
+        let mut file = File::from(fd);
+        file.write_all(&start.to_ne_bytes()).ok()?;
+        Some((file.into(), ptr.0 - start))
     }
 
     /// Makes writes of NICs visible.

@@ -61,8 +61,15 @@ unsafe extern "C" fn register_attr(
         let by_descriptor = flags & FI_MR_DMABUF != 0;
         let (buf, len) = if by_descriptor {
             let buffer = &*attr.mr_iov.cast::<fi_mr_dmabuf>();
-            if libc::fcntl(buffer.fd, libc::F_GETFD) < 0 {
+            let mut start = [0; 8];
+            if libc::pread(buffer.fd, start.as_mut_ptr().cast(), start.len(), 0) != 8 {
                 return -libc::EBADF;
+            }
+            // The fake drivers' descriptors contain the address of their first byte.
+            if u64::from_ne_bytes(start) + buffer.offset != buffer.base_addr as u64 {
+                let this = &*domain.cast::<FakeDomain>();
+                this.world.state().violation("a dmabuf of other memory than the address");
+                return -libc::EFAULT;
             }
             (buffer.base_addr, buffer.len)
         } else {
