@@ -175,6 +175,70 @@ fn thirty_two_nics_give_four_to_each_of_eight_gpus() {
     );
 }
 
+/// As in a DGX H100: each GPU shares a switch with one NIC. Four more ports of two adapters are for
+/// storage, two at each socket.
+#[test]
+fn gpus_of_a_dgx_do_not_use_the_ports_for_storage() {
+    let mut tree = switches(1, "mlx5_", "400_Gb/sec_(4X_NDR)");
+    for (socket, port) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let root = 0xa0 + 0x10 * socket;
+        let path =
+            format!("pci0000:{root:02x}/0000:{root:02x}:01.0/0000:{:02x}:00.{port}", root + 1);
+        tree += &format!("pci {path} 0x020700 0x15b3 {socket}\n");
+        tree += &format!("ib {path} store{} 400_Gb/sec_(4X_NDR) 4:_ACTIVE\n", 2 * socket + port);
+    }
+    let machine = read(&tree);
+    assert_eq!((machine.gpus.len(), machine.nics.len()), (8, 12));
+    for (at, (_, nics)) in hands(&machine, 16).into_iter().enumerate() {
+        assert_eq!(nics, [format!("mlx5_{at}")]);
+    }
+}
+
+/// As in a server with eight MI300X: processing accelerators of AMD, each on a switch with a NIC.
+#[test]
+fn accelerators_of_amd_get_the_nics_on_their_switches() {
+    let tree = switches(1, "bnxt_re", "400_Gb/sec_(4X_NDR)");
+    let machine = read(&tree.replace("0x030200 0x10de", "0x120000 0x1002"));
+    assert!(machine.gpus.iter().all(|gpu| gpu.vendor == 0x1002));
+    for (at, (_, nics)) in hands(&machine, 16).into_iter().enumerate() {
+        assert_eq!(nics, [format!("bnxt_re{at}")]);
+    }
+    assert_eq!(load(&machine, 16).len(), 8);
+}
+
+/// As in a GH200 with four modules: each GPU and each NIC has a root complex of its own, and a
+/// module is a NUMA node.
+#[test]
+fn gpus_with_root_complexes_of_their_own_get_the_nic_of_their_node() {
+    let mut tree = String::new();
+    for node in 0..4 {
+        let at = 9 + 8 * node;
+        tree += &format!(
+            "pci pci{at:04x}:00/{at:04x}:00:00.0/{at:04x}:01:00.0 0x030200 0x10de {node}\n"
+        );
+        let path = format!("pci{node:04x}:00/{node:04x}:00:00.0/{node:04x}:01:00.0");
+        tree += &format!("pci {path} 0x020700 0x15b3 {node}\n");
+        tree += &format!("ib {path} mlx5_{node} 400_Gb/sec_(4X_NDR) 4:_ACTIVE\n");
+    }
+    let machine = read(&tree);
+    assert_eq!((machine.gpus.len(), machine.nics.len()), (4, 4), "{machine:#?}");
+    for (at, (_, nics)) in hands(&machine, 16).into_iter().enumerate() {
+        assert_eq!(nics, [format!("mlx5_{at}")]);
+    }
+}
+
+/// Two GPUs and one NIC on the switch of the first: both use it.
+#[test]
+fn two_gpus_share_the_only_nic() {
+    let machine = read(
+        "pci pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0 0x030200 0x10de 0
+         pci pci0000:20/0000:20:01.0/0000:21:00.0 0x030200 0x10de 1
+         net pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:01.0/0000:14:00.0 a 100000 up",
+    );
+    let hands = hands(&machine, 16);
+    assert!(hands.len() == 2 && hands.values().all(|nics| nics[..] == ["a"]), "{hands:?}");
+}
+
 /// Four GPUs and four NICs at one root complex: every NIC is equally near.
 const FLAT: &str = "
     pci pci0000:00/0000:00:01.0/0000:01:00.0 0x030200 0x10de 0
