@@ -221,18 +221,32 @@ fn candidate(info: &Info, interface: String, machine: &Machine) -> Candidate {
 }
 
 /// Selects the interfaces of a provider that a process should use: its share of the NICs. The NICs
-/// nearest to the anchor come first, and interfaces that `machine` does not list come last.
+/// nearest to the anchor come first, and interfaces that `machine` does not list come last. If
+/// there are more equally near NICs than rails, [`Settings::local_rank`] selects some of them.
 pub fn nearest(
     machine: &Machine,
     candidates: &[Candidate],
     anchor: Anchor,
-    limit: usize,
+    settings: &Settings,
     count: Option<usize>,
 ) -> Vec<Candidate> {
+    let limit = settings.max_rails;
     let open: Vec<&Candidate> =
         candidates.iter().filter(|candidate| candidate.passed_over.is_none()).collect();
     let usable: Vec<usize> = open.iter().filter_map(|candidate| candidate.nic).collect();
-    let chosen = machine.choose(&usable, anchor, limit);
+    let chosen = match anchor {
+        Anchor::Gpu(_) => machine.choose(&usable, anchor, limit),
+        _ => {
+            let mut near = machine.choose(&usable, anchor, usable.len());
+            let rails = count.unwrap_or(limit).min(limit);
+            if rails < near.len() {
+                let first = settings.local_rank % near.len() * rails % near.len();
+                near.rotate_left(first);
+            }
+            near.truncate(limit);
+            near
+        }
+    };
     let of_nic = |nic: usize| open.iter().find(|candidate| candidate.nic == Some(nic));
     let near = chosen.iter().copied().filter_map(of_nic);
     let unknown = open.iter().filter(|candidate| candidate.nic.is_none());
@@ -289,7 +303,7 @@ fn on_provider(
     let interfaces: Vec<String> = match named {
         true => settings.interfaces.clone(),
         false => {
-            let near = nearest(machine, &there, anchor, settings.max_rails, count);
+            let near = nearest(machine, &there, anchor, settings, count);
             near.into_iter().map(|candidate| candidate.interface).collect()
         }
     };
@@ -450,6 +464,38 @@ mod tests {
             let rails = open(wanted, fake.library(), &machine).unwrap();
             let names: Vec<_> = rails.iter().map(|rail| rail.interface.as_str()).collect();
             assert_eq!(names, expected, "{count:?}");
+        }
+    }
+
+    #[test]
+    fn processes_of_one_host_without_gpus_share_the_near_nics() {
+        let fake = Fake::new(Persona::cxi(), 1);
+        let nics = (0..4).map(|at| nic(at, Some(0), LinkState::Up)).collect();
+        let machine = Machine { nics, ..Machine::default() };
+        for (most, count, expected) in [
+            (1, None, [&["cxi0"][..], &["cxi1"], &["cxi2"], &["cxi3"], &["cxi0"]]),
+            (16, Some(1), [&["cxi0"], &["cxi1"], &["cxi2"], &["cxi3"], &["cxi0"]]),
+            (
+                2,
+                None,
+                [
+                    &["cxi0", "cxi1"],
+                    &["cxi2", "cxi3"],
+                    &["cxi0", "cxi1"],
+                    &["cxi2", "cxi3"],
+                    &["cxi0", "cxi1"],
+                ],
+            ),
+            (16, None, [&["cxi0", "cxi1", "cxi2", "cxi3"]; 5]),
+        ] {
+            for (local_rank, expected) in expected.into_iter().enumerate() {
+                let settings = Settings { max_rails: most, local_rank, ..settings(&["cxi"], &[]) };
+                let (limits, anchor) = (Limits::DEFAULT, Anchor::Node(0));
+                let wanted = Wanted { settings: &settings, limits, anchor, count, devices: false };
+                let rails = open(wanted, fake.library(), &machine).unwrap();
+                let names: Vec<_> = rails.iter().map(|rail| rail.interface.as_str()).collect();
+                assert_eq!(names, expected, "{most} rails, process {local_rank}");
+            }
         }
     }
 

@@ -41,7 +41,7 @@ pub fn policy_name(policy: RailPolicy) -> &'static str {
     POLICIES.iter().find(|(_, known)| *known == policy).map_or("", |(name, _)| name)
 }
 
-pub const VARIABLES: [Variable; 15] = [
+pub const VARIABLES: [Variable; 16] = [
     Variable {
         name: "PROVIDER",
         meaning: "libfabric providers to try, in order, separated by commas; empty: all that are \
@@ -60,6 +60,13 @@ pub const VARIABLES: [Variable; 15] = [
         meaning: "maximum number of rails of a process, 1 to 16",
         set: |s, text| number(text).map(|n| s.max_rails = n as usize),
         show: |s| s.max_rails.to_string(),
+    },
+    Variable {
+        name: "LOCAL_RANK",
+        meaning: "number of this process among those of its host, from 0: without a GPU, processes \
+that may open fewer rails than there are near NICs begin with different NICs",
+        set: |s, text| number(text).map(|n| s.local_rank = n as usize),
+        show: |s| s.local_rank.to_string(),
     },
     Variable {
         name: "LIBFABRIC",
@@ -262,6 +269,7 @@ mod tests {
             "tcp,efa",
             "eth0,eth1",
             "3",
+            "5",
             "/x/libfabric.so.1",
             "fixed",
             "64",

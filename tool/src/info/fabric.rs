@@ -68,7 +68,7 @@ fn provider(
         Ok(candidates) => candidates,
         Err(error) => return json!({ "usable": error.to_string() }),
     };
-    let chosen = rails::nearest(machine, &candidates, anchor, settings.max_rails, None);
+    let chosen = rails::nearest(machine, &candidates, anchor, settings, None);
     let interfaces: Map<String, Value> = candidates
         .iter()
         .map(|candidate| {
