@@ -136,6 +136,19 @@ for path in direct relay; do
     say "perf over it, $path: late" perf late --ipc-path "$path"
 done
 
+say "perf between devices that do not reach each other" perf apart --ipc-path auto
+
+# bounced: checks that copies that must be direct fail where they would take another path
+bounced() {
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=apart timeout 60 "$target/debug/fishplate" perf \
+        put --transport gpu --device "$api:0,$api:1" --ipc-path direct -s 5K -n 40 --region 1M \
+        --pin none >"$place/seen" 2>&1
+    local status=$?
+    cat "$place/seen"
+    [ "$status" = 1 ] && grep -q "copies of 5120 bytes went through bounce slots" "$place/seen"
+}
+say "direct copies between devices that do not reach each other" bounced
+
 # HIP does not report which segments were reserved together.
 if [ "$api" = cuda ]; then
     say "perf over memory in physical segments" perf segments --ipc-path direct

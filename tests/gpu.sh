@@ -3,7 +3,9 @@
 # with two processes. Then runs the tool's measurements, and verifies every payload. Without a GPU
 # the script prints SKIPPED and the reasons.
 #
-# usage: tests/gpu.sh [--figures]; --figures also prints a table of figures from a release build
+# usage: tests/gpu.sh [--figures]; --figures also measures a release build at every size, direct and
+# relayed, and stores the rows as JSON in FIGURES (default: gpu-figures.jsonl in the target folder).
+# benches/results/uccl-mi325x.jsonl has the figures of the transport that this design started from.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 target=${CARGO_TARGET_DIR:-target}
@@ -54,13 +56,20 @@ gpus() {
 
     [ "$figures" = --figures ] || return
     cargo build --locked --quiet --release || exit
-    for test in put-signal put get tag; do
+    local rows=${FIGURES:-$target/gpu-figures.jsonl}
+    for test in put-signal put "put --bidirectional" get tag; do
         for path in direct relay; do
-            timeout 600 "$target/release/fishplate" perf "$test" --transport gpu --device "$api:0" \
-                --ipc-path "$path" \
-                -b 1K -e 256M -f 4 --region 256M || status=1
+            # Direct copies fail where they would take another path.
+            # shellcheck disable=SC2086 # a test may have an option
+            timeout 600 "$target/release/fishplate" perf $test --transport gpu \
+                --device "$api:0" --ipc-path "$path" -b 1K -e 256M -f 4 --region 256M \
+                --format json >"$log" || status=1
+            cat "$log" >>"$rows"
+            jq -r '[.test, .ipc_path, (if .bidirectional then "both" else "one" end), .size,
+                .lat_ns.p50, .bytes_per_s] | @tsv' "$log" 2>/dev/null || cat "$log"
         done
     done
+    echo "rows: $rows"
 }
 gpus cuda
 gpus hip

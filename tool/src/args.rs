@@ -157,7 +157,7 @@ pub struct PeerArgs {
     #[arg(long, default_value = "host")]
     pub device: DeviceName,
     /// How payloads travel from one device to the other.
-    #[arg(long, value_enum, default_value_t = IpcPath::Direct)]
+    #[arg(long, value_enum, default_value_t = IpcPath::Auto)]
     pub ipc_path: IpcPath,
     /// Which thread makes progress.
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
@@ -224,7 +224,7 @@ pub struct PerfArgs {
     /// and the other [default: the first GPU if there is one, else host].
     #[arg(long, value_name = "WHERE", value_delimiter = ',')]
     pub device: Vec<DeviceName>,
-    /// With --transport gpu: how payloads reach another process's device memory [default: direct].
+    /// With --transport gpu: how payloads reach another process's device memory [default: auto].
     #[arg(long, value_enum)]
     pub ipc_path: Option<IpcPath>,
     /// Seed of payloads and of the simulated fabric.

@@ -96,7 +96,7 @@ fn start() {
     LIBRARY.get_or_init(|| {
         let words = std::env::var("FAKE_CUDA").unwrap_or_default();
         let mut behaviour = Behaviour { segment: SEGMENT, ..Behaviour::PLAIN };
-        let (mut faults, mut hip) = (vec![], 71_460_850);
+        let (mut faults, mut hip, mut apart) = (vec![], 71_460_850, false);
         for word in words.split(',') {
             match word.split_once('=').unwrap_or((word, "")) {
                 ("devices", count) => {
@@ -111,6 +111,7 @@ fn start() {
                 ("flush", _) => behaviour.must_flush = true,
                 ("nowords", _) => behaviour.write_word = false,
                 ("hip", version) => hip = version.parse().expect("FAKE_CUDA: hip=N"),
+                ("apart", _) => apart = true,
                 ("segments", _) => behaviour.kind = MemoryKind::Segments,
                 ("fail", what) => faults.push(fault(what).expect("FAKE_CUDA: fail=CALL:SKIP:CODE")),
                 ("", _) => {}
@@ -118,6 +119,9 @@ fn start() {
             }
         }
         let process = FakeDriver::of_this_process(behaviour, u64::from(std::process::id()));
+        if apart {
+            process.driver().part(0, 1);
+        }
         for (call, skip, code) in faults {
             process.fail(call, skip, DeviceError::Driver(code));
         }

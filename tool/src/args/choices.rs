@@ -103,7 +103,9 @@ impl Transport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpcPath {
-    /// The device copies them.
+    /// The device copies them, or both sides where devices do not reach each other.
+    Auto,
+    /// The device copies them. Fails if a payload would take another path.
     Direct,
     /// Both sides copy them through host memory.
     Relay,

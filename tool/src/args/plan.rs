@@ -141,7 +141,7 @@ impl PerfArgs {
             plot: self.plot,
             format: if self.json { Format::Json } else { self.format },
             devices: self.device,
-            ipc_path: self.ipc_path.unwrap_or(IpcPath::Direct),
+            ipc_path: self.ipc_path.unwrap_or(IpcPath::Auto),
             meeting,
             region: self.region,
             timeout: self.timeout,

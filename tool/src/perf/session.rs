@@ -21,7 +21,7 @@ use super::open::Opened;
 use super::setup::Setup;
 use super::steps::{self, Span};
 use super::{Files, always_checks, finish_row, headline, prepare, run_job};
-use crate::args::{Plan, Test, Transport, name};
+use crate::args::{IpcPath, Plan, Test, Transport, name};
 use crate::clock::monotonic_ns;
 use crate::cpu::{self, Pinned, Places};
 use crate::failure::{Failure, Outcome};
@@ -335,6 +335,14 @@ impl<const STARTS: bool> Session<STARTS> {
             let moved = self.side.moved();
             row.moved = moved.map(|now| now.since(self.moved.unwrap_or_default()));
             self.moved = moved;
+            let relayed = row.moved.map_or(0, |moved| moved.relayed);
+            if plan.ipc_path == IpcPath::Direct && relayed != 0 {
+                return Err(Failure::run(format!(
+                    "--ipc-path direct: {relayed} copies of {} bytes went through bounce slots, \
+                     because the devices do not reach each other; use --ipc-path auto",
+                    job.size
+                )));
+            }
             return Ok(row);
         }
     }
