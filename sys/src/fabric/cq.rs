@@ -359,3 +359,25 @@ impl Drop for CompletionQueue {
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" fn yes(_: *mut fid_fabric, _: *mut *mut fid, _: c_int) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn no(_: *mut fid_fabric, _: *mut *mut fid, _: c_int) -> c_int {
+        -libc::EAGAIN
+    }
+
+    #[test]
+    fn a_thread_may_sleep_only_if_the_provider_agrees() {
+        for (answer, sleeps) in [(yes as TryWait, true), (no, false)] {
+            let wait = CqWait::new(answer, ptr::null_mut(), NonNull::dangling(), -1);
+            // SAFETY: the functions above use none of their arguments.
+            assert_eq!(unsafe { wait.may_sleep() }, sleeps);
+        }
+    }
+}
