@@ -6,6 +6,7 @@
 #   benches/compare-mpi.sh [ROUNDS]   5 rounds by default, about two minutes
 #   BEFORE=FOLDER   a folder that adapters/psm2/build.sh filled earlier, compared as well
 #   RANKS="2 4"     2: latency, rate and bandwidth; 4: allreduce
+#   LONGEST=8       only messages of up to so many bytes; 8 takes 5 seconds per round
 #
 # Needs an idle machine.
 set -euo pipefail
@@ -34,7 +35,8 @@ over() {
         -x LD_PRELOAD="$library/libfishplate_hfi1.so") ;;
     esac
     timeout 300 mpirun.openmpi -n "$2" --bind-to "$([ "$2" = 2 ] && echo core || echo none)" \
-        "${transport[@]}" "$work/program" </dev/null 2>"$work/errors" >"$work/row" ||
+        "${transport[@]}" "$work/program" ${LONGEST:+"$LONGEST"} \
+        </dev/null 2>"$work/errors" >"$work/row" ||
         { echo "$1 failed:" >&2; tail -n 5 "$work/errors" >&2; exit 1; }
     while read -r name value; do
         echo "$value" >>"$work/$name.$1"

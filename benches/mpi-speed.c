@@ -2,7 +2,8 @@
  * short batches, because that is least disturbed by other load.
  *
  * Two ranks: half round trips in microseconds (lat.BYTES), messages in M/s (rate.8), bandwidth in
- * MB/s (bw.BYTES). More ranks: the time of an allreduce in microseconds (allreduce.BYTES). */
+ * MB/s (bw.BYTES). More ranks: the time of an allreduce in microseconds (allreduce.BYTES). An
+ * argument limits the bytes of a message. */
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -74,6 +75,7 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &me);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    int longest = argc > 1 ? atoi(argv[1]) : LONGEST;
     mine = aligned_alloc(4096, LONGEST);
     theirs = aligned_alloc(4096, LONGEST);
     memset(mine, 0, LONGEST);
@@ -87,7 +89,7 @@ int main(int argc, char **argv) {
     if (ranks == 2) {
         SHOW("lat", 8, ping(8, 500));
         SHOW("rate", 8, stream(8, WINDOW, 20) * 1e-6);
-        for (int bytes = 4096; bytes <= LONGEST; bytes *= 4) {
+        for (int bytes = 4096; bytes <= longest; bytes *= 4) {
             int count = LONGEST / bytes;
             count = count > 200 ? 200 : count;
             SHOW("lat", bytes, ping(bytes, count));
@@ -95,7 +97,8 @@ int main(int argc, char **argv) {
         }
     } else {
         SHOW("allreduce", 8, reduce(8, 50));
-        SHOW("allreduce", 1 << 20, reduce(1 << 20, 1));
+        if (longest >= 1 << 20)
+            SHOW("allreduce", 1 << 20, reduce(1 << 20, 1));
     }
     MPI_Finalize();
     return 0;
