@@ -9,21 +9,22 @@
 #   FAST=400          Mbit/s of the faster rail
 #   SECONDS_EACH=10   how long a run would take on the faster rail alone
 #   VERBS="put-signal put tag-bw"  SIZES="64K 1M"  PATIENCE=60
+#   BURST=32kb        bytes that tbf passes at once after a pause
 #   FISHPLATE=...     the binary; by default it is built, optimised
 #
 # The slower rail is measured alone if its speed is at least an eighth of the faster rail's.
-# Otherwise its figure is the faster rail's figure, scaled. tbf allows bursts of 256 KiB. The rate
-# of put-signals is the sum of both directions. 0 MB/s means that the run failed, for example
-# because PATIENCE (60) seconds were too short. If both rails together fail, the tool's last message
-# is printed. Other load makes the latencies of put-signal meaningless. Needs root, iproute2, jq and
-# libfabric. Prints SKIPPED and exits with 77 if namespaces are not permitted. Always removes the
-# namespaces at the end.
+# Otherwise its figure is that of the faster rail, scaled. A long burst makes a slow rail look fast:
+# after a pause, it passes as many bytes at once. The rate of put-signals is the sum of both
+# directions. 0 MB/s means that the run failed, for example because PATIENCE (60) seconds were too
+# short. If both rails together fail, the tool's last message is printed. Other load makes the
+# latencies of put-signal meaningless. Needs root, iproute2, jq and libfabric. Prints SKIPPED and
+# exits with 77 if namespaces are not permitted. Always removes the namespaces at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
 
-fast=${FAST:-400} seconds=${SECONDS_EACH:-10} verbs=${VERBS:-put-signal put tag-bw} \
-    sizes=${SIZES:-64K 1M}
+fast=${FAST:-400} seconds=${SECONDS_EACH:-10} burst=${BURST:-32kb} \
+    verbs=${VERBS:-put-signal put tag-bw} sizes=${SIZES:-64K 1M}
 [ $# -gt 0 ] || set -- 1 3 10 100 1000
 
 skip() {
@@ -87,8 +88,8 @@ shape() {
     local end
     for end in "$here" "$there"; do
         tc -n "$end" qdisc del dev "rail$1" root 2>/dev/null
-        tc -n "$end" qdisc add dev "rail$1" root handle 1: tbf rate "$2kbit" burst 256kb latency \
-            100ms \
+        tc -n "$end" qdisc add dev "rail$1" root handle 1: tbf rate "$2kbit" \
+            burst "$burst" latency 100ms \
             2>"$work/why" || skip "no tbf: $(cat "$work/why")"
         if [ -n "${3:-}" ]; then
             tc -n "$end" qdisc add dev "rail$1" parent 1:1 handle 10: netem limit 1000 loss "$3" \
