@@ -185,6 +185,11 @@ impl<S: Sink> Sink for Judge<'_, S> {
             self.sink.peer_up(peer);
         }
     }
+
+    #[cold]
+    fn called(&mut self) {
+        self.sink.called();
+    }
 }
 
 /// The setup calls of a [`Guard`] in an engine.

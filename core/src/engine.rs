@@ -250,6 +250,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// The epoch of the latest attachment of any peer.
     pub epoch: u32,
     pub hellos: u32,
+    /// Whether a peer that is not attached has called since the owner looked.
+    pub called: bool,
     pub loads: Loads<RAILS>,
     pub max_rma: [u64; RAILS],
     /// Longest write that each rail copies before the post returns, in bytes.
@@ -380,6 +382,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 closing: 0,
                 epoch: mix(config.seed) as u32,
                 hellos: 0,
+                called: false,
                 loads: Loads::new(R::CLOCK),
                 max_rma,
                 inject,
@@ -477,6 +480,20 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             self.flush();
         }
         events
+    }
+
+    /// Returns whether a rail has reported a call of a peer that is not attached
+    /// ([`Sink::called`](crate::rail::Sink::called)). Waits then end early, as if their deadline
+    /// had expired. Attach the peers, and reset with [`take_call`](Self::take_call).
+    #[inline(always)]
+    pub fn has_call(&self) -> bool {
+        self.state.called
+    }
+
+    /// Resets [`has_call`](Self::has_call), and returns its value.
+    #[cold]
+    pub fn take_call(&mut self) -> bool {
+        core::mem::take(&mut self.state.called)
     }
 
     #[inline(always)]

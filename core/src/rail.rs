@@ -173,6 +173,9 @@ pub trait Sink {
     /// Reports that the link to a [fenced](Rail::fence) peer is up, so the peer may be attached
     /// again. The rail may repeat this report until the peer is attached.
     fn peer_up(&mut self, _peer: Peer) {}
+    /// Reports that a peer which the rail expects, but has not attached, has sent something. The
+    /// rail itself names the peer to its owner.
+    fn called(&mut self) {}
 }
 
 /// One path to the fabric. The [module's documentation](self) has the contract.

@@ -30,6 +30,7 @@ pub mod errno;
 pub mod fabric;
 pub mod futex;
 pub mod host;
+pub mod index;
 pub mod membarrier;
 
 pub use errno::Errno;

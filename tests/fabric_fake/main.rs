@@ -11,6 +11,7 @@ mod damaged;
 mod devices;
 mod edges;
 mod engines;
+mod expected;
 mod failing_devices;
 mod failures;
 mod fixture;

@@ -214,6 +214,7 @@ unsafe impl Rail for Recorder {
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         sink.peer_down(Peer(8), PeerError::Died);
         sink.peer_up(Peer(6));
+        sink.called();
         self.note("check_peers", ());
     }
 }
@@ -240,6 +241,9 @@ impl Sink for Words {
     }
     fn peer_up(&mut self, peer: Peer) {
         self.0.push(format!("up {}", peer.0));
+    }
+    fn called(&mut self) {
+        self.0.push("called".to_owned());
     }
 }
 

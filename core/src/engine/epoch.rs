@@ -45,7 +45,7 @@
 mod hello;
 
 use crate::error::{PeerError, Violation};
-use crate::mem::{Peer, Untrusted};
+use crate::mem::{Peer, PeerId, Untrusted};
 use crate::probe::probe;
 use crate::rail::Rail;
 
@@ -141,6 +141,16 @@ impl Meeting {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Sends a Hello again to a peer that [has not answered](Self::has_answered). A rail drops the
+    /// Hello of a peer that it does not know yet, so the owner of the engine repeats it until both
+    /// sides have attached each other. Does nothing for other peers.
+    #[cold]
+    pub fn call_again(&mut self, peer: PeerId) {
+        if self.peer_error(peer) == Ok(None) && self.state.is_meeting(peer.index) {
+            self.state.meet_again(peer.index);
+        }
+    }
+
     /// Sends the waiting Hellos to a peer. Returns `false` if the peer has failed, or if no rail
     /// has room. Hellos that find no room stay queued.
     #[cold]

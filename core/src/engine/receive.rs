@@ -354,4 +354,9 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
     fn peer_up(&mut self, peer: Peer) {
         self.state.may_return(peer.0, 1 << self.rail);
     }
+
+    #[cold]
+    fn called(&mut self) {
+        self.state.called = true;
+    }
 }

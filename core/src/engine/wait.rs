@@ -29,9 +29,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         &mut self,
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
-        ready: impl FnMut(&mut Self) -> Option<T>,
+        mut ready: impl FnMut(&mut Self) -> Option<T>,
     ) -> Option<T> {
-        block(self, waiter, deadline_ns, ready)
+        let ready = |e: &mut Self| match ready(e) {
+            None => e.state.called.then_some(None),
+            found => Some(found),
+        };
+        block(self, waiter, deadline_ns, ready).flatten()
     }
 
     /// Waits until the peer has applied everything that this context has sent to it. Also waits

@@ -48,6 +48,10 @@ impl<S: Sink> Sink for Watch<'_, S> {
     fn peer_up(&mut self, peer: Peer) {
         self.sink.peer_up(peer);
     }
+
+    fn called(&mut self) {
+        self.sink.called();
+    }
 }
 
 // SAFETY: the inner rail handles host memory. `import` returns no pointers to device memory. A

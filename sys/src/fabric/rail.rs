@@ -46,6 +46,7 @@ mod batch;
 mod complete;
 mod config;
 mod device;
+mod expected;
 mod fence;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -80,6 +81,7 @@ use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use self::batch::Batch;
+use self::expected::Expected;
 use self::fence::Return;
 use self::imports::Imports;
 use self::memory::Registered;
@@ -133,6 +135,7 @@ pub struct FabricRail {
     endpoint: Endpoint,
     domain: Arc<Domain>,
     peers: Peers,
+    expected: Expected,
     imports: Imports,
     pool: Pool,
     /// Receive buffers, then bounce buffers.

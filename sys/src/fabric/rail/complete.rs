@@ -247,7 +247,7 @@ impl FabricRail {
             };
             match peer {
                 Some(peer) => sink.landed(Peer(peer), entry.data as u32),
-                None => self.stats.strangers += 1,
+                None => self.unattached((entry.data >> 32) as u32, sink),
             }
         } else if entry.flags & FI_RECV != 0 {
             self.receive(&entry, place, sink);
@@ -309,9 +309,19 @@ impl FabricRail {
                 None => self.take_down(Peer(peer), PeerError::Protocol(Violation::Length)),
             }
         } else {
-            self.stats.strangers += 1;
+            self.unattached(number, sink);
         }
         self.give_back(slot);
+    }
+
+    /// Drops an arrival with the signature of a peer that is not attached.
+    #[cold]
+    #[inline(never)]
+    fn unattached<S: Sink>(&mut self, number: u32, sink: &mut S) {
+        match self.expected.call(number) {
+            true => sink.called(),
+            false => self.stats.strangers += 1,
+        }
     }
 
     /// Posts a receive buffer again, now or in the next pass.

@@ -9,6 +9,7 @@ use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Order};
 
 use super::batch::Batch;
+use super::expected::Expected;
 use super::imports::Imports;
 use super::peers::Peers;
 use super::pool::Pool;
@@ -89,6 +90,7 @@ impl FabricRail {
             buffers: None,
             domain,
             peers: Peers::new(),
+            expected: Expected::default(),
             imports: Imports::new(config.max_imports),
             pool: Pool::new(depth, receives),
             slab,

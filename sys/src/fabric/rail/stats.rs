@@ -13,7 +13,8 @@ use crate::fabric::error::Code;
 pub struct FabricStats {
     /// Number of posts that the provider rejected with `FI_EAGAIN`.
     pub refused: u64,
-    /// Number of dropped arrivals from senders that are not attached.
+    /// Number of dropped arrivals from senders that are neither attached nor
+    /// [expected](FabricRail::expect).
     pub strangers: u64,
     /// Number of error completions.
     pub errors: u64,
@@ -64,6 +65,7 @@ impl FabricRail {
         let peers = per_peer * self.peers.slots.len();
         let pool = self.pool.len() * size_of::<Slot>();
         let imports = self.imports.bytes();
-        (size_of::<Self>() + self.slab.len + pool + imports + peers, per_peer)
+        let expected = self.expected.bytes();
+        (size_of::<Self>() + self.slab.len + pool + imports + peers + expected, per_peer)
     }
 }

@@ -122,6 +122,7 @@ impl FabricRail {
     }
 
     pub(super) fn forget(&mut self, peer: Peer) {
+        self.expected.take(peer.0);
         if !self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
             return;
         }
