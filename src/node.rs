@@ -71,6 +71,7 @@ mod builder;
 mod connect;
 mod descriptor;
 mod device;
+mod distant;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -81,6 +82,7 @@ mod operations;
 mod queue;
 mod rail;
 mod rails;
+mod silent;
 mod sleep;
 mod worker;
 
@@ -105,8 +107,8 @@ pub use rails::{RailError, RailInfo, RailPair};
 
 use crate::counters::Page;
 use address::Address;
-use connect::Contact;
 use device::OnDevice;
+use distant::Peers;
 use home::{CONTEXT, Home};
 use messages::Own;
 use rail::NodeRail;
@@ -147,13 +149,11 @@ pub struct Node {
     agrees: Option<GpuProfile>,
     agreements: Vec<(PeerId, GpuAgreement)>,
     on_device: OnDevice,
-    contacts: Vec<Contact>,
-    /// Index in `contacts` of the peer to poll next.
+    peers: Peers,
+    /// Index in `peers.contacts` of the peer to poll next.
     turn: usize,
     /// Links of peers that dialled before the program has connected to them.
     early: Vec<Link>,
-    /// Whether some peers on this host are not connected yet.
-    meeting: bool,
     /// Time of the next poll for peers on this host that are not connected, in nanoseconds.
     meeting_ns: u64,
     own: Own,
@@ -192,10 +192,9 @@ impl Node {
             agrees,
             agreements: vec![],
             on_device: OnDevice::default(),
-            contacts: vec![],
+            peers: Peers::default(),
             turn: 0,
             early: vec![],
-            meeting: false,
             meeting_ns: 0,
             own: Own::default(),
             builder,
@@ -232,7 +231,7 @@ impl Node {
     /// device memory, at most one call per millisecond. Such a call may wait for the device.
     #[inline]
     pub fn progress(&mut self) -> u32 {
-        if self.meeting {
+        if self.peers.meeting | self.home.engine.has_call() {
             return self.progress_meeting();
         }
         self.home.engine.progress()
@@ -260,9 +259,10 @@ impl Node {
     /// [`arm`](Self::arm) nor [`failed_peers`](Self::failed_peers) need this call.
     pub fn publish_counters(&mut self) {
         let Some(page) = &mut self.page else { return };
-        let (home, contacts, rails) = (&self.home, &self.contacts, &self.rails);
+        let (home, peers, rails) = (&self.home, &self.peers, &self.rails);
         page.publish(home.host().now_ns(), || {
-            (home.engine.stats(), [contacts.len() as u64, rails.len() as u64 + 1])
+            let connected = peers.contacts.len() + peers.silent.len();
+            (home.engine.stats(), [connected as u64, rails.len() as u64 + 1])
         });
     }
 
@@ -272,6 +272,9 @@ impl Node {
     /// Peers answer in [`progress`](Self::progress) and in calls that wait, but not in calls that
     /// complete at once. Once a peer has answered, its operations to this node fail, because the
     /// node is closed. Use a barrier first if processes may still need each other.
+    ///
+    /// A peer on another host that has never talked to this node is not told. If its first message
+    /// arrives while this node waits, the peer is connected and told.
     ///
     /// # Errors
     /// [`Error::Unfinished`] names what was missing when the deadline expired.
@@ -299,10 +302,15 @@ impl Node {
             return worker.call(|node| node.shutdown(timeout))?;
         }
         let deadline_ns = self.deadline_ns(timeout);
-        for contact in &self.contacts {
+        // Attaches peers whose first message has arrived.
+        self.home.engine.progress();
+        self.meet();
+        self.peers.closes = true;
+        for contact in &self.peers.contacts {
             let engine = &mut self.home.engine;
             // This peer has not connected, and nothing was sent to it. So it expects no Bye.
-            if engine.peer_error(contact.peer) == Ok(None)
+            if !self.peers.has_just_called(contact.peer)
+                && engine.peer_error(contact.peer) == Ok(None)
                 && engine.has_answered(contact.peer) == Ok(false)
                 && engine.is_quiet(CONTEXT, contact.peer) == Ok(true)
             {
@@ -310,7 +318,19 @@ impl Node {
             }
         }
         // Uses the waiter for short waits, so this does not sleep between passes.
-        self.home.engine.shutdown(&mut self.home.waiter, deadline_ns).map_err(Error::Unfinished)
+        loop {
+            let until = self.slice_ns(deadline_ns);
+            let closed = self.home.engine.shutdown(&mut self.home.waiter, until);
+            let called = self.home.engine.has_call();
+            self.meet();
+            match closed {
+                Ok(()) if !called => return Ok(()),
+                Err(missing) if self.home.host().now_ns() >= deadline_ns => {
+                    return Err(Error::Unfinished(missing));
+                }
+                _ => {}
+            }
+        }
     }
 
     /// If this node is a front, repeats the call on the node behind it. Only that node knows the
@@ -335,7 +355,7 @@ impl Node {
 
     #[inline]
     fn slice_ns(&self, deadline_ns: u64) -> u64 {
-        let longest = if self.meeting { MEETING_SLICE } else { SLICE };
+        let longest = if self.peers.hurries() { MEETING_SLICE } else { SLICE };
         deadline_ns.min(self.home.host().now_ns().saturating_add(longest))
     }
 }

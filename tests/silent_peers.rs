@@ -15,17 +15,45 @@ mod resident;
 
 use resident::resident;
 
-/// Opens a node for `peers` peers, and connects it to `known` peers on this host that do not exist.
-/// Returns the growth of the process's anonymous memory in bytes.
+/// Offsets in a node's address.
+const ID: usize = 6;
+const DOOR: usize = 14;
+const HOST: usize = 22;
+const RAILS: usize = 49;
+const FIRST: usize = 50;
+
+/// Offsets in a rail of such an address: the length of the rail's own address, and, inside that
+/// address, the rail's signature and the provider's address.
+const LEN: usize = 16;
+const NUMBER: usize = 26;
+const PROVIDER: usize = 34;
+
+/// Changes an address to that of another node, which does not exist. The node is on another host if
+/// the address has rails.
+fn rename(address: &mut [u8], number: u64) {
+    address[ID..ID + 8].copy_from_slice(&number.to_le_bytes());
+    address[DOOR..DOOR + 8].copy_from_slice(&number.to_le_bytes());
+    let mut at = FIRST;
+    for rail in 0..u32::from(address[RAILS]) {
+        address[HOST] = !0;
+        let random = (2 * number as u32 + rail).wrapping_mul(0x9e37_79b9);
+        address[at + NUMBER..][..4].copy_from_slice(&random.to_le_bytes());
+        // A port, and two bytes of an IP address.
+        address[at + PROVIDER + 2..][..2].copy_from_slice(&random.to_le_bytes()[..2]);
+        address[at + PROVIDER + 6..][..2].copy_from_slice(&(number as u16).to_be_bytes());
+        at += LEN + 2 + usize::from(u16::from_le_bytes([address[at + LEN], address[at + LEN + 1]]));
+    }
+}
+
+/// Opens a node for `peers` peers, and connects it to `known` peers that do not exist. Returns the
+/// growth of the process's anonymous memory in bytes.
 fn growth(builder: Builder, peers: u16, known: u16) -> usize {
     let before = resident();
     let limits = Limits { peers, ..Limits::DEFAULT };
     let mut node = builder.limits(limits).open().unwrap();
     let mut address = node.address().to_vec();
     for number in 1..=u64::from(known) {
-        // Changes the id and the socket id in the address.
-        address[6..14].copy_from_slice(&number.to_le_bytes());
-        address[14..22].copy_from_slice(&number.to_le_bytes());
+        rename(&mut address, number);
         node.connect(&address).unwrap();
     }
     let grown = resident().saturating_sub(before);
@@ -34,7 +62,7 @@ fn growth(builder: Builder, peers: u16, known: u16) -> usize {
 }
 
 /// Measures a node with room for a peer, over shared memory or several rails with failover. Also
-/// measures a node that has connected a peer on this host but never reached it.
+/// measures a node that has connected a peer but never reached it.
 #[test]
 fn a_peer_never_talked_to_costs_at_most_64_bytes() {
     // Makes malloc map tables separately. Otherwise it would reuse and clear an earlier node's
@@ -44,10 +72,13 @@ fn a_peer_never_talked_to_costs_at_most_64_bytes() {
     let settings = Settings { providers: vec!["tcp".into()], ..Settings::DEFAULT };
     let local = || Node::builder().fabric(Fabric::Off);
     let rails = || Node::builder().library(provider.library()).settings(settings.clone());
-    let kinds: [(_, &dyn Fn() -> Builder, _); 3] = [
+    let one = || rails().settings(Settings { interfaces: vec!["eth0".into()], ..settings.clone() });
+    let kinds: [(_, &dyn Fn() -> Builder, _); 5] = [
         ("shared memory", &local, false),
         ("two rails with failover", &rails, false),
         ("shared memory, connected", &local, true),
+        ("one rail, connected", &one, true),
+        ("two rails with failover, connected", &rails, true),
     ];
     for (name, builder, connects) in kinds {
         // The minimum over several nodes excludes one-time costs and memory that malloc keeps.

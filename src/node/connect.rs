@@ -1,7 +1,7 @@
 //! Connects peers: turns a peer's address into rails that carry operations.
 //!
-//! A peer on another host is attached at once to the libfabric rails that the two nodes share. The
-//! engine queues operations until that peer answers.
+//! A peer on another host is attached at its first use, or when its first message arrives: see
+//! `distant`. The engine queues operations until that peer answers.
 //!
 //! A peer on this host is connected over a socket: the node with the smaller id dials, and the
 //! other accepts. Only [`Node::connected`] waits. The first use of a peer calls it.
@@ -21,6 +21,7 @@ use fishplate_shm::{HandshakeError, Link};
 use super::address::{Address, socket};
 use super::home::Home;
 use super::rail::NodeSetup;
+use super::silent::Kind;
 use super::{Driver, Error, MEETING_PASSES, MEETING_PAUSE, Node, RailPair, behind};
 use crate::topology::{FabricEnd, joined};
 
@@ -52,7 +53,7 @@ pub struct Reach {
 pub(super) struct Contact {
     pub peer: PeerId,
     limits: MatchLimits,
-    id: u64,
+    pub id: u64,
     door: u64,
     stage: Stage,
 }
@@ -60,7 +61,7 @@ pub(super) struct Contact {
 static_assertions::const_assert_eq!(size_of::<Contact>(), 48);
 
 #[derive(PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     /// A peer on this host that is not attached yet.
     Meets(Meeting),
     Joined(Box<Joined>),
@@ -69,13 +70,13 @@ enum Stage {
 }
 
 #[derive(PartialEq, Eq)]
-struct Joined {
+pub(super) struct Joined {
     reach: Reach,
     pairs: Vec<RailPair>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Meeting {
+pub(super) struct Meeting {
     step: Step,
     /// Whether both nodes have a device.
     gpu: bool,
@@ -121,7 +122,12 @@ impl Stage {
         Stage::Joined(Box::new(Joined { reach, pairs: vec![] }))
     }
 
-    fn failed(error: Error) -> Stage {
+    pub(super) fn over_fabric(pairs: Vec<RailPair>) -> Stage {
+        let reach = Reach { shared_memory: false, gpu: false, fabric: pairs.len() };
+        Stage::Joined(Box::new(Joined { reach, pairs }))
+    }
+
+    pub(super) fn failed(error: Error) -> Stage {
         Stage::Failed(Box::new(error))
     }
 
@@ -131,6 +137,11 @@ impl Stage {
 }
 
 impl Contact {
+    /// Returns the contact of a peer on another host.
+    pub(super) fn distant(peer: PeerId, id: u64, limits: MatchLimits, stage: Stage) -> Contact {
+        Contact { peer, limits, id, door: 0, stage }
+    }
+
     fn meeting(&mut self) -> Option<&mut Meeting> {
         match &mut self.stage {
             Stage::Meets(meeting) => Some(meeting),
@@ -153,8 +164,10 @@ impl Contact {
 impl Node {
     /// Adds a peer by its address. The peer must add this node too, in any order. This call does
     /// not wait. [`progress`](Self::progress) and waits establish the connection. The first
-    /// operation that needs an answer waits for the connection. Until then, a peer on this host
-    /// occupies at most 64 bytes of memory.
+    /// operation that needs an answer waits for the connection.
+    ///
+    /// Before the first operation to a peer or from it, the peer occupies at most 64 bytes of
+    /// memory, or a little more with many rails.
     ///
     /// The same address returns the same peer, even if it has failed, until
     /// [`disconnect`](Self::disconnect). Slow path: allocates, makes system calls.
@@ -165,9 +178,8 @@ impl Node {
     pub fn connect(&mut self, address: impl AsRef<[u8]>) -> Result<PeerId, Error> {
         behind!(self, |node| node.connect(address));
         let address = Address::decode(address.as_ref())?;
-        let known = self.contacts.iter().find(|contact| contact.id == address.id);
-        if let Some(known) = known {
-            return Ok(known.peer);
+        if let Some(known) = self.peers.named(address.id) {
+            return Ok(known);
         }
         let same = |what, theirs, ours| match theirs == ours {
             true => Ok(()),
@@ -180,18 +192,20 @@ impl Node {
         let peer = named.map_err(|error| Error::of(error, "peers", peers))?;
         let gpu = self.agrees.is_some() && address.gpu;
         let begun = match address.host == self.address.host && self.builder.local {
-            true => self.begin_local(peer, &address, gpu),
-            false => self.join_fabric(peer, &address),
+            true => self.begin_local(peer, &address, gpu).map(Some),
+            false => self.expect(peer, &address).map(|()| None),
         };
         match begun {
-            Ok(stage) => {
+            Ok(Some(stage)) => {
                 let (limits, Address { id, door, .. }) = (limits(&address), address);
-                self.turn = self.contacts.len();
-                self.meeting |= stage.is_meeting();
-                self.contacts.push(Contact { peer, limits, id, door, stage });
+                self.turn = self.peers.contacts.len();
+                self.peers.dials |= stage.is_meeting();
+                self.peers.meeting |= stage.is_meeting();
+                self.peers.contacts.push(Contact { peer, limits, id, door, stage });
                 self.meet();
                 Ok(peer)
             }
+            Ok(None) => Ok(peer),
             Err(error) => {
                 self.home.engine.remove_peer(peer)?;
                 Err(error)
@@ -206,11 +220,18 @@ impl Node {
     pub fn disconnect(&mut self, peer: PeerId) -> Result<(), Error> {
         behind!(self, |node| node.disconnect(peer));
         self.home.engine.remove_peer(peer)?;
+        if self.peers.silent.take(peer).is_some() {
+            return Ok(());
+        }
         self.agreements.retain(|(agrees, _)| *agrees != peer);
-        if let Some(at) = self.contacts.iter().position(|contact| contact.peer == peer) {
+        if let Some(at) = self.peers.contacts.iter().position(|contact| contact.peer == peer) {
             // Closes the peer's link, so that the other end cannot use it together with a later
             // one.
-            self.listener.hang_up(socket(self.contacts.swap_remove(at).door));
+            let contact = self.peers.contacts.swap_remove(at);
+            match contact.pairs().is_empty() {
+                true => self.listener.hang_up(socket(contact.door)),
+                false => self.peers.part(contact.id, self.builder.limits.peers.into()),
+            }
         }
         Ok(())
     }
@@ -223,9 +244,10 @@ impl Node {
     pub fn peer_error(&mut self, peer: PeerId) -> Result<Option<PeerError>, Error> {
         behind!(self, |node| node.peer_error(peer));
         self.home.engine.check_peers();
-        match self.contacts.iter().find(|contact| contact.peer == peer) {
+        match self.peers.find(peer) {
             Some(Contact { stage: Stage::Failed(error), .. }) => Err(**error),
             Some(contact) if contact.stage.is_meeting() => Ok(None),
+            None if self.peers.silent.has(peer) => Ok(None),
             _ => Ok(self.home.engine.peer_error(peer)?),
         }
     }
@@ -244,7 +266,7 @@ impl Node {
             Ok(Some(error)) if error != PeerError::Closed => Some((contact.peer, error)),
             _ => None,
         };
-        self.contacts.iter().filter_map(failed).collect()
+        self.peers.contacts.iter().filter_map(failed).collect()
     }
 
     /// Returns the kinds of rails that reach a peer.
@@ -253,6 +275,9 @@ impl Node {
     /// The peer is unknown or was removed.
     pub fn reach(&self, peer: PeerId) -> Result<Reach, Error> {
         behind!(self, |node| node.reach(peer));
+        if let Some(kind) = self.peers.silent.kind(peer) {
+            return Ok(Reach { shared_memory: false, gpu: false, fabric: kind.pairs.len() });
+        }
         match &self.contact(peer)?.stage {
             Stage::Joined(joined) => Ok(joined.reach),
             _ => Ok(Reach::default()),
@@ -265,13 +290,9 @@ impl Node {
     }
 
     pub(super) fn connected_by(&mut self, peer: PeerId, deadline_ns: u64) -> Result<(), Error> {
+        self.attach(peer);
         loop {
-            match self
-                .contacts
-                .iter()
-                .find(|contact| contact.peer == peer)
-                .map(|contact| &contact.stage)
-            {
+            match self.peers.find(peer).map(|contact| &contact.stage) {
                 Some(stage) if stage.is_meeting() => {}
                 Some(Stage::Failed(error)) => return Err(**error),
                 _ => return Ok(()),
@@ -281,6 +302,20 @@ impl Node {
             }
             self.serve();
         }
+    }
+
+    /// Waits until a peer knows this attachment, or has failed.
+    pub(super) fn answered(&mut self, peer: PeerId) -> Result<(), Error> {
+        let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
+        while self.home.engine.peer_error(peer) == Ok(None)
+            && self.home.engine.has_answered(peer) == Ok(false)
+        {
+            if self.home.host().now_ns() >= deadline_ns {
+                return Err(Error::NotConnected(peer));
+            }
+            self.serve();
+        }
+        Ok(())
     }
 
     /// Makes progress while a call waits for another process.
@@ -293,12 +328,23 @@ impl Node {
 
     /// Returns whether operations can be sent to the peer. `None` if the peer is unknown.
     pub(super) fn is_met(&self, peer: PeerId) -> Option<bool> {
-        let contact = self.contacts.iter().find(|contact| contact.peer == peer)?;
-        Some(matches!(contact.stage, Stage::Joined(_)))
+        if self.peers.silent.has(peer) {
+            return Some(false);
+        }
+        Some(matches!(self.peers.find(peer)?.stage, Stage::Joined(_)))
+    }
+
+    /// Attaches a peer on another host, unless it is attached.
+    #[cold]
+    pub(super) fn attach(&mut self, peer: PeerId) {
+        self.peers.attach(&mut self.home.engine, peer, false);
     }
 
     #[cold]
     pub(super) fn meet_now_and_then(&mut self) {
+        if self.home.engine.has_call() {
+            self.peers.answer_calls(&mut self.home.engine);
+        }
         self.passes = self.passes.wrapping_add(1);
         if self.passes.is_multiple_of(MEETING_PASSES)
             && self.home.host().now_ns() >= self.meeting_ns
@@ -308,27 +354,38 @@ impl Node {
         }
     }
 
-    /// Connects the peers on this host that are not connected yet. Never waits.
+    /// Connects the peers that are not connected yet. Never waits.
     pub(super) fn meet(&mut self) {
-        if !self.meeting {
+        if self.home.engine.has_call() {
+            self.peers.answer_calls(&mut self.home.engine);
+        }
+        if !self.peers.meeting {
             return;
         }
-        let (now, now_ms) = (Instant::now(), self.now_ms());
+        let now_ms = self.now_ms();
+        if self.peers.dials {
+            self.meet_here(now_ms);
+        }
+        self.peers.greet_again(&mut self.home.engine, now_ms);
+    }
+
+    fn meet_here(&mut self, now_ms: u32) {
+        let now = Instant::now();
         self.accept(now);
         self.agree(now_ms);
         for (address, why) in self.listener.failed() {
             let dialled = |contact: &&mut Contact| {
                 contact.is_at(Step::Dialled) && *address == *OsStr::new(&socket(contact.door))
             };
-            let Some(contact) = self.contacts.iter_mut().find(dialled) else { continue };
+            let Some(contact) = self.peers.contacts.iter_mut().find(dialled) else { continue };
             match contact.meeting() {
                 Some(meeting) if !is_final(why) => meeting.later(now_ms),
                 _ => contact.stage = Stage::failed(Error::Handshake(why)),
             }
         }
-        for _ in 0..ONCE.min(self.contacts.len()) {
-            self.turn = if self.turn < self.contacts.len() { self.turn } else { 0 };
-            let contact = &mut self.contacts[self.turn];
+        for _ in 0..ONCE.min(self.peers.contacts.len()) {
+            self.turn = if self.turn < self.peers.contacts.len() { self.turn } else { 0 };
+            let contact = &mut self.peers.contacts[self.turn];
             self.turn += 1;
             let door = contact.door;
             if let Some(meeting) = contact.meeting().filter(|meeting| meeting.is_due(now_ms)) {
@@ -339,16 +396,16 @@ impl Node {
                 }
             }
         }
-        self.meeting = self.contacts.iter().any(|contact| contact.stage.is_meeting());
+        self.peers.dials = self.peers.contacts.iter().any(|contact| contact.stage.is_meeting());
     }
 
     /// Returns the host's time in milliseconds. The value wraps.
     fn now_ms(&self) -> u32 {
-        (self.home.host().now_ns() / 1_000_000) as u32
+        to_ms(self.home.host().now_ns())
     }
 
     fn accept(&mut self, now: Instant) {
-        for _ in 0..self.contacts.len() + 1 {
+        for _ in 0..self.peers.contacts.len() + 1 {
             let Ok(link) = self.listener.accept(&self.profile, now) else { break };
             self.met(link);
         }
@@ -362,11 +419,12 @@ impl Node {
             }
             _ => None,
         };
-        match self.contacts.iter().find_map(waiting) {
+        match self.peers.contacts.iter().find_map(waiting) {
             Some((peer, meeting, limits)) => {
                 let stage =
                     self.take_link(peer, meeting, limits, link).unwrap_or_else(Stage::failed);
-                if let Some(contact) = self.contacts.iter_mut().find(|contact| contact.peer == peer)
+                if let Some(contact) =
+                    self.peers.contacts.iter_mut().find(|contact| contact.peer == peer)
                 {
                     contact.stage = stage;
                 }
@@ -408,7 +466,8 @@ impl Node {
     }
 
     fn agree(&mut self, now: u32) {
-        for contact in self.contacts.iter_mut().filter(|contact| contact.is_at(Step::Agrees)) {
+        for contact in self.peers.contacts.iter_mut().filter(|contact| contact.is_at(Step::Agrees))
+        {
             let (agrees, dials) = (contact.peer, self.address.id < contact.id);
             let Some(meeting) = contact.meeting() else { continue };
             let Some(at) = self.agreements.iter().position(|(peer, _)| *peer == agrees) else {
@@ -458,32 +517,26 @@ impl Node {
         Ok(Stage::Meets(meeting))
     }
 
-    fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
-        self.home.engine.set_up_peer(peer)?;
+    fn expect(&mut self, peer: PeerId, address: &Address) -> Result<(), Error> {
         let ends = |address: &Address| -> Vec<FabricEnd> {
             address.rails.iter().map(|rail| rail.end).collect()
         };
-        let (mut joints, mut pairs) = (vec![], vec![]);
-        for (ours, theirs) in
-            joined(&ends(&self.address), &ends(address), self.address.id, address.id)
-        {
+        let mut joined = joined(&ends(&self.address), &ends(address), self.address.id, address.id);
+        if joined.is_empty() {
+            return Err(Error::NoRail);
+        }
+        joined.sort_unstable();
+        let (mut joints, mut pairs, mut addresses) = (vec![], vec![], vec![]);
+        for (ours, theirs) in joined {
             let rail = &address.rails[theirs];
             // The first rail of each node is shared memory.
             let [ours, theirs] = [ours, theirs].map(|rail| RailId(rail as u8 + 1));
-            if let Some(NodeSetup::Fabric(mut guard)) = self.home.engine.rail_mut(ours) {
-                guard.inner_mut().attach(peer.peer(), &rail.address)?;
-                guard.watch(peer.peer(), None);
-            }
+            addresses.push(&rail.address[..]);
             joints.push(joint(ours, theirs, rail.max_message as usize));
             pairs.push(RailPair { ours, theirs, their_mbit: rail.end.mbit });
         }
-        if joints.is_empty() {
-            return Err(Error::NoRail);
-        }
-        pairs.sort_unstable_by_key(|pair| pair.ours.0);
-        self.home.engine.join_peer(peer, &joints, Some(limits(address)))?;
-        let reach = Reach { shared_memory: false, gpu: false, fabric: joints.len() };
-        Ok(Stage::Joined(Box::new(Joined { reach, pairs })))
+        let kind = Kind { pairs, joints, limits: limits(address) };
+        self.peers.expect(&mut self.home.engine, peer, address.id, kind, &addresses)
     }
 }
 
@@ -511,6 +564,11 @@ fn is_final(why: HandshakeError) -> bool {
 
 fn joint(ours: RailId, theirs: RailId, max_message: usize) -> Joint {
     Joint { ours, theirs: theirs.0, max_message }
+}
+
+/// Converts a time to milliseconds. The value wraps.
+pub(super) fn to_ms(ns: u64) -> u32 {
+    (ns / 1_000_000) as u32
 }
 
 fn limits(address: &Address) -> MatchLimits {
@@ -566,7 +624,7 @@ mod tests {
             while other.agreements.is_empty() {
                 assert!(Instant::now() < deadline, "no agreement begins");
                 dials.meet();
-                other.meeting = true;
+                other.peers.meeting = true;
                 other.accept(Instant::now());
             }
             dials.disconnect(here).unwrap();

@@ -68,7 +68,7 @@ impl Node {
         let NodeWaitObject::Network(event, sleep) = self.home.wait_object().clone() else {
             return None;
         };
-        let longest_ns = if self.meeting { MEETING_SLICE } else { SLICE };
+        let longest_ns = if self.peers.hurries() { MEETING_SLICE } else { SLICE };
         let (engine, host) = (&mut self.home.engine, self.home.waiter.host());
         // Checks that peers are alive, as after each sleep. Also reads the packets that wake this
         // node, which peers on this host send.

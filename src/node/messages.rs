@@ -108,6 +108,7 @@ impl Node {
         match (error, from) {
             (OpError::UnknownPeer, _) if self.is_met(to) == Some(false) => {
                 self.connected(to)?;
+                self.answered(to)?;
                 self.send(to, tag, from, notice)
             }
             (OpError::TooLong { .. }, Source::Bytes(bytes)) => self.send_copy(to, tag, bytes),
@@ -343,8 +344,14 @@ impl Node {
         found: Result<Option<T>, OpError>,
     ) -> Result<Option<T>, Error> {
         match (found, source) {
-            (Err(OpError::UnknownPeer), Some(source)) => Ok(self.unmet(source).map(|()| None)?),
-            (Ok(None), _) if self.meeting => {
+            (Err(OpError::UnknownPeer), Some(source)) => {
+                // The next call finds what the peer has sent.
+                if !self.peers.attach(&mut self.home.engine, source, false) {
+                    self.unmet(source)?;
+                }
+                Ok(None)
+            }
+            (Ok(None), _) if self.peers.meeting | self.home.engine.has_call() => {
                 self.meet_now_and_then();
                 Ok(None)
             }

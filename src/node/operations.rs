@@ -323,6 +323,8 @@ impl Node {
         match self.is_met(peer) {
             Some(false) => {
                 self.meet_now_and_then();
+                // A program may make all its progress by such calls.
+                self.home.engine.progress();
                 Ok(())
             }
             _ => Err(OpError::UnknownPeer),
@@ -379,6 +381,10 @@ impl Node {
         from: Option<PeerId>,
         timeout: Duration,
     ) -> Result<u64, Error> {
+        behind!(self, |node| node.wait_later(at, cmp, value, from, timeout));
+        if let Some(from) = from {
+            self.attach(from);
+        }
         self.wait_with(timeout, |engine, waiter, until| {
             match engine.wait_signal(at, cmp, value, from, waiter, until) {
                 Err(WaitError::Op(OpError::DeviceMemory)) => {
@@ -524,7 +530,7 @@ impl Node {
         }
         if timeout.is_zero() {
             // A program may make all its progress by such calls, so they connect peers too.
-            if self.meeting {
+            if self.peers.meeting | self.home.engine.has_call() {
                 self.meet_now_and_then();
             }
             return Ok(result?);
@@ -539,7 +545,10 @@ impl Node {
         let late_ns = self.home.host().now_ns().saturating_add(EARLY);
         let mut until = 0;
         self.publish_counters();
-        while matches!(result, Err(WaitError::Deadline(_))) && until < deadline_ns {
+        while matches!(result, Err(WaitError::Deadline(_)))
+            && (until < deadline_ns
+                || (self.home.engine.has_call() && self.home.host().now_ns() < deadline_ns))
+        {
             self.meet();
             let early = until < late_ns;
             until = self.slice_ns(deadline_ns);

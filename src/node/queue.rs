@@ -10,11 +10,12 @@ use fishplate_core::mem::PeerId;
 use fishplate_core::psm::{Buffer, Code, Mq, MqReq, Opt, Stats, Status2};
 
 use super::Node;
+use super::distant::Peers;
 use super::rail::NodeRail;
 use crate::config::RAILS_LIMIT;
 
 /// The matched queue of a [`Node`]. It borrows the node.
-pub struct Queue<'n>(Mq<'n, 'static, NodeRail, RAILS_LIMIT>);
+pub struct Queue<'n>(Mq<'n, 'static, NodeRail, RAILS_LIMIT>, &'n mut Peers);
 
 impl Node {
     /// Returns the matched queue, if the node was opened with [requests](super::Builder::requests)
@@ -23,12 +24,12 @@ impl Node {
     #[doc(alias = "psm2_mq_init")]
     #[inline(always)]
     pub fn queue(&mut self) -> Option<Queue<'_>> {
-        if self.meeting {
+        if self.peers.meeting | self.home.engine.has_call() {
             self.meet_now_and_then();
         }
         let state = self.home.queue.as_mut()?;
         // `Home::new` has checked that the queue accepts the engine.
-        Some(Queue(Mq::resume(&mut self.home.engine, state)))
+        Some(Queue(Mq::resume(&mut self.home.engine, state), &mut self.peers))
     }
 
     /// Doubles the room for requests of the queue, up to the [limit](super::Builder::requests).
@@ -41,6 +42,24 @@ impl Node {
 }
 
 impl Queue<'_> {
+    /// Repeats a call that was refused, after it has attached the peer on another host that the
+    /// call names.
+    #[cold]
+    #[inline(never)]
+    fn attached<T>(
+        &mut self,
+        peer: Option<PeerId>,
+        code: Code,
+        mut call: impl FnMut(&mut Mq<'_, 'static, NodeRail, RAILS_LIMIT>) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        match (code, peer) {
+            (Code::ParamErr, Some(peer)) if self.1.attach(self.0.engine_mut(), peer, false) => {
+                call(&mut self.0)
+            }
+            _ => Err(code),
+        }
+    }
+
     /// Begins a send. If there is no room, later passes post it, in order for each peer.
     ///
     /// # Errors
@@ -55,7 +74,13 @@ impl Queue<'_> {
         from: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
-        self.0.isend2(to, flags, tag, from, context)
+        let (tag, from) = (tag.into(), from.into());
+        match self.0.isend2(to, flags, tag, from, context) {
+            Ok(req) => Ok(req),
+            Err(code) => {
+                self.attached(Some(to), code, |mq| mq.isend2(to, flags, tag, from, context))
+            }
+        }
     }
 
     /// Sends a short message at once, without a request. If this returns `false`, nothing was sent.
@@ -97,7 +122,13 @@ impl Queue<'_> {
         into: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
-        self.0.irecv2(source, tag, tagsel, into, context)
+        let (tag, tagsel, into) = (tag.into(), tagsel.into(), into.into());
+        match self.0.irecv2(source, tag, tagsel, into, context) {
+            Ok(req) => Ok(req),
+            Err(code) => {
+                self.attached(source, code, |mq| mq.irecv2(source, tag, tagsel, into, context))
+            }
+        }
     }
 
     /// Receives a message that [`improbe2`](Self::improbe2) has claimed.
@@ -125,7 +156,12 @@ impl Queue<'_> {
         tag: [u32; 3],
         tagsel: [u32; 3],
     ) -> Result<Status2, Code> {
-        self.0.iprobe2(source, tag, tagsel)
+        match self.0.iprobe2(source, tag, tagsel) {
+            Err(code @ Code::ParamErr) => {
+                self.attached(source, code, |mq| mq.iprobe2(source, tag, tagsel))
+            }
+            found => found,
+        }
     }
 
     /// Finds a message that no receive has taken, and claims the message.
@@ -139,7 +175,12 @@ impl Queue<'_> {
         tag: [u32; 3],
         tagsel: [u32; 3],
     ) -> Result<(MqReq, Status2), Code> {
-        self.0.improbe2(source, tag, tagsel)
+        match self.0.improbe2(source, tag, tagsel) {
+            Err(code @ Code::ParamErr) => {
+                self.attached(source, code, |mq| mq.improbe2(source, tag, tagsel))
+            }
+            found => found,
+        }
     }
 
     /// Returns the oldest request that was found completed, and its status, as [`Mq::oldest`] does.

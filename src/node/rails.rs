@@ -111,7 +111,10 @@ impl Node {
     /// The peer is unknown or was removed.
     pub fn rail_pairs(&self, peer: PeerId) -> Result<Vec<RailPair>, Error> {
         behind!(self, |node| node.rail_pairs(peer));
-        Ok(self.contact(peer)?.pairs().to_vec())
+        match self.peers.silent.kind(peer) {
+            Some(kind) => Ok(kind.pairs.clone()),
+            None => Ok(self.contact(peer)?.pairs().to_vec()),
+        }
     }
 
     /// Takes a libfabric rail to a peer out of use until [`enable_rail`](Self::enable_rail), for
@@ -123,6 +126,7 @@ impl Node {
     /// rail does not lead to the peer, or is the last rail in use.
     pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
         behind!(self, |node| node.disable_rail(peer, rail));
+        self.attach(peer);
         Ok(self.home.engine.disable_rail(peer, rail)?)
     }
 
@@ -134,6 +138,7 @@ impl Node {
     /// rail does not lead to the peer, or is the only rail that does.
     pub fn enable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
         behind!(self, |node| node.enable_rail(peer, rail));
+        self.attach(peer);
         Ok(self.home.engine.enable_rail(peer, rail)?)
     }
 
@@ -146,6 +151,9 @@ impl Node {
     pub fn rail_errors(&self, peer: PeerId) -> Result<Vec<RailError>, Error> {
         behind!(self, |node| node.rail_errors(peer));
         let mut errors = vec![];
+        if self.peers.silent.has(peer) {
+            return Ok(errors);
+        }
         for RailPair { ours: rail, .. } in self.rail_pairs(peer)? {
             if let Some(fault) = self.home.engine.rail_error(peer, rail)? {
                 errors.push(RailError { rail, fault, provider: self.last_error(rail) });
@@ -167,6 +175,7 @@ impl Node {
     pub fn watch(&mut self, peer: PeerId, lifeline: impl Into<OwnedFd>) -> Result<(), Error> {
         let lifeline = lifeline.into();
         behind!(self, |node| node.watch(peer, lifeline));
+        self.attach(peer);
         for RailPair { ours, .. } in self.rail_pairs(peer)? {
             let own = lifeline.try_clone().map_err(|error| {
                 AttachError::System(error.raw_os_error().unwrap_or(libc::EMFILE))
@@ -188,7 +197,6 @@ impl Node {
     }
 
     pub(super) fn contact(&self, peer: PeerId) -> Result<&Contact, Error> {
-        let known = self.contacts.iter().find(|contact| contact.peer == peer);
-        known.ok_or_else(|| AttachError::UnknownPeer.into())
+        self.peers.find(peer).ok_or_else(|| AttachError::UnknownPeer.into())
     }
 }

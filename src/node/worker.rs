@@ -96,7 +96,7 @@ impl Worker {
         wanted.store(false, Ordering::Relaxed);
         let mut node = locked.map_err(|_| OpError::Abandoned)?;
         let result = work(&mut node);
-        let due = node.meeting || node.home.engine.has_due();
+        let due = node.peers.meeting || node.home.engine.has_due();
         drop(node);
         if due {
             sleep_lock.call();
@@ -169,7 +169,7 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     front.encoded.clone_from(&node.encoded);
     front.rails.clone_from(&node.rails);
     // Makes `progress` take its cold path, which forwards to the node behind.
-    front.meeting = true;
+    front.peers.meeting = true;
     let (host, called) = (LinuxHost::shared(), EventCount::new());
     let sleep_lock = Arc::new(SleepLock { host, called, wait_object, taken: Mutex::new(()) });
     node.driver = Driver::Turns(sleep_lock.clone());
@@ -216,7 +216,7 @@ impl Idler<'_> {
                 node.meet();
                 node.publish_counters();
                 node.home.engine.check_peers();
-                (node.meeting, node.slice_ns(u64::MAX))
+                (node.peers.meeting, node.slice_ns(u64::MAX))
             };
             let mut active = false;
             let turn = || {
@@ -240,7 +240,7 @@ impl Idler<'_> {
                 }
                 let events = node.progress();
                 active |= events != 0;
-                if node.meeting && !meeting {
+                if node.peers.meeting && !meeting {
                     return Turn::Ready;
                 }
                 match events != 0 || (node.home.engine.has_due() && !late) {
@@ -393,8 +393,8 @@ mod tests {
             thread::sleep(Duration::from_millis(2));
             let begun = Instant::now();
             // The worker clears the flag when no peer is left to connect.
-            worker.call(|node| node.meeting = true).unwrap();
-            while worker.shared.node.lock().unwrap().meeting {
+            worker.call(|node| node.peers.meeting = true).unwrap();
+            while worker.shared.node.lock().unwrap().peers.meeting {
                 thread::sleep(Duration::from_micros(50));
             }
             begun.elapsed()

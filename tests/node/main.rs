@@ -3,6 +3,7 @@
 
 mod atomics;
 mod descriptor;
+mod distant;
 mod edges;
 mod gpu;
 mod lent;

@@ -28,9 +28,9 @@ impl FabricRail {
     /// Attaches the rail at `address` as `peer`. Slow path.
     ///
     /// Both sides must have attached each other before either posts: the rail drops arrivals from
-    /// senders that are not attached. If the interface has lost its address and no endpoint can be opened, the
-    /// peer is attached as [fenced](fishplate_core::rail::Rail::is_fenced). Polls then report the
-    /// peer as lost, and later as up.
+    /// senders that are not attached. If the interface has lost its address and no endpoint can be
+    /// opened, the peer is attached as [fenced](fishplate_core::rail::Rail::is_fenced). Polls then
+    /// report the peer as lost, and later as up.
     ///
     /// # Errors
     /// The peer number is taken or out of range. The address is malformed, belongs to an

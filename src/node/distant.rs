@@ -1,0 +1,218 @@
+//! Attaches peers on other hosts: at their first use, or when they call.
+//!
+//! A peer *calls* when its first message arrives. The rail drops that message and reports the call
+//! ([`FabricRail::next_caller`](fishplate_sys::fabric::FabricRail::next_caller)). This node then
+//! attaches the peer, and its engine greets the peer.
+//!
+//! A message to a node that has not connected this node yet is lost without a call. So a node that
+//! has attached a peer repeats its greeting at growing intervals, until the peer answers.
+
+use std::collections::HashSet;
+
+use fishplate_core::mem::{PeerId, RailId};
+use fishplate_sys::clock::monotonic_ns;
+
+use super::Error;
+use super::connect::{Contact, Stage, to_ms};
+use super::home::NodeEngine;
+use super::rail::{NodeRail, NodeSetup};
+use super::silent::{Kind, Silent};
+
+/// Minimum and maximum time between two greetings of a peer that does not answer, in milliseconds.
+const AGAIN: [u16; 2] = [2, 500];
+
+/// Time after the first greeting of a peer during which waits look often whether to greet again,
+/// in nanoseconds.
+const HURRY: u64 = 100_000_000;
+
+/// A peer that has called is expected to answer within this interval between two greetings, in
+/// milliseconds.
+const PROMPT: u16 = 256;
+
+/// Maximum number of calls and of peers without an answer that one pass handles.
+const ONCE: usize = 32;
+
+/// The peers of a node.
+#[derive(Default)]
+pub(super) struct Peers {
+    /// The peers on this host, and the attached peers on other hosts.
+    pub contacts: Vec<Contact>,
+    pub silent: Silent,
+    /// Attached peers that have not answered yet.
+    unanswered: Vec<Unanswered>,
+    /// Index in `unanswered` of the peer to look at next.
+    turn: usize,
+    /// Waits look often until this time, in nanoseconds.
+    hurry_ns: u64,
+    /// Ids of peers that were attached and disconnected. They are attached at once if they are
+    /// connected again, so that they learn of it.
+    parted: HashSet<u64>,
+    /// Whether some peers are not connected yet, or have not answered.
+    pub meeting: bool,
+    /// Whether some peers on this host are not connected yet.
+    pub dials: bool,
+    /// Whether the node has been shut down. Peers that call now are attached and closed.
+    pub closes: bool,
+}
+
+struct Unanswered {
+    peer: PeerId,
+    /// Bit i is set if rail i reaches the peer.
+    rails: u16,
+    called: bool,
+    /// Time of the next greeting, and the time from it to the one after it, in milliseconds.
+    at: u32,
+    pause: u16,
+}
+
+impl Peers {
+    /// Makes a peer known to the rails.
+    pub fn expect(
+        &mut self,
+        engine: &mut NodeEngine,
+        peer: PeerId,
+        id: u64,
+        kind: Kind,
+        addresses: &[&[u8]],
+    ) -> Result<(), Error> {
+        for (pair, address) in kind.pairs.iter().zip(addresses) {
+            if let Some(NodeSetup::Fabric(mut guard)) = engine.rail_mut(pair.ours) {
+                guard.inner_mut().expect(peer.peer(), address)?;
+            }
+        }
+        self.silent.add(peer, id, kind);
+        if self.parted.remove(&id) {
+            self.attach(engine, peer, false);
+        }
+        Ok(())
+    }
+
+    /// Notes that a peer was disconnected.
+    pub fn part(&mut self, id: u64, most: usize) {
+        if self.parted.len() < most {
+            self.parted.insert(id);
+        }
+    }
+
+    /// Attaches a peer that is connected and not attached. Returns `false` for any other peer.
+    #[cold]
+    pub fn attach(&mut self, engine: &mut NodeEngine, peer: PeerId, called: bool) -> bool {
+        let Some((id, kind)) = self.silent.take(peer) else { return false };
+        let joined = join(engine, peer, &kind);
+        if joined.is_ok() {
+            let rails = kind.pairs.iter().fold(0, |rails, pair| rails | 1 << pair.ours.0);
+            let (now, pause) = (monotonic_ns(), AGAIN[0]);
+            let at = to_ms(now).wrapping_add(pause.into());
+            self.unanswered.push(Unanswered { peer, rails, called, at, pause });
+            (self.hurry_ns, self.meeting) = (now.saturating_add(HURRY), true);
+            if self.closes {
+                // Fails only for peers that have left.
+                _ = engine.close_peer(peer);
+            }
+        }
+        let stage = match joined {
+            Ok(()) => Stage::over_fabric(kind.pairs.clone()),
+            Err(error) => {
+                for pair in &kind.pairs {
+                    if let Some(NodeSetup::Fabric(mut guard)) = engine.rail_mut(pair.ours) {
+                        guard.inner_mut().forget_expected(peer.peer());
+                    }
+                }
+                Stage::failed(error)
+            }
+        };
+        self.contacts.push(Contact::distant(peer, id, kind.limits, stage));
+        true
+    }
+
+    /// Attaches peers that have called. Never waits.
+    #[cold]
+    pub fn answer_calls(&mut self, engine: &mut NodeEngine) {
+        let mut left = ONCE;
+        for rail in 1..=u8::MAX {
+            loop {
+                let Some(setup) = engine.rail_mut(RailId(rail)) else {
+                    engine.take_call();
+                    return;
+                };
+                let NodeSetup::Fabric(mut guard) = setup else { break };
+                let Some(caller) = guard.inner_mut().next_caller() else { break };
+                if let Some(peer) = self.silent.at(caller.0) {
+                    self.attach(engine, peer, true);
+                }
+                left -= 1;
+                if left == 0 {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Greets peers again that have not answered.
+    pub fn greet_again(&mut self, engine: &mut NodeEngine, now_ms: u32) {
+        for _ in 0..ONCE.min(self.unanswered.len()) {
+            self.turn = if self.turn < self.unanswered.len() { self.turn } else { 0 };
+            let waiting = &mut self.unanswered[self.turn];
+            let peer = waiting.peer;
+            let waits =
+                engine.peer_error(peer) == Ok(None) && engine.has_answered(peer) == Ok(false);
+            if !waits {
+                self.unanswered.swap_remove(self.turn);
+                continue;
+            }
+            self.turn += 1;
+            if now_ms.wrapping_sub(waiting.at) > u32::MAX / 2 {
+                continue;
+            }
+            waiting.pause = (2 * waiting.pause).min(AGAIN[1]);
+            waiting.at = now_ms.wrapping_add(waiting.pause.into());
+            // An earlier greeting is still under way.
+            let posted = (0..u16::BITS as u8).any(|rail| {
+                waiting.rails >> rail & 1 != 0
+                    && matches!(engine.rail(RailId(rail)), Some(NodeRail::Fabric(guard))
+                        if guard.inner().has_posts_to(peer.peer()))
+            });
+            if !posted {
+                engine.call_again(peer);
+            }
+        }
+        self.meeting = self.dials || !self.unanswered.is_empty();
+    }
+
+    /// Returns whether a peer has called a short time ago, and its engine waits for the answer to
+    /// its greeting.
+    pub fn has_just_called(&self, peer: PeerId) -> bool {
+        let of_peer = |waiting: &&Unanswered| waiting.peer == peer;
+        self.unanswered
+            .iter()
+            .find(of_peer)
+            .is_some_and(|waiting| waiting.called && waiting.pause <= PROMPT)
+    }
+
+    /// Returns whether a wait must look often for peers that are not connected.
+    pub fn hurries(&self) -> bool {
+        self.meeting && (self.dials || monotonic_ns() < self.hurry_ns)
+    }
+
+    /// Returns the peer with this node id.
+    pub fn named(&self, id: u64) -> Option<PeerId> {
+        let of_id = |contact: &&Contact| contact.id == id;
+        let contact = || self.contacts.iter().find(of_id).map(|contact| contact.peer);
+        self.silent.named(id).or_else(contact)
+    }
+
+    pub fn find(&self, peer: PeerId) -> Option<&Contact> {
+        self.contacts.iter().find(|contact| contact.peer == peer)
+    }
+}
+
+fn join(engine: &mut NodeEngine, peer: PeerId, kind: &Kind) -> Result<(), Error> {
+    engine.set_up_peer(peer)?;
+    for pair in &kind.pairs {
+        if let Some(NodeSetup::Fabric(mut guard)) = engine.rail_mut(pair.ours) {
+            guard.inner_mut().attach_expected(peer.peer())?;
+            guard.watch(peer.peer(), None);
+        }
+    }
+    Ok(engine.join_peer(peer, &kind.joints, Some(kind.limits))?)
+}
