@@ -285,17 +285,19 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// Also returns whether the memory is device memory.
+    /// Also returns whether the memory is device memory. Memory with native atomics counts as gone,
+    /// so a get of it fails alone.
     pub(super) fn place_anywhere(
         &self,
         place: Place,
         len: u64,
     ) -> Result<(*mut u8, bool), Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
-        if slot.ptr.is_null() || slot.generation as u16 != place.generation {
+        let gone = slot.ptr.is_null() || slot.generation as u16 != place.generation;
+        if gone || slot.native != NO_RAIL {
             return Err(Violation::Region);
         }
-        if slot.native != NO_RAIL || !in_bounds(place.offset, len, slot.len + slot.device) {
+        if !in_bounds(place.offset, len, slot.len + slot.device) {
             return Err(Violation::Bounds);
         }
         // Wrapping, because a device address is not a pointer into our memory.

@@ -32,6 +32,8 @@ pub struct Veiled<R> {
     /// True if no rail reaches device memory. It cannot be registered, imported or posted, so its
     /// bytes travel in messages.
     pub apart: bool,
+    /// True if every import is refused as unsupported.
+    pub imports_nothing: bool,
     /// Number of further device writes that report a failure and take effect, perhaps later.
     pub late: u32,
     /// True if device reads are permanently refused.
@@ -56,6 +58,7 @@ impl<R> Veiled<R> {
             full: 0,
             delay: 0,
             apart: false,
+            imports_nothing: false,
             late: 0,
             unreadable: false,
             most: usize::MAX,
@@ -151,7 +154,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         key: RailKey,
         len: u64,
     ) -> Result<Option<NonNull<u8>>, AttachError> {
-        if key == ELSEWHERE {
+        if key == ELSEWHERE || self.imports_nothing {
             return Err(AttachError::Unsupported);
         }
         let mapped = self.inner.import(peer, key, len)?;

@@ -506,3 +506,25 @@ fn memory_with_native_atomics_is_out_of_reach_of_device_memory_apart() {
         assert_eq!(own.engine.peer_error(own.me), Ok(None), "puts: {puts}");
     }
 }
+
+/// No rail reads the payload, and memory with native atomics answers no gets.
+#[test]
+fn a_long_message_from_memory_with_native_atomics_fails_alone() {
+    let mut rail = Veiled::new(Loopback::<256>::new().with_native_atomics());
+    rail.apart = true;
+    let mut own = own1(Config::DEFAULT, CARRYING, [rail]);
+    own.engine.rail_mut(RailId(0)).unwrap().imports_nothing = true;
+    let device = own.engine.register(device_region(SIZE)).unwrap();
+    let words = own.engine.register(region(4096).with_native_atomics()).unwrap();
+    let (me, into) = (own.me, Some((device.at(0), 4096)));
+    let request = own.engine.recv(Some(me), tag(1), EXACT, into, 1).unwrap();
+    let payload = Payload::Region(words.at(0), 4096);
+    own.engine.send(CX, me, tag(1), payload, Notice::Silent).unwrap();
+    let status = (0..1000).find_map(|_| {
+        own.engine.progress();
+        own.engine.test_recv(request).unwrap()
+    });
+    let outcome = status.map(|status| status.outcome);
+    assert!(matches!(outcome, Some(Received::Failed(_))), "{outcome:?}");
+    assert_eq!(own.engine.peer_error(own.me), Ok(None));
+}
