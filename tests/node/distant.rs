@@ -8,6 +8,7 @@ use fishplate::config::Settings;
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::PeerError;
 use fishplate::core::mem::RailId;
+use fishplate::core::psm::Buffer;
 use fishplate::node::{Builder, Error, Fabric};
 use fishplate::{Cmp, Limits, Node, Notice, PeerId, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
@@ -381,4 +382,29 @@ fn a_peer_is_attached_after_a_rail_was_fenced_and_has_another_address() {
         });
         assert_eq!((a.peer_error(c_at_a), c.peer_error(a_at_c)), (Ok(None), Ok(None)));
     }
+}
+
+#[test]
+fn a_queue_attaches_the_peers_that_its_calls_name() {
+    let provider = Fake::new(Persona::tcp(), 31);
+    let open = || Box::new(on(&provider, "tcp").requests(16).open().unwrap());
+    if WORKER {
+        // A node with a worker has no queue.
+        return;
+    }
+    let (mut a, mut b) = (open(), open());
+    let [to_b, to_a] = connect(&mut a, &mut b);
+    let all = [u32::MAX; 3];
+    assert!(b.queue().unwrap().iprobe2(None, [1, 2, 3], all).is_err());
+    assert!(!is_attached(&a, to_b) && !is_attached(&b, to_a));
+    let mut sent = Some(a.queue().unwrap().isend2(to_b, 0, [1, 2, 3], Buffer::Nothing, 1).unwrap());
+    assert!(is_attached(&a, to_b) && !is_attached(&b, to_a));
+    let mut got =
+        Some(b.queue().unwrap().irecv2(Some(to_a), [1, 2, 3], all, Buffer::Nothing, 2).unwrap());
+    assert!(is_attached(&b, to_a));
+    until([&mut a, &mut b], |[a, b]| {
+        sent = sent.filter(|req| a.queue().unwrap().test2(&mut Some(*req)).is_err());
+        got = got.filter(|req| b.queue().unwrap().test2(&mut Some(*req)).is_err());
+        sent.is_none() && got.is_none()
+    });
 }
