@@ -106,6 +106,8 @@ impl Who {
             Fault::Rail(rail, CompleteError::PeerDown) | Fault::Post(rail, PostError::PeerDown) => {
                 self.lost(PeerError::Rail(rail))
             }
+            // The other side exports its memory until it ends.
+            Fault::Post(_, PostError::BadKey) => self.gone("it no longer exports its memory"),
             _ => Failure::run(format!("{what} with {self} {outcome}")),
         }
     }
@@ -155,6 +157,9 @@ mod tests {
                 && told.contains("process has ended"),
             "{told}"
         );
+        let refused = Fault::Post(RailId(1), PostError::BadKey);
+        let told = who.ended("get", Ended::Failed(refused)).to_string();
+        assert!(told.contains("lost the process at 10.0.0.2") && told.contains("memory"), "{told}");
         let told = who.gone("it hung up").to_string();
         assert!(
             told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("hung up"),
