@@ -7,8 +7,11 @@
 //!
 //! All rails are timed in one *busy time*. Most of an interval does not count if no rail completes
 //! anything in it. Such an interval is a pause of this process or of a peer. After the pause all
-//! rails complete much at once. If the whole pause counted, every rail would seem slow. Failed
-//! posts are not measured, and the return of a rail clears its measurements.
+//! rails complete much at once. If the whole pause counted, every rail would seem slow. But if one
+//! rail ends such intervals [`ALONE`] times in a row, with nothing outstanding on others, that rail
+//! is slow, and its intervals count in full. Failed posts are not measured, and the return of a
+//! rail
+//! clears its measurements.
 //!
 //! A choice takes the rail that is expected to complete the post first. A rail that has completed
 //! nothing for some time is expected to take as much time again. After a longer time its posts
@@ -16,7 +19,8 @@
 //! rail may have [`FIRST`] bytes outstanding, and more as posts complete, so a slow rail delays few
 //! bytes. A post also waits for a full rail if the other rails would take longer. It waits at most
 //! for [`STOPPED`], because the full rail may never take posts to this peer. A rail too slow to be
-//! chosen gets a post now and then, because it may have become faster.
+//! chosen gets a post now and then, because it may have become faster. Pieces for a slow rail are
+//! [cut](Loads::cut), so that an operation does not wait long for them.
 //!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
 
@@ -48,8 +52,9 @@ impl Wait {
     }
 }
 
-/// Time without a completion, in nanoseconds or passes, after which a rail is no longer limited:
-/// all its posts may be to a peer that has stopped. Also the longest wait for a full rail.
+/// Time without a completion, in nanoseconds or passes, after which no post waits for a rail: all
+/// its posts may be to a peer that has stopped. If that is so of all rails, they are no longer
+/// limited. Also the longest wait for a full rail.
 const STOPPED: [u64; 2] = [200_000_000, 10_000];
 
 /// Time without a completion after which all posts of a rail count as stuck. It doubles each time
@@ -62,6 +67,13 @@ const TRIES: u8 = 3;
 /// whichever is greater.
 const SILENCE: [u64; 2] = [1_000_000, u64::MAX];
 const LONGER: u64 = 4;
+
+/// Number of silences in a row, each ended by the same rail alone, that count in full.
+const ALONE: u8 = 3;
+
+/// Shortest piece to which a post is cut, in bytes. Shorter pieces would show little of a rail's
+/// speed, because a few bytes take little longer than one.
+const LEAST: u64 = 16 << 10;
 
 /// A rail is late if its latest bytes took more than `SLOW` times as long as on the fastest rail. A
 /// rail gets no short posts if it was late [`LATE`] times and costs more than `SLOW` times as much
@@ -161,13 +173,19 @@ impl<const RAILS: usize> Loads<RAILS> {
     #[cold]
     fn long_ended(&mut self, rail: usize, bytes: u64, good: bool) {
         let now = self.now();
-        let busy = self.busy_at(now, self.rails[rail].takes(bytes));
-        let load = &mut self.rails[rail];
-        load.settle(bytes);
+        let mut busy = self.busy_at(now, self.rails[rail].takes(bytes));
+        self.rails[rail].settle(bytes);
         if !good {
-            return load.begin(now, busy);
+            return self.rails[rail].begin(now, busy);
+        }
+        let whole = self.busy.saturating_add(now.wrapping_sub(self.last));
+        if busy == whole {
+            self.rails[rail].alone = 0;
+        } else if self.ended_silence_alone(rail) {
+            busy = whole;
         }
         (self.last, self.busy) = (now, busy);
+        let load = &mut self.rails[rail];
         if let Some(latest) = load.measure(bytes, now, busy) {
             let fastest = self.fastest();
             let late = &mut self.rails[rail].late;
@@ -178,6 +196,36 @@ impl<const RAILS: usize> Loads<RAILS> {
             };
             self.judge(fastest);
         }
+    }
+
+    /// Notes that a post of this rail has ended a silence. Returns whether the silence is blamed on
+    /// the rail.
+    fn ended_silence_alone(&mut self, rail: usize) -> bool {
+        let others = |(other, load): (usize, &Load)| other != rail && load.moving() != 0;
+        if self.rails.iter().enumerate().any(others) {
+            return false;
+        }
+        let alone = (self.rails[rail].alone + 1).min(ALONE);
+        self.rails.iter_mut().for_each(|load| load.alone = 0);
+        self.rails[rail].alone = alone;
+        alone == ALONE
+    }
+
+    /// Returns how many of `len` bytes to post on a rail at once: fewer on a slow rail, or on one
+    /// that is suspected of being slow.
+    #[inline(always)]
+    pub(crate) fn cut(&self, rail: usize, len: u64) -> u64 {
+        if RAILS == 1 || len <= LEAST { len } else { self.cut_long(rail, len) }
+    }
+
+    #[cold]
+    fn cut_long(&self, rail: usize, len: u64) -> u64 {
+        let Load { cost, alone, .. } = self.rails[rail];
+        let fastest = self.fastest();
+        let slow = cost > SLOW.saturating_mul(fastest);
+        // A power of two near the ratio of the costs.
+        let times = if slow { cost.ilog2() - fastest.ilog2() } else { 0 };
+        (len >> times.max(2 * u32::from(alone))).max(LEAST)
     }
 
     fn fastest(&self) -> u64 {
@@ -255,7 +303,7 @@ impl<const RAILS: usize> Loads<RAILS> {
     ) -> Option<usize> {
         let (now, untimed) = (self.now(), self.untimed());
         let waited = if wait.since != 0 { now.wrapping_sub(wait.since) } else { 0 };
-        let (mut best, mut least) = (None, u64::MAX);
+        let (mut best, mut least) = (None, (true, u64::MAX));
         let mut probed = None;
         for rail in ahead(rails, turn) {
             let busy = self.busy_at(now, self.rails[rail].takes(bytes));
@@ -274,9 +322,12 @@ impl<const RAILS: usize> Loads<RAILS> {
             if !is_full && (load.passed >= REST.saturating_mul(expected) || new) {
                 probed = probed.or(Some(rail));
             }
+            let stopped = load.is_full(bytes) && load.silent(now) >= STOPPED[untimed];
             // Rails of about the same speed take turns.
-            if best.is_none() || expected.saturating_add(load.takes(bytes) / NEAR) < least {
-                (best, least) = (Some(rail), expected);
+            if best.is_none()
+                || (stopped, expected.saturating_add(load.takes(bytes) / NEAR)) < least
+            {
+                (best, least) = (Some(rail), (stopped, expected));
             }
         }
         let chosen = probed.or(best)?;

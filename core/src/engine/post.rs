@@ -160,7 +160,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     _ => state.no_room(),
                 });
             };
-            let len = whole.min(state.max_rma[rail]);
+            let mut len = whole.min(state.max_rma[rail]);
+            if !inject {
+                len = state.loads.cut(rail, len);
+            }
             let desc = state.locals.get(local_region as usize).map_or(0, |local| local.desc[rail]);
             let local = Local { ptr: local, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };

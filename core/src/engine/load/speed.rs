@@ -39,6 +39,9 @@ pub(super) struct Load {
     period: u64,
     /// Time per byte, with [`FRACTION`] bits. 0 before the first completion.
     pub(super) cost: u64,
+    /// Number of times in a row that a long post completed after a silence, with nothing
+    /// outstanding on other rails.
+    pub(super) alone: u8,
     /// Number of times that the rail was late, halved each time that it was not.
     pub(super) late: u8,
     pub(super) avoided: u32,
@@ -64,6 +67,7 @@ impl Load {
         began: 0,
         period: 0,
         cost: 0,
+        alone: 0,
         late: 0,
         avoided: 0,
         room: FIRST,

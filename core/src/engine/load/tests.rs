@@ -427,3 +427,54 @@ fn one_rail_is_not_counted() {
     loads.ended(0, 1, 100, true);
     assert!(loads.has_posts(0));
 }
+
+/// Moves batches of `size` bytes, one after another, over two rails that take 1 us and `slower` us
+/// per 64 bytes. Returns the time of all batches, in microseconds.
+fn batches(slower: u64, count: u64, size: u64) -> u64 {
+    NOW.with(|now| now.set(1));
+    let mut loads = Loads::<2>::new(Some(clock));
+    let (mut at, mut turn) = (0, 0);
+    for _ in 0..count {
+        let mut left = size;
+        // The posts of each rail, by the time at which they complete.
+        let mut posts: [std::collections::VecDeque<(u64, u64)>; 2] = Default::default();
+        loop {
+            while left != 0 {
+                let whole = PIECE.min(left);
+                let Some(rail) = loads.choose(0b11, 0, turn, whole, &mut { Wait::NONE }) else {
+                    break;
+                };
+                turn = (rail as u8 + 1) & 1;
+                let len = loads.cut(rail, whole);
+                loads.posted(rail, len);
+                let begins = posts[rail].back().map_or(at, |&(ends, _)| ends);
+                posts[rail].push_back((begins + len / 64 * [1, slower][rail], len));
+                left -= len;
+            }
+            let first = |rail: usize| posts[rail].front().map_or(u64::MAX, |&(ends, _)| ends);
+            let rail = usize::from(first(1) < first(0));
+            let Some((ends, len)) = posts[rail].pop_front() else { break };
+            at = ends;
+            NOW.with(|now| now.set(1 + at * 1000));
+            loads.ended(rail, 1, len, true);
+        }
+    }
+    at
+}
+
+#[test]
+fn operations_do_not_wait_long_for_the_pieces_of_a_slow_rail() {
+    for slower in [1, 3, 10, 100, 1000, 10_000] {
+        for (count, size) in [(5000, PIECE), (300, 1 << 20), (5, 64 << 20)] {
+            let learning = 2 * slower * PIECE / 64;
+            let both = batches(slower, count, size);
+            // A batch of one piece uses one rail.
+            let rails = if size > PIECE { slower + 1 } else { slower };
+            let best = count * size / 64 * slower / rails;
+            assert!(
+                both <= best * 10 / 9 + learning,
+                "{slower}, {size}: {both} us, {best} at best"
+            );
+        }
+    }
+}
