@@ -91,7 +91,7 @@ pub const BUDGETS: &[Budget] = &[
     ours("node_signal",                  47.2,     45.0),
     ours("node_wait_arrived",            25.0,     23.0),
     ours("node_quiet_idle",              23.0,     21.0),
-    ours("node_progress_idle",          163.8,    156.0),
+    ours("node_progress_idle",          165.0,    164.0),
     ours("node_queue_round",           1227.5,   1169.1),
     ours("node_queue_psm2",            1182.1,   1125.9),
     ours("node_queue_idle",             198.4,    189.0),
