@@ -7,11 +7,10 @@
 //!
 //! All rails are timed in one *busy time*. Most of an interval does not count if no rail completes
 //! anything in it. Such an interval is a pause of this process or of a peer. After the pause all
-//! rails complete much at once. If the whole pause counted, every rail would seem slow. But if one
-//! rail ends such intervals [`ALONE`] times in a row, with nothing outstanding on others, that rail
-//! is slow, and its intervals count in full. Failed posts are not measured, and the return of a
-//! rail
-//! clears its measurements.
+//! rails complete much at once. If the whole pause counted, every rail would seem slow. But a rail
+//! that ends such intervals [`ALONE`] times in a row, each time with nothing outstanding on others,
+//! is slow, and they count in full. Failed posts are not measured, and the return of a rail clears
+//! its measurements.
 //!
 //! A choice takes the rail that is expected to complete the post first. A rail that has completed
 //! nothing for some time is expected to take as much time again. After a longer time its posts
@@ -68,7 +67,8 @@ const TRIES: u8 = 3;
 const SILENCE: [u64; 2] = [1_000_000, u64::MAX];
 const LONGER: u64 = 4;
 
-/// Number of silences in a row, each ended by the same rail alone, that count in full.
+/// Number of silences that a rail ends alone, without a prompt completion between them, from which
+/// on they count in full.
 const ALONE: u8 = 3;
 
 /// Shortest piece to which a post is cut, in bytes. Shorter pieces would show little of a rail's
@@ -185,8 +185,9 @@ impl<const RAILS: usize> Loads<RAILS> {
             busy = whole;
         }
         (self.last, self.busy) = (now, busy);
+        let short = SILENCE[self.untimed()];
         let load = &mut self.rails[rail];
-        if let Some(latest) = load.measure(bytes, now, busy) {
+        if let Some(latest) = load.measure(bytes, now, busy, short) {
             let fastest = self.fastest();
             let late = &mut self.rails[rail].late;
             *late = if latest > SLOW.saturating_mul(fastest) {
@@ -205,10 +206,9 @@ impl<const RAILS: usize> Loads<RAILS> {
         if self.rails.iter().enumerate().any(others) {
             return false;
         }
-        let alone = (self.rails[rail].alone + 1).min(ALONE);
-        self.rails.iter_mut().for_each(|load| load.alone = 0);
-        self.rails[rail].alone = alone;
-        alone == ALONE
+        let load = &mut self.rails[rail];
+        load.alone = (load.alone + 1).min(ALONE);
+        load.alone == ALONE
     }
 
     /// Returns how many of `len` bytes to post on a rail at once: fewer on a slow rail, or on one

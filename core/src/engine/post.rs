@@ -161,7 +161,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 });
             };
             let mut len = whole.min(state.max_rma[rail]);
-            if !inject {
+            if RAILS > 1 && !inject && state.has_several_rails(peer) {
                 len = state.loads.cut(rail, len);
             }
             let desc = state.locals.get(local_region as usize).map_or(0, |local| local.desc[rail]);
@@ -441,9 +441,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline(always)]
     fn piece(&self, peer: u16, left: u64, inject: bool) -> u64 {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
-        let several =
-            || self.peers.get(peer as usize).is_some_and(|slot| slot.rails.count_ones() > 1);
-        if stripe && several() { left.min(self.config.stripe_chunk) } else { left }
+        let longest = if stripe && self.has_several_rails(peer) {
+            self.config.stripe_chunk
+        } else {
+            u64::MAX
+        };
+        left.min(longest)
+    }
+
+    #[inline(always)]
+    fn has_several_rails(&self, peer: u16) -> bool {
+        self.peers.get(peer as usize).is_some_and(|slot| slot.rails.count_ones() > 1)
     }
 
     #[inline]

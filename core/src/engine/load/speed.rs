@@ -113,9 +113,10 @@ impl Load {
         self.stuck = self.stuck.min(self.long);
     }
 
-    /// Measures `bytes` completed at `now`, with `busy` of busy time. Returns the cost of the
-    /// latest bytes if the cost was computed anew.
-    pub(super) fn measure(&mut self, bytes: u64, now: u64, busy: u64) -> Option<u64> {
+    /// Measures `bytes` completed at `now`, with `busy` of busy time. Fewer bytes than [`FIRST`]
+    /// count as [`FIRST`] if they take less than `short`. Returns the cost of the latest bytes if
+    /// the cost was computed anew.
+    pub(super) fn measure(&mut self, bytes: u64, now: u64, busy: u64, short: u64) -> Option<u64> {
         let time = busy.saturating_sub(self.mark);
         (self.since, self.mark, self.tries) = (now, busy, 0);
         (self.time, self.spent) = (self.time + time, self.spent + time);
@@ -127,13 +128,13 @@ impl Load {
         if !idle && self.fresh < FRESH {
             return None;
         }
-        if idle {
+        let period = busy.saturating_sub(self.began);
+        if idle && period < short {
             // A few bytes take little longer than one, and may have waited for a peer that paused.
             let more = FIRST.saturating_sub(self.period);
             (self.moved, self.fresh, self.period) =
                 (self.moved + more, self.fresh + more, self.period + more);
         }
-        let period = busy.saturating_sub(self.began);
         if idle && (period << FRACTION) / self.period.max(1) < self.cost / 2 {
             // The rail has become faster, so forget the past sooner.
             self.time = self.time / 4 * 3;
