@@ -278,6 +278,24 @@ fn a_peer_that_calls_a_node_that_closes_is_told() {
 }
 
 #[test]
+fn a_peer_that_calls_a_node_that_was_shut_down_is_told() {
+    each(|name, open| {
+        let [mut a, mut b] = [open(), open()];
+        let [to_b, _] = connect(&mut a, &mut b);
+        b.shutdown(SOON).unwrap();
+        let told = thread::spawn(move || {
+            // May end before the peer has answered.
+            _ = a.send(to_b, 7, b"late", Notice::Silent);
+            until([&mut a], |[a]| a.peer_error(to_b) != Ok(None));
+            a
+        });
+        until([&mut b], |_| told.is_finished());
+        let mut a = told.join().unwrap();
+        assert_eq!(a.peer_error(to_b), Ok(Some(PeerError::Closed)), "{name}");
+    });
+}
+
+#[test]
 fn a_peer_that_is_connected_again_hears_calls_from_before() {
     each(|name, open| {
         let [mut a, mut b] = [open(), open()];

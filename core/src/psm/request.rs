@@ -8,6 +8,7 @@ use crate::engine::slots::{Name, Slot, Slots, release, take};
 use crate::engine::tag::Tag;
 use crate::mem::PeerId;
 use crate::op::{Completion, Outcome, Token};
+use crate::sync::pool::FreeList;
 
 use super::status::{Code, Status2};
 
@@ -212,13 +213,7 @@ impl<'m> Requests<'m> {
     #[inline(always)]
     pub(super) fn complete(&mut self, index: u32) {
         let (slots, free) = self.slots.parts();
-        let slot = &mut slots[index as usize];
-        if slot.forgotten {
-            slot.state = State::Dequeued;
-            return release(slot, free, index);
-        }
-        slot.state = State::Completed;
-        self.completed.push(slots, index);
+        complete(slots, free, &mut self.completed, index);
     }
 
     #[inline(always)]
@@ -270,12 +265,7 @@ impl<'m> Requests<'m> {
             return;
         }
         slot.status = Status2::received(&end, slot.context);
-        if slot.forgotten {
-            slot.state = State::Dequeued;
-            return release(slot, free, index);
-        }
-        slot.state = State::Completed;
-        self.completed.push(slots, index);
+        complete(slots, free, &mut self.completed, index);
     }
 
     /// Returns whether an open request names the peer or any peer, or no request is open. Slow
@@ -349,4 +339,16 @@ impl<'m> Requests<'m> {
             self.push_deferred(behind);
         }
     }
+}
+
+/// Marks a request as completed, or frees the slot of a forgotten one.
+#[inline(always)]
+fn complete(slots: &mut [MqSlot], free: &mut FreeList, completed: &mut Fifo, index: u32) {
+    let slot = &mut slots[index as usize];
+    if slot.forgotten {
+        slot.state = State::Dequeued;
+        return release(slot, free, index);
+    }
+    slot.state = State::Completed;
+    completed.push(slots, index);
 }

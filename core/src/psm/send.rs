@@ -136,11 +136,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         from: impl Into<Buffer>,
         context: u64,
     ) -> Option<MqReq> {
-        self.begin_at_once(to, tag.into(), from.into(), context)
-    }
-
-    #[inline(always)]
-    fn begin_at_once(&mut self, to: PeerId, tag: Tag, from: Buffer, context: u64) -> Option<MqReq> {
+        let (tag, from): (Tag, Buffer) = (tag.into(), from.into());
         // Collect earlier completions first, to preserve completion order.
         self.collect();
         let len = from.len().ok()?;
@@ -184,7 +180,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         context: u64,
     ) -> Result<MqReq, Code> {
         let begun = match flags {
-            0 => self.begin_at_once(to, tag, from, context),
+            0 => self.isend2_at_once(to, tag, from, context),
             _ => None,
         };
         begun.map_or_else(|| self.begin_slow(to, flags, tag, from, context), Ok)

@@ -2,7 +2,7 @@
 //! completion first, cancel before wait.
 
 use fishplate_core::engine::protocol::MatchConfig;
-use fishplate_core::engine::{Config, Waiter};
+use fishplate_core::engine::{Config, ContextId, Waiter};
 use fishplate_core::mem::{LocalId, PeerId};
 use fishplate_core::psm::{
     Buffer, Code, Copied, FLAG_SENDSYNC, Fast, Mq, MqSlot, MqState, Opt, Status, Status2,
@@ -143,6 +143,25 @@ fn a_send_at_once_has_completed_behind_all_earlier_completions() {
     assert_eq!(bench.mq.test2_with(late, |_| panic!("incomplete")), Err(Code::NoCompletions));
     assert_eq!(bench.mq.cancel(&Some(late)), Ok(()));
     assert_eq!(bench.mq.test2_with(late, |status| status.msg_peer), Ok(None));
+}
+
+#[test]
+fn a_queue_of_a_context_that_does_not_exist_sends_nothing() {
+    let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, ROOMY, [Loopback::<256>::new()]);
+    let mut slots = [MqSlot::EMPTY; 4];
+    let mut state = MqState::new(ContextId(1), &mut slots).unwrap();
+    assert!(Mq::new(&mut engine, &mut state).is_err());
+    // `resume` does not check.
+    let mut mq = Mq::resume(&mut engine, &mut state);
+    let from = Buffer::Region(out.at(0), 8);
+    assert_eq!(mq.isend2_at_once(me, [1, 2, 3], from, 0), None);
+    assert_eq!(mq.isend2(me, 0, [1, 2, 3], from, 0), Err(Code::ParamErr));
+    assert!(!mq.send2_at_once(me, [1, 2, 3], from));
+    let receive = mq.irecv2(None, [1, 2, 3], ALL3, Buffer::Region(into.at(0), 8), 0).unwrap();
+    assert_eq!(mq.iprobe2(Some(me), [1, 2, 3], ALL3), Err(Code::NoCompletions));
+    assert_eq!(mq.ipeek2(), Err(Code::NoCompletions));
+    assert_eq!(mq.cancel(&Some(receive)), Ok(()));
+    assert!(mq.finish());
 }
 
 #[test]
