@@ -46,7 +46,8 @@
 //! if the provider of its owner supports `FI_HMEM`. The other node then needs no device.
 //!
 //! Otherwise the bytes travel in messages through host memory, and [`is_carried`](Node::is_carried)
-//! returns `true`. All operations work then too.
+//! returns `true`. All operations work then too, except that a long message from unregistered
+//! memory ([`Node::queue`]) is not received into device memory.
 //!
 //! Words of signals and atomics may be in device memory. The device itself changes such words. A
 //! put of unregistered bytes to device memory fails: [`OpError::DeviceMemory`].
@@ -306,10 +307,11 @@ impl Node {
         self.home.engine.progress();
         self.meet();
         self.peers.closes = true;
+        let callers = self.peers.recent_callers();
         for contact in &self.peers.contacts {
             let engine = &mut self.home.engine;
             // This peer has not connected, and nothing was sent to it. So it expects no Bye.
-            if !self.peers.has_just_called(contact.peer)
+            if !callers.contains(&contact.peer)
                 && engine.peer_error(contact.peer) == Ok(None)
                 && engine.has_answered(contact.peer) == Ok(false)
                 && engine.is_quiet(CONTEXT, contact.peer) == Ok(true)

@@ -484,16 +484,16 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 
     /// Returns whether a rail has reported a call of a peer that is not attached
     /// ([`Sink::called`](crate::rail::Sink::called)). Waits then end early, as if their deadline
-    /// had expired. Attach the peers, and reset with [`take_call`](Self::take_call).
+    /// had expired. Attach the peers, and reset with [`end_call`](Self::end_call).
     #[inline(always)]
     pub fn has_call(&self) -> bool {
         self.state.called
     }
 
-    /// Resets [`has_call`](Self::has_call), and returns its value.
+    /// Resets [`has_call`](Self::has_call).
     #[cold]
-    pub fn take_call(&mut self) -> bool {
-        core::mem::take(&mut self.state.called)
+    pub fn end_call(&mut self) {
+        self.state.called = false;
     }
 
     #[inline(always)]

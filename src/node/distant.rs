@@ -132,7 +132,7 @@ impl Peers {
         for rail in 1..=u8::MAX {
             loop {
                 let Some(setup) = engine.rail_mut(RailId(rail)) else {
-                    engine.take_call();
+                    engine.end_call();
                     return;
                 };
                 let NodeSetup::Fabric(mut guard) = setup else { break };
@@ -179,14 +179,11 @@ impl Peers {
         self.meeting = self.dials || !self.unanswered.is_empty();
     }
 
-    /// Returns whether a peer has called a short time ago, and its engine waits for the answer to
+    /// Returns the peers that have called a short time ago, and that the engine expects to answer
     /// its greeting.
-    pub fn has_just_called(&self, peer: PeerId) -> bool {
-        let of_peer = |waiting: &&Unanswered| waiting.peer == peer;
-        self.unanswered
-            .iter()
-            .find(of_peer)
-            .is_some_and(|waiting| waiting.called && waiting.pause <= PROMPT)
+    pub fn recent_callers(&self) -> HashSet<PeerId> {
+        let recent = |waiting: &&Unanswered| waiting.called && waiting.pause <= PROMPT;
+        self.unanswered.iter().filter(recent).map(|waiting| waiting.peer).collect()
     }
 
     /// Returns whether a wait must look often for peers that are not connected.

@@ -54,13 +54,18 @@ impl Silent {
         let like = self.kinds.iter().position(|(known, _)| **known == kind);
         let unused = || self.kinds.iter().position(|(_, peers)| *peers == 0);
         // There are at most as many kinds as peers, so the number of a kind fits a slot.
-        let at = like.or_else(unused).unwrap_or_else(|| {
-            self.kinds.push((Arc::new(kind.clone()), 0));
-            self.kinds.len() - 1
-        });
-        if self.kinds[at].1 == 0 {
-            self.kinds[at].0 = Arc::new(kind);
-        }
+        let at = match like.or_else(unused) {
+            Some(at) => {
+                if like.is_none() {
+                    self.kinds[at].0 = Arc::new(kind);
+                }
+                at
+            }
+            None => {
+                self.kinds.push((Arc::new(kind), 0));
+                self.kinds.len() - 1
+            }
+        };
         self.kinds[at].1 += 1;
         let number = peer.peer().0;
         if self.slots.len() <= usize::from(number) {

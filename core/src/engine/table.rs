@@ -197,6 +197,11 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         self.taken && self.peer == peer
     }
 
+    /// Returns whether this was imported to read messages from a region of a peer.
+    pub(crate) fn reads(&self, peer: u16, theirs: (u16, u16), len: u64) -> bool {
+        self.auto && self.peer == peer && self.theirs == theirs && self.len == len
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.auto && self.uses == 0
     }

@@ -315,12 +315,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let theirs = (offer.region, offer.generation);
         let place = (source.index as usize ^ (offer.region as usize) << 2) % HINTS;
         let serves = |slot: &RemoteSlot<RAILS>| {
-            slot.auto
-                && !slot.carried
-                && slot.peer == source.index
-                && slot.theirs == theirs
-                && slot.len == offer.size
-                && slot.keys == offer.keys
+            slot.reads(source.index, theirs, offer.size) && !slot.carried && slot.keys == offer.keys
         };
         let hint = self.state.hints[place];
         if self.state.remotes.get(hint as usize).is_some_and(serves) {
@@ -362,13 +357,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !offer.names_region() || !carries {
             return None;
         }
-        let serves = |slot: &RemoteSlot<RAILS>| {
-            slot.auto
-                && slot.carried
-                && slot.peer == source.index
-                && slot.theirs == theirs
-                && slot.len == offer.size
-        };
+        let serves =
+            |slot: &RemoteSlot<RAILS>| slot.reads(source.index, theirs, offer.size) && slot.carried;
         if let Some(found) = self.state.remotes.iter().position(serves) {
             return Some(found as u16);
         }
