@@ -9,7 +9,7 @@
 #   FAST=400          Mbit/s of the faster rail
 #   SECONDS_EACH=10   how long a run would take on the faster rail alone
 #   VERBS="put-signal put tag-bw"  SIZES="64K 1M"  PATIENCE=60
-#   BURST=32kb        bytes that tbf passes at once after a pause
+#   BURST=6kb         bytes that tbf passes at once after a pause
 #   FISHPLATE=...     the binary; by default it is built, optimised
 #
 # The slower rail is measured alone if its speed is at least an eighth of the faster rail's.
@@ -23,7 +23,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
 
-fast=${FAST:-400} seconds=${SECONDS_EACH:-10} burst=${BURST:-32kb} \
+fast=${FAST:-400} seconds=${SECONDS_EACH:-10} burst=${BURST:-6kb} \
     verbs=${VERBS:-put-signal put tag-bw} sizes=${SIZES:-64K 1M}
 [ $# -gt 0 ] || set -- 1 3 10 100 1000
 
