@@ -63,6 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let near = reach.iter().filter(|reach| reach.shared_memory).count();
     let far: usize = reach.iter().map(|reach| reach.fabric).sum();
     let count = node.load(memory.at(word(size)))?;
-    println!("rank {me}: {near} near, {far} rails to others, counted {count}");
+    let host = job.local_rank().map_or(String::new(), |rank| format!("local rank {rank}, "));
+    println!("rank {me}: {near} near, {far} rails to others, {host}counted {count}");
     Ok(node.close(timeout)?)
 }

@@ -22,8 +22,9 @@ pub struct Settings {
     pub max_rails: usize,
     /// The number of this process among those of its host, from 0. If a process may open fewer
     /// rails than there are equally near NICs, processes with other numbers begin with other NICs.
-    /// A process with a GPU uses the NICs of that GPU instead.
-    pub local_rank: usize,
+    /// A process with a GPU uses the NICs of that GPU instead. `None` uses the number that
+    /// [`Job::from_env`](crate::Job::from_env) got from the launcher, or 0.
+    pub local_rank: Option<usize>,
     /// Whether the provider executes the atomics that it supports, in memory from
     /// [`Node::alloc_native_atomics`](crate::Node::alloc_native_atomics). If so, providers without
     /// atomics are not used, and [failover](crate::node::Builder::failover) is unavailable.
@@ -83,7 +84,7 @@ impl Settings {
         providers: vec![],
         interfaces: vec![],
         max_rails: RAILS_LIMIT,
-        local_rank: 0,
+        local_rank: None,
         native_atomics: false,
         nic_device_memory: true,
         library: None,

@@ -48,6 +48,7 @@ mod tests;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::ToSocketAddrs;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 pub use id::{Cookie, ID_LEN, UniqueId};
@@ -68,6 +69,15 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// single pass per interval, peers that stream data to a waiting process would be delayed.
 const PASSES: u32 = 64;
 
+/// The number of this process among those of its host. `usize::MAX` if it is not known.
+static LOCAL_RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Returns the number that [`Job::from_env`] got from the launcher.
+pub(crate) fn local_rank() -> Option<usize> {
+    // Relaxed: the number publishes no other data.
+    Some(LOCAL_RANK.load(Ordering::Relaxed)).filter(|&rank| rank != usize::MAX)
+}
+
 /// Reads an environment variable. Invalid UTF-8 is replaced, so that a malformed
 /// cookie is not mistaken for a missing one.
 fn variable(name: &str) -> Option<String> {
@@ -79,6 +89,7 @@ fn variable(name: &str) -> Option<String> {
 pub struct Job {
     rank: usize,
     size: usize,
+    local_rank: Option<usize>,
     links: Links,
     timeout: Duration,
 }
@@ -105,7 +116,7 @@ impl Job {
     /// 5. Otherwise: a job with only this process.
     ///
     /// `FISHPLATE_COOKIE` is the job's cookie for 1 and 4. `timeout` limits this call and each
-    /// later call.
+    /// later call. Nodes that are opened later use the launcher's [`local_rank`](Self::local_rank).
     ///
     /// # Errors
     /// - [`ErrorKind::InvalidInput`]: a variable is malformed, or there are several processes and
@@ -113,7 +124,10 @@ impl Job {
     /// - [`ErrorKind::TimedOut`]: the message lists the missing ranks.
     /// - Any error that PMI or PMIx reports.
     pub fn from_env(timeout: Duration) -> io::Result<Job> {
-        environment::way(variable, timeout)?.join(timeout)
+        let job = environment::join(variable, timeout)?;
+        // Relaxed: the number publishes no other data.
+        LOCAL_RANK.store(job.local_rank.unwrap_or(usize::MAX), Ordering::Relaxed);
+        Ok(job)
     }
 
     /// Describes how [`from_env`](Self::from_env) would join, as text for people. Does not connect.
@@ -122,6 +136,16 @@ impl Job {
     /// [`ErrorKind::InvalidInput`]: a variable is malformed.
     pub fn describe_env() -> io::Result<String> {
         environment::way(variable, Duration::ZERO).map(|way| way.to_string())
+    }
+
+    /// Returns the number of this process among those of its host, from the launcher's variables.
+    /// For [`Settings::local_rank`](crate::config::Settings::local_rank) of a program that does not
+    /// call [`from_env`](Self::from_env).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: `FISHPLATE_LOCAL_RANK` is malformed.
+    pub fn local_rank_in_env() -> io::Result<Option<usize>> {
+        Ok(environment::local_rank(variable)?.map(|(rank, _)| rank))
     }
 
     /// Joins a job of `size` processes at `address` (HOST:PORT), and waits until all have joined.
@@ -167,17 +191,19 @@ impl Job {
 
     /// Returns a job with only this process.
     pub fn alone() -> Job {
-        Job { rank: 0, size: 1, links: Links::Leader(vec![]), timeout: Duration::ZERO }
+        Job::new(0, 1, Links::Leader(vec![]), Duration::ZERO)
+    }
+
+    fn new(rank: u32, size: u32, links: Links, timeout: Duration) -> Job {
+        Job { rank: rank as usize, size: size as usize, local_rank: None, links, timeout }
     }
 
     fn leader(others: Vec<Conn>, entry: &Entry) -> Job {
-        let links = Links::Leader(others);
-        Job { rank: 0, size: entry.size as usize, links, timeout: entry.timeout }
+        Job::new(0, entry.size, Links::Leader(others), entry.timeout)
     }
 
     fn follower(rank: u32, leader: Conn, entry: &Entry) -> Job {
-        let links = Links::Follower(leader);
-        Job { rank: rank as usize, size: entry.size as usize, links, timeout: entry.timeout }
+        Job::new(rank, entry.size, Links::Follower(leader), entry.timeout)
     }
 
     /// Returns the rank of this process, from 0.
@@ -188,6 +214,13 @@ impl Job {
     /// Returns the number of processes in the job.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// Returns the number of this process among those of its host, from 0, if the launcher of a job
+    /// of [`from_env`](Self::from_env) has set it. Nodes that are opened later use it: see
+    /// [`Settings::local_rank`](crate::config::Settings::local_rank).
+    pub fn local_rank(&self) -> Option<usize> {
+        self.local_rank
     }
 
     /// Sends this process's bytes to all processes, and returns the bytes of all processes, ordered

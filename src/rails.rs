@@ -240,7 +240,8 @@ pub fn nearest(
             let mut near = machine.choose(&usable, anchor, usable.len());
             let rails = count.unwrap_or(limit).min(limit);
             if rails < near.len() {
-                let first = settings.local_rank % near.len() * rails % near.len();
+                let local_rank = settings.local_rank.or_else(crate::job::local_rank).unwrap_or(0);
+                let first = local_rank % near.len() * rails % near.len();
                 near.rotate_left(first);
             }
             near.truncate(limit);
@@ -489,7 +490,11 @@ mod tests {
             (16, None, [&["cxi0", "cxi1", "cxi2", "cxi3"]; 5]),
         ] {
             for (local_rank, expected) in expected.into_iter().enumerate() {
-                let settings = Settings { max_rails: most, local_rank, ..settings(&["cxi"], &[]) };
+                let settings = Settings {
+                    max_rails: most,
+                    local_rank: Some(local_rank),
+                    ..settings(&["cxi"], &[])
+                };
                 let (limits, anchor) = (Limits::DEFAULT, Anchor::Node(0));
                 let wanted = Wanted { settings: &settings, limits, anchor, count, devices: false };
                 let rails = open(wanted, fake.library(), &machine).unwrap();

@@ -99,13 +99,18 @@ fn halo_with_one_to_five_processes() {
 #[test]
 fn all_to_all_with_three_processes() {
     let place = format!("tcp://{}", address());
-    let variables = [("FISHPLATE_RENDEZVOUS", &place[..]), ("FISHPLATE_SIZE", "3")];
+    let variables = [
+        ("FISHPLATE_RENDEZVOUS", &place[..]),
+        ("FISHPLATE_SIZE", "3"),
+        ("FISHPLATE_LOCAL_RANK", "7"),
+    ];
     let children: Vec<Child> =
         (0..3).map(|_| start_in(&variables, "all_to_all", &["20".into(), "60".into()])).collect();
     let mut lines: Vec<String> = children.into_iter().flat_map(output).collect();
     lines.sort();
-    let line =
-        |rank: u64, count: u64| format!("rank {rank}: 3 near, 0 rails to others, counted {count}");
+    let line = |rank: u64, count: u64| {
+        format!("rank {rank}: 3 near, 0 rails to others, local rank 7, counted {count}")
+    };
     assert_eq!(lines, [line(0, 60), line(1, 0), line(2, 0)]);
 }
 

@@ -80,6 +80,11 @@ good() {
         [ "$(cat "$work"/out* | grep -c 'rank 0: .* counted 400')" = 1 ]
 }
 
+# numbered: checks that the four processes know their numbers on this host
+numbered() {
+    [ "$(cat "$work"/out* | grep -o ' local rank [0-3],' | sort -u | wc -l)" = 4 ]
+}
+
 # four VARIABLE=VALUE...: runs four processes with these variables; replaces %r by the rank
 four() {
     local rank pids=() pid status=0
@@ -96,7 +101,7 @@ launched() {
     # shellcheck disable=SC2016  # for the inner shell
     timeout --kill-after=5 120 "$@" \
         bash -c 'exec "$0" 100 60 >"$1$PMI_RANK$OMPI_COMM_WORLD_RANK" 2>&1' \
-        "$program" "$work/out" >"$work/out-launcher" 2>&1 </dev/null && good
+        "$program" "$work/out" >"$work/out-launcher" 2>&1 </dev/null && good && numbered
 }
 
 # four_by_srun MPI VARIABLE=VALUE...: runs four processes under srun with these variables
@@ -105,8 +110,10 @@ four_by_srun() {
     shift
     timeout --kill-after=5 120 env "$@" srun --mpi="$mpi" --overcommit --output="$work/out%t" -n 4 \
         "$program" 100 60 \
-        >"$work/out-launcher" 2>&1 </dev/null && good
+        >"$work/out-launcher" 2>&1 </dev/null && good && numbered
 }
+
+four_numbered() { four "$@" && numbered; }
 
 open_mpi=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -n 4 \
     --oversubscribe)
@@ -145,10 +152,10 @@ say "file://, ranks as they come" four FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=fi
 say "file://, ranks given" four FISHPLATE_RANK=%r FISHPLATE_SIZE=4 \
     "FISHPLATE_RENDEZVOUS=file://$meet"
 next
-say "torchrun's variables" four RANK=%r WORLD_SIZE=4 LOCAL_RANK=%r MASTER_ADDR=127.0.0.1 \
+say "torchrun's variables" four_numbered RANK=%r WORLD_SIZE=4 LOCAL_RANK=%r MASTER_ADDR=127.0.0.1 \
     MASTER_PORT=$port
-say "Slurm's variables" four SLURM_PROCID=%r SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=4 \
-    "FISHPLATE_RENDEZVOUS=file://$meet"
+say "Slurm's variables" four_numbered SLURM_PROCID=%r SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=4 \
+    SLURM_LOCALID=%r "FISHPLATE_RENDEZVOUS=file://$meet"
 
 patterns=pairs,one-to-many,many-to-one,all-to-all,ring
 # measured COMMAND...: runs four ranks of the tool under a launcher; rank 0 must write a row for
@@ -232,7 +239,7 @@ missing_under() {
         [ "$rank" != 2 ] || exec sleep 30
         exec "$0" 100 3 >"$1$rank" 2>&1' "$program" "$work/out" >"$work/out-launcher" 2>&1 \
         </dev/null
-    [ $? != 124 ] && cat "$work"/out[0-9] | grep -q "$text"
+    [ $? != 124 ] && grep -q "$text" "$work"/out[0-9]
 }
 for launcher in ${launchers[@]+"${launchers[@]}"}; do
     declare -n command=$launcher

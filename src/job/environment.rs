@@ -26,6 +26,46 @@ const LAUNCHERS: [[&str; 2]; 5] = [
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 
+/// Variables with the number of a process among those of its host, ordered as [`LAUNCHERS`]. Slurm's
+/// is the last: it is 0 in all processes that another launcher starts through one task of Slurm.
+const LOCAL_RANKS: [&str; 6] = [
+    "FISHPLATE_LOCAL_RANK",
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PMI_LOCAL_RANK",
+    "SLURM_LOCALID",
+];
+
+/// Joins the job that these variables describe.
+pub(super) fn join(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Job> {
+    let local_rank = local_rank(&get)?;
+    let mut job = way(get, timeout)?.join(timeout)?;
+    job.local_rank = match local_rank {
+        // PMIx knows the process itself. Variables may be those of an outer launcher.
+        Some((_, name)) if name != LOCAL_RANKS[0] && job.local_rank.is_some() => job.local_rank,
+        found => found.map(|(rank, _)| rank).or(job.local_rank),
+    };
+    Ok(job)
+}
+
+/// Returns the number of this process among those of its host, and the variable that contains it.
+pub(super) fn local_rank(
+    get: impl Fn(&str) -> Option<String>,
+) -> io::Result<Option<(usize, &'static str)>> {
+    for name in LOCAL_RANKS {
+        match get(name).filter(|value| !value.is_empty()).map(|value| (value.parse(), value)) {
+            Some((Ok(rank), _)) => return Ok(Some((rank, name))),
+            Some((Err(_), value)) if name == LOCAL_RANKS[0] => {
+                return Err(unusable(name, &value, "a number from 0"));
+            }
+            // Programs also set LOCAL_RANK to -1, which means none.
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
 pub(super) enum Way {
     Address(String, u16, Entry),
     Folder(PathBuf, Entry),

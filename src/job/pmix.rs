@@ -20,10 +20,12 @@ use super::{Job, Ranks, round};
 
 const KEY: &CStr = c"fishplate-job";
 const JOB_SIZE: &CStr = c"pmix.job.size";
+const LOCAL_RANK: &CStr = c"pmix.lrank";
 
-/// `PMIX_GLOBAL`, `PMIX_STRING`, `PMIX_UINT32`, `PMIX_RANK_WILDCARD`.
+/// `PMIX_GLOBAL`, `PMIX_STRING`, `PMIX_UINT16`, `PMIX_UINT32`, `PMIX_RANK_WILDCARD`.
 const GLOBAL: u8 = 3;
 const STRING: u16 = 3;
+const UINT16: u16 = 13;
 const UINT32: u16 = 14;
 const WILDCARD: u32 = u32::MAX - 1;
 
@@ -118,10 +120,13 @@ pub(super) fn join(library: &Library, timeout: Duration) -> io::Result<Job> {
     // SAFETY: `own` is writable for the answer. A list of zero settings may be null.
     check("PMIx_Init", unsafe { (library.init)(&mut own, null(), 0) })?;
     let entry = Entry::new(Some(own.rank as usize), size(library, &own)?, Cookie::NONE, timeout)?;
-    let job = match own.rank {
+    // Without it the job works too: it only spreads processes over NICs.
+    let local_rank = number(library, &own, LOCAL_RANK).ok();
+    let mut job = match own.rank {
         0 => lead(library, &entry),
         _ => follow(library, &own, &entry),
     }?;
+    job.local_rank = local_rank;
     // SAFETY: a list of zero settings may be null. No request is pending: `follow` has received its
     // answer.
     check("PMIx_Finalize", unsafe { (library.finalize)(null(), 0) })?;
@@ -139,21 +144,27 @@ fn failed(call: &str, status: c_int) -> io::Error {
 }
 
 fn size(library: &Library, own: &Process) -> io::Result<usize> {
-    let (all, mut value) = (Process { rank: WILDCARD, ..*own }, null_mut());
+    number(library, &Process { rank: WILDCARD, ..*own }, JOB_SIZE)
+}
+
+/// Returns a number that the launcher has set for a process.
+fn number(library: &Library, of: &Process, key: &CStr) -> io::Result<usize> {
+    let mut value = null_mut();
     // SAFETY: the process and the C string live until the call returns, and `value` receives a
     // pointer.
-    check("PMIx_Get", unsafe { (library.get)(&all, JOB_SIZE.as_ptr(), null(), 0, &mut value) })?;
+    check("PMIx_Get", unsafe { (library.get)(of, key.as_ptr(), null(), 0, &mut value) })?;
     // SAFETY: `value` is null, or a value that the library allocated for us. Nothing ever frees it,
     // because it is small.
-    match unsafe { value.as_ref() } {
-        Some(Value { kind: UINT32, data }) => {
-            Ok(u32::from_ne_bytes(data[0].to_ne_bytes()[..4].try_into().expect("4 bytes")) as usize)
+    if let Some(Value { kind, data: [first, ..] }) = unsafe { value.as_ref() } {
+        let [a, b, c, d, ..] = first.to_ne_bytes();
+        match *kind {
+            UINT16 => return Ok(u16::from_ne_bytes([a, b]).into()),
+            UINT32 => return Ok(u32::from_ne_bytes([a, b, c, d]) as usize),
+            _ => {}
         }
-        _ => Err(io::Error::new(
-            ErrorKind::InvalidData,
-            "PMIx_Get failed: the job's size is not a number",
-        )),
     }
+    let text = format!("PMIx_Get failed: {} is not a number", key.to_string_lossy());
+    Err(io::Error::new(ErrorKind::InvalidData, text))
 }
 
 fn lead(library: &Library, entry: &Entry) -> io::Result<Job> {

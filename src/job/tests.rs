@@ -51,7 +51,7 @@ fn run(size: usize, join: impl Fn(usize) -> Job + Sync) {
 fn by(variables: &[(&str, String)], timeout: Duration) -> io::Result<Job> {
     let get =
         |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
-    environment::way(get, timeout)?.join(timeout)
+    environment::join(get, timeout)
 }
 
 #[test]
@@ -125,6 +125,36 @@ fn launchers_are_understood() {
     run(2, |at| by(&[&torch(at)[..], std::slice::from_ref(&meet_at)].concat(), SOON).unwrap());
     assert_eq!(by(&[], SOON).unwrap().size(), 1);
     assert_eq!(by(&[("RANK", "7".into())], SOON).unwrap().size(), 1, "a rank without a size");
+}
+
+#[test]
+fn the_launcher_tells_the_number_of_a_process_on_its_host() {
+    let told = |variables: &[(&str, &str)]| {
+        let variables: Vec<_> =
+            variables.iter().map(|&(name, value)| (name, value.to_owned())).collect();
+        by(&variables, SOON).unwrap().local_rank()
+    };
+    let names = [
+        "FISHPLATE_LOCAL_RANK",
+        "LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MPI_LOCALRANKID",
+        "PMI_LOCAL_RANK",
+        "SLURM_LOCALID",
+    ];
+    for (at, name) in names.into_iter().enumerate() {
+        assert_eq!(told(&[(name, "3")]), Some(3), "{name}");
+        let outer: Vec<_> = names[at + 1..].iter().map(|&name| (name, "0")).collect();
+        assert_eq!(
+            told(&[&outer[..], &[(name, "3")]].concat()),
+            Some(3),
+            "{name} is the innermost"
+        );
+    }
+    assert_eq!(told(&[]), None);
+    assert_eq!(told(&[("LOCAL_RANK", "-1"), ("SLURM_LOCALID", "2")]), Some(2), "-1 is no number");
+    let alone = by(&[("LOCAL_RANK", "4294967297".into())], SOON).unwrap();
+    assert_eq!((alone.size(), alone.local_rank()), (1, Some(4294967297)));
 }
 
 #[test]

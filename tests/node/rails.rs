@@ -1,13 +1,17 @@
 //! Tests the descriptions of a node's rails, and the detection of failed peers on other hosts.
 
+use std::env;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use fishplate::config::Settings;
 use fishplate::core::error::{AttachError, PeerError, WaitError};
 use fishplate::core::mem::RailId;
 use fishplate::node::{Error, Fabric, OpenError, RailInfo, RailPair};
 use fishplate::rails::RailsError;
-use fishplate::{Cmp, Node, Notice, PeerId, Signal};
+use fishplate::topology::{LinkState, Machine, Nic};
+use fishplate::{Cmp, Job, Node, Notice, PeerId, Signal};
 use fishplate_testing::fabric::{Dead, Fake, Persona};
 
 use super::{SOON, builder, fake};
@@ -18,6 +22,46 @@ fn two(provider: &Fake, interfaces: [&[&str]; 2]) -> ([Node; 2], [PeerId; 2]) {
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     let peers = [a.connect(to_b).unwrap(), b.connect(to_a).unwrap()];
     ([a, b], peers)
+}
+
+/// A launcher sets its variables before a process starts, so this test starts itself again.
+#[test]
+fn processes_of_one_host_begin_with_different_nics() {
+    let provider = Fake::new(Persona::cxi(), 1);
+    let nic = |at: usize| Nic {
+        name: format!("cxi{at}"),
+        interface: Some(format!("cxi{at}")),
+        verbs: None,
+        path: None,
+        node: None,
+        mbit: None,
+        link: LinkState::Up,
+    };
+    let machine = Machine { nics: (0..4).map(nic).collect(), ..Machine::default() };
+    let first = |local_rank| {
+        let providers = vec!["cxi".into()];
+        let settings = Settings { providers, max_rails: 1, local_rank, ..Settings::DEFAULT };
+        let builder = fake(&provider, &[]).settings(settings).machine(machine.clone());
+        builder.open().unwrap().rails()[0].interface.clone()
+    };
+    if env::var_os("FISHPLATE_TEST_CHILD").is_some() {
+        assert_eq!(Job::local_rank_in_env().unwrap(), Some(2));
+        assert_eq!(first(None), "cxi0", "the program has not asked for a job");
+        assert_eq!(Job::from_env(SOON).unwrap().local_rank(), Some(2));
+        assert_eq!(first(None), "cxi2");
+        assert_eq!(first(Some(0)), "cxi0", "the setting is stronger");
+        return;
+    }
+    assert_eq!([None, Some(1), Some(3), Some(4)].map(first), ["cxi0", "cxi1", "cxi3", "cxi0"]);
+    let mut again = Command::new(env::current_exe().unwrap());
+    again.args(["--exact", "rails::processes_of_one_host_begin_with_different_nics"]);
+    again
+        .env_remove("FISHPLATE_LOCAL_RANK")
+        .env("LOCAL_RANK", "2")
+        .env("FISHPLATE_TEST_CHILD", "1");
+    let told = again.output().unwrap();
+    let text = String::from_utf8_lossy(&told.stdout);
+    assert!(told.status.success() && text.contains("1 passed"), "{text}");
 }
 
 #[test]

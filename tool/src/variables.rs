@@ -64,9 +64,16 @@ pub const VARIABLES: [Variable; 16] = [
     Variable {
         name: "LOCAL_RANK",
         meaning: "number of this process among those of its host, from 0: without a GPU, processes \
-that may open fewer rails than there are near NICs begin with different NICs",
-        set: |s, text| number(text).map(|n| s.local_rank = n as usize),
-        show: |s| s.local_rank.to_string(),
+that may open fewer rails than there are near NICs begin with different NICs; empty: as the \
+launcher of a job says",
+        set: |s, text| {
+            s.local_rank = match text {
+                "" => None,
+                text => Some(number(text)? as usize),
+            };
+            Ok(())
+        },
+        show: |s| s.local_rank.map_or_else(String::new, |rank| rank.to_string()),
     },
     Variable {
         name: "LIBFABRIC",
