@@ -52,7 +52,7 @@ for source in "$c"/examples/*.c; do
 done
 # Compiles the example in docs/c.md. The example's `swap` stands for any way to exchange bytes.
 {
-    echo '#include <fishplate.h>'
+    printf '#include <%s>\n' fishplate.h string.h
     echo 'size_t swap (const void *ours, size_t len, void *theirs);'
     echo 'void page (void);'
     echo 'void page (void) {'
@@ -147,7 +147,7 @@ done
 unset kind
 say "the data of calls between two processes" "$place/data"
 say "the same under AddressSanitizer" "$place/asan-data"
-if ldconfig -p | grep -q 'libfabric\.so\.1'; then
+if [[ $(ldconfig -p) == *libfabric.so.1* ]]; then
     say "the same over tcp, without shared memory" "$place/data" tcp
 else
     echo "SKIPPED the data of calls over tcp: libfabric is missing"

@@ -100,6 +100,38 @@ say "the examples in docs/python.md and the README" mypy --strict "$place/page.p
     "$place/readme.py"
 cd "$place" || exit
 
+cat >"$place/nics.py" <<'END'
+import os
+import fishplate
+def rails(**settings):
+    with fishplate.Node(fabric="required", providers=["tcp"], max_rails=1, **settings) as node:
+        return node.rails()
+assert rails(local_rank=0) == rails() == [("tcp", "link0")], rails()
+assert rails(local_rank=1) == [("tcp", "link1")]
+os.environ["LOCAL_RANK"] = "1"
+assert fishplate.Job.from_env().local_rank == 1
+assert rails() == [("tcp", "link1")] and rails(local_rank=2) == [("tcp", "link0")]
+END
+# Runs a command in a namespace with two interfaces, which /sys shows.
+cat >"$place/links.sh" <<'END'
+mount -t sysfs sysfs /sys && ip link add link0 type veth peer name link1 || exit 77
+for at in 0 1; do
+    ip addr add 10.97.$at.1/24 dev link$at && ip link set link$at up || exit
+done
+for _ in {1..100}; do
+    [ "$(cat /sys/class/net/link?/operstate)" = $'up\nup' ] && break
+    sleep 0.05
+done
+exec "$@"
+END
+if ldconfig -p | grep 'libfabric\.so\.1' >/dev/null && need ip iproute2 &&
+    unshare --mount --net bash "$place/links.sh" true 2>/dev/null; then
+    say "processes of one host begin with different NICs" \
+        unshare --mount --net bash "$place/links.sh" python3 "$place/nics.py"
+else
+    echo "SKIPPED processes of one host with different NICs: no libfabric or no namespaces"
+fi
+
 # two EXAMPLE: runs an example as two processes
 two() {
     local port status=0

@@ -26,8 +26,9 @@ const LAUNCHERS: [[&str; 2]; 5] = [
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 
-/// Variables with the number of a process among those of its host, ordered as [`LAUNCHERS`]. Slurm's
-/// is the last: it is 0 in all processes that another launcher starts through one task of Slurm.
+/// Variables with the number of a process among those of its host, ordered as [`LAUNCHERS`].
+/// Slurm's is the last: it is 0 in all processes that another launcher starts through one task of
+/// Slurm.
 const LOCAL_RANKS: [&str; 6] = [
     "FISHPLATE_LOCAL_RANK",
     "LOCAL_RANK",

@@ -7,12 +7,13 @@ use fishplate::config::Settings;
 use fishplate::core::engine::protocol::MatchConfig;
 use fishplate::gpu::cuda::Api;
 use fishplate::node::{Builder, Fabric, Gpu, OpenError};
-use fishplate::{Limits, Node};
+use fishplate::{Job, Limits, Node};
 
-pub(crate) const DEFAULTS: [(&str, &str); 7] = [
+pub(crate) const DEFAULTS: [(&str, &str); 8] = [
     ("fabric", "auto"),
     ("providers", ""),
     ("interfaces", ""),
+    ("local_rank", "auto"),
     ("shared_memory", "yes"),
     ("device", "auto"),
     ("failover", "yes"),
@@ -104,6 +105,17 @@ fn builder(params: &[(String, String)]) -> Result<(Builder, Wanted), String> {
             }
             "providers" => settings.providers = list(),
             "interfaces" => settings.interfaces = list(),
+            "local_rank" => {
+                settings.local_rank = match (value.as_str(), value.parse()) {
+                    ("auto", _) => None,
+                    (_, Ok(rank)) => Some(rank),
+                    _ => {
+                        return Err(format!(
+                            "invalid parameter local_rank: \"{value}\"; use auto or a number"
+                        ));
+                    }
+                };
+            }
             "shared_memory" => local = flag()?,
             "failover" => failover = flag()?,
             "counters" => counters = flag()?,
@@ -124,6 +136,9 @@ fn builder(params: &[(String, String)]) -> Result<(Builder, Wanted), String> {
                 return Err(format!("unknown parameter: {name}; use one of {known}"));
             }
         }
+    }
+    if settings.local_rank.is_none() {
+        settings.local_rank = Job::local_rank_in_env().map_err(|error| error.to_string())?;
     }
     let builder = Node::builder()
         .settings(settings)
@@ -147,7 +162,9 @@ mod tests {
         for (name, value) in DEFAULTS {
             assert_eq!(with(name, value), Ok(()));
         }
-        for name in ["fabric", "shared_memory", "failover", "counters", "device", "speed"] {
+        for name in
+            ["fabric", "local_rank", "shared_memory", "failover", "counters", "device", "speed"]
+        {
             let error = with(name, "fast").unwrap_err();
             assert!(error.contains(name), "{error}");
         }

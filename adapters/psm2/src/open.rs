@@ -11,7 +11,7 @@ use fishplate::config::Settings;
 use fishplate::core::engine::protocol::MatchConfig;
 use fishplate::core::error::{Missing, Unfinished};
 use fishplate::node::{Error as NodeError, Fabric, OpenError};
-use fishplate::{Limits, Node};
+use fishplate::{Job, Limits, Node};
 
 use crate::active::Am;
 use crate::door::{Door, Sockets};
@@ -196,7 +196,9 @@ pub(crate) fn is_nested() -> bool {
 }
 
 pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Result<Node, OpenError> {
-    let settings = Settings { window: WINDOW, ..Settings::DEFAULT };
+    // A malformed variable must not fail the job: it only spreads processes over NICs.
+    let local_rank = Job::local_rank_in_env().ok().flatten();
+    let settings = Settings { window: WINDOW, local_rank, ..Settings::DEFAULT };
     let limits = Limits { peers: PEERS, operations: OPERATIONS, ..Limits::DEFAULT };
     let builder = Node::builder()
         .fabric(if asked_for_hosts() { Fabric::IfThere } else { Fabric::Off })

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <unistd.h>
-
 #define MESSAGES 100
 
 static int check (int status, const char *what)
@@ -39,22 +38,23 @@ int main (int count, char **arguments)
   if (count != 3)
     return 2;
   int rank = atoi (arguments[1]), got = 0, wait, state = 0, loop = epoll_create1 (EPOLL_CLOEXEC);
-  fp_options options = { sizeof options, FP_WAIT_FD, 0, 0, 0, 0, 0, 0, 0, NULL, NULL };
+  static fp_options options; /* zeroed, so the other options are the defaults */
   fp_node *node;
   fp_peer peer;
   fp_mem mine;
   fp_remote theirs;
   fp_tag tag = { 7, 0 }, exact = { 0, 0 };
   char ours[FP_ADDRESS_MAX], text[FP_ADDRESS_MAX];
-  size_t len = sizeof ours;
+  size_t len = sizeof ours, size = sizeof ours;
+  options.struct_size = sizeof options;
+  options.flags = FP_WAIT_FD;
   check (fp_node_open (&options, &node), "open");
   check (fp_node_address (node, ours, &len), "address");
   len = swap (arguments[2], rank, 'a', ours, len, text, node);
   check (fp_peer_connect (node, text, len, &peer), "connect");
   check (fp_mem_alloc (node, 4096, &mine), "alloc");
-  len = sizeof ours;
-  check (fp_mem_export (node, mine, ours, &len), "export");
-  len = swap (arguments[2], rank, 'm', ours, len, text, node);
+  check (fp_mem_export (node, mine, ours, &size), "export");
+  len = swap (arguments[2], rank, 'm', ours, size, text, node);
   check (fp_mem_import (node, peer, text, len, &theirs), "import");
   for (int n = 0; rank == 1 && n < MESSAGES; n++) {
     check (fp_send (node, peer, tag, &n, sizeof n), "send");

@@ -12,9 +12,9 @@
  * function. If it interrupts a call on a node and calls into the same node, that call fails with
  * -EBUSY. After fork, all handles are closed in the child. If a signal handler that has interrupted
  * a call forks, its child must call exec or _exit before the handler returns. No function invokes
- * callbacks or installs a signal handler. The library itself reads no environment variable. It
- * starts up to four short-lived threads that close descriptors. libfabric reads its own
- * variables and may start threads.
+ * callbacks or installs a signal handler. The library itself reads environment variables only if
+ * FP_LAUNCHER is given. It starts up to four short-lived threads that close descriptors. libfabric
+ * reads its own variables and may start threads.
  *
  * Timeouts are in milliseconds: 0 checks once, and a negative timeout never expires. */
 #ifndef FISHPLATE_H
@@ -71,6 +71,9 @@ const char *fp_last_error (void);
 #define FP_WAIT_FD 8u
 /* Creates a page of counters for the node, which `fishplate stat` shows while the program runs. */
 #define FP_COUNTERS 16u
+/* Reads local_rank from the environment variables of the program's launcher (docs/jobs.md). If none
+ * is set, the field local_rank applies. */
+#define FP_LAUNCHER 32u
 
 /* Settings of a node. Zero the structure, then set struct_size. A field that is 0 or null
  * selects the default, which the comment of the field names. */
@@ -86,6 +89,9 @@ typedef struct fp_options {
   uint32_t max_rails;          /* maximum number of libfabric rails: 16 */
   const char *providers;       /* separated by commas; default: the fastest usable provider */
   const char *interfaces;      /* separated by commas, one rail each; default: the nearest */
+  uint32_t local_rank;         /* number of this process among those of its host: 0. Processes that
+                                  may open fewer rails than there are near NICs begin with
+                                  different NICs */
 } fp_options;
 
 /* Opens a node. `options` may be null. A process may have at most 64 nodes open. Slow: loads

@@ -9,9 +9,10 @@ use crate::messages::{FpMessage, FpTag};
 use crate::node::FpOptions;
 use crate::poll::{FpCompletion, FpStats};
 
-const_assert_eq!(size_of::<FpOptions>(), 56);
+const_assert_eq!(size_of::<FpOptions>(), 64);
 const_assert_eq!(offset_of!(FpOptions, flags), 8);
 const_assert_eq!(offset_of!(FpOptions, providers), 40);
+const_assert_eq!(offset_of!(FpOptions, local_rank), 56);
 const_assert_eq!(size_of::<FpTag>(), 16);
 const_assert_eq!(offset_of!(FpTag, high), 8);
 const_assert_eq!(size_of::<FpMessage>(), 40);

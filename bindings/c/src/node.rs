@@ -8,7 +8,7 @@ use std::time::Duration;
 use fishplate::config::Settings;
 use fishplate::core::error::AttachError;
 use fishplate::node::{Error, Fabric};
-use fishplate::{Limits, Node};
+use fishplate::{Job, Limits, Node};
 
 use crate::handle::{FpNode, enter, insert, outside, remove};
 use crate::status::{Status, fail};
@@ -39,6 +39,8 @@ pub struct FpOptions {
     pub providers: *const c_char,
     /// Interface names, separated by commas.
     pub interfaces: *const c_char,
+    /// Number of this process among those of its host.
+    pub local_rank: u32,
 }
 
 /// Disables shared memory for peers on this host.
@@ -53,6 +55,12 @@ pub const FP_WAIT_FD: u32 = 8;
 
 /// Creates a page of counters for the node.
 pub const FP_COUNTERS: u32 = 16;
+
+/// Takes `local_rank` from the launcher's environment variables.
+pub const FP_LAUNCHER: u32 = 32;
+
+const FLAGS: u32 =
+    FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC | FP_WAIT_FD | FP_COUNTERS | FP_LAUNCHER;
 
 const DEFAULTS: u32 = 0;
 
@@ -187,6 +195,21 @@ fn limit<T: TryFrom<u32>>(given: u32, default: T, what: &str) -> Result<T, Statu
     }
 }
 
+fn settings(options: &FpOptions) -> Result<Settings, Status> {
+    let told = match options.flags & FP_LAUNCHER {
+        0 => Ok(None),
+        _ => Job::local_rank_in_env(),
+    };
+    let told = told.map_err(|error| fail(libc::EINVAL, format_args!("{error}")))?;
+    Ok(Settings {
+        providers: names(options.providers, "providers")?,
+        interfaces: names(options.interfaces, "interfaces")?,
+        max_rails: limit(options.max_rails, Settings::DEFAULT.max_rails, "max_rails")?,
+        local_rank: Some(told.unwrap_or(options.local_rank as usize)),
+        ..Settings::DEFAULT
+    })
+}
+
 /// Opens a node with these options, or with the defaults if `given` is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut FpNode) -> c_int {
@@ -194,9 +217,7 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
         let node = place(node, "node")?;
         node.write(std::ptr::null_mut());
         let options = options(given)?;
-        let most =
-            FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC | FP_WAIT_FD | FP_COUNTERS;
-        if options.flags & !most != 0 || options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) == 6 {
+        if options.flags & !FLAGS != 0 || options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) == 6 {
             return Err(fail(
                 libc::EINVAL,
                 "invalid flags: unknown or contradictory; use FP_* flags, and not both \
@@ -209,12 +230,7 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
             remotes: limit(options.imports, Limits::DEFAULT.remotes, "imports")?,
             operations: limit(options.operations, Limits::DEFAULT.operations, "operations")?,
         };
-        let settings = Settings {
-            providers: names(options.providers, "providers")?,
-            interfaces: names(options.interfaces, "interfaces")?,
-            max_rails: limit(options.max_rails, Settings::DEFAULT.max_rails, "max_rails")?,
-            ..Settings::DEFAULT
-        };
+        let settings = settings(&options)?;
         let fabric = match options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) {
             FP_NO_FABRIC => Fabric::Off,
             FP_REQUIRE_FABRIC => Fabric::Required,
@@ -348,6 +364,16 @@ mod tests {
     use super::*;
     use crate::memory::*;
     use crate::messages::{FpMessage, FpTag, fp_probe, fp_send};
+
+    #[test]
+    fn the_options_select_the_local_rank() {
+        // SAFETY: zero is valid for numbers and raw pointers.
+        let zero: FpOptions = unsafe { std::mem::zeroed() };
+        for local_rank in [0, 3] {
+            let settings = settings(&FpOptions { local_rank, ..zero }).ok().unwrap();
+            assert_eq!(settings.local_rank, Some(local_rank as usize));
+        }
+    }
 
     #[test]
     fn a_disconnected_peer_leaves_no_entries() {

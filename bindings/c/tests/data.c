@@ -108,7 +108,7 @@ int main (int count, char **arguments)
   int link = links[rank], other = 1 - rank;
   close (links[other]);
 
-  fp_options options = { sizeof options, FP_NO_FABRIC, 0, 0, 0, 0, 0, 0, 0, NULL, NULL };
+  fp_options options = { .struct_size = sizeof options, .flags = FP_NO_FABRIC };
   if (count > 1) {
     options.flags = FP_NO_SHARED_MEMORY | FP_REQUIRE_FABRIC;
     options.providers = arguments[1];

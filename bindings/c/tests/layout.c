@@ -8,8 +8,8 @@
 #define HOLDS(condition) _Static_assert (condition, #condition)
 #endif
 
-HOLDS (sizeof (fp_options) == 56 && offsetof (fp_options, flags) == 8
-       && offsetof (fp_options, providers) == 40);
+HOLDS (sizeof (fp_options) == 64 && offsetof (fp_options, flags) == 8
+       && offsetof (fp_options, providers) == 40 && offsetof (fp_options, local_rank) == 56);
 HOLDS (sizeof (fp_tag) == 16 && offsetof (fp_tag, high) == 8);
 HOLDS (sizeof (fp_message) == 40 && offsetof (fp_message, len) == 16
        && offsetof (fp_message, source) == 32);

@@ -281,7 +281,7 @@ static void wrong_options (void)
   BAD (struct_size, 0);
   BAD (struct_size, 7);
   BAD (struct_size, 1u << 20);
-  BAD (flags, 32);
+  BAD (flags, 64);
   BAD (flags, FP_NO_FABRIC | FP_REQUIRE_FABRIC);
   BAD (peers, 65536);
   BAD (regions, 65536);
@@ -297,6 +297,22 @@ static void wrong_options (void)
   bad.flags = 99; /* beyond struct_size, so ignored */
   EXPECT (fp_node_open (&bad, &node), 0);
   EXPECT (fp_node_close (node, 0), 0);
+  bad = good;
+  bad.struct_size = offsetof (fp_options, local_rank); /* of an older header */
+  EXPECT (fp_node_open (&bad, &node), 0);
+  EXPECT (fp_node_close (node, 0), 0);
+  bad = good;
+  bad.local_rank = UINT32_MAX;
+  EXPECT (fp_node_open (&bad, &node), 0);
+  EXPECT (fp_node_close (node, 0), 0);
+  setenv ("FISHPLATE_LOCAL_RANK", "-1", 1);
+  EXPECT (fp_node_open (&bad, &node), 0); /* no environment without FP_LAUNCHER */
+  EXPECT (fp_node_close (node, 0), 0);
+  BAD (flags, FP_NO_FABRIC | FP_LAUNCHER);
+  setenv ("FISHPLATE_LOCAL_RANK", "1", 1);
+  EXPECT (fp_node_open (&bad, &node), 0);
+  EXPECT (fp_node_close (node, 0), 0);
+  unsetenv ("FISHPLATE_LOCAL_RANK");
   bad = good;
   bad.flags = FP_NO_FABRIC | FP_COUNTERS;
   EXPECT (fp_node_open (&bad, &node), 0);

@@ -20,6 +20,8 @@ pub(crate) struct Job {
     rank: usize,
     #[pyo3(get)]
     size: usize,
+    #[pyo3(get)]
+    local_rank: Option<usize>,
 }
 
 impl Job {
@@ -30,7 +32,8 @@ impl Job {
     ) -> PyResult<Job> {
         let timeout = self::timeout(py, Duration::from_secs(30), timeout)?;
         let job = py.detach(|| join(timeout)).map_err(|error| Fault::System(error).raise(py))?;
-        Ok(Job { rank: job.rank(), size: job.size(), job: Mutex::new(job) })
+        let (rank, size, local_rank) = (job.rank(), job.size(), job.local_rank());
+        Ok(Job { rank, size, local_rank, job: Mutex::new(job) })
     }
 
     fn call<T: Send>(

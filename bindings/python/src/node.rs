@@ -83,8 +83,9 @@ impl Node {
 impl Node {
     #[new]
     #[pyo3(signature = (*, fabric=None, shared_memory=true, providers=None, interfaces=None,
-        max_rails=None, peers=None, regions=None, imports=None, operations=None, receives=None,
-        patience=10.0, connect_timeout=10.0, timeout=30.0, worker=None, gpu=None, counters=false))]
+        max_rails=None, local_rank=None, peers=None, regions=None, imports=None, operations=None,
+        receives=None, patience=10.0, connect_timeout=10.0, timeout=30.0, worker=None, gpu=None,
+        counters=false))]
     #[expect(clippy::too_many_arguments, reason = "settings, all of which have names and defaults")]
     fn open(
         py: Python<'_>,
@@ -93,6 +94,7 @@ impl Node {
         providers: Option<Vec<String>>,
         interfaces: Option<Vec<String>>,
         max_rails: Option<usize>,
+        local_rank: Option<usize>,
         peers: Option<u32>,
         regions: Option<u32>,
         imports: Option<u32>,
@@ -107,7 +109,7 @@ impl Node {
     ) -> PyResult<Node> {
         let (providers, interfaces) =
             (providers.unwrap_or_default(), interfaces.unwrap_or_default());
-        let rails = Rails { fabric, shared_memory, providers, interfaces, max_rails };
+        let rails = Rails { fabric, shared_memory, providers, interfaces, max_rails, local_rank };
         let tables = Tables { peers, regions, imports, operations, receives };
         let seconds = |seconds| arguments::timeout(py, Duration::ZERO, Some(seconds));
         let waits = [seconds(patience)?, seconds(connect_timeout)?, seconds(timeout)?];

@@ -32,6 +32,7 @@ pub(crate) struct Rails {
     pub providers: Vec<String>,
     pub interfaces: Vec<String>,
     pub max_rails: Option<usize>,
+    pub local_rank: Option<usize>,
 }
 
 /// `None` selects the default.
@@ -97,12 +98,12 @@ pub(crate) fn builder(
         remotes: limit(py, tables.imports, defaults.remotes.into(), most, "imports")? as u16,
         operations: limit(py, tables.operations, defaults.operations, TABLE_MAX, "operations")?,
     };
-    let Rails { fabric, shared_memory, providers, interfaces, max_rails } = rails;
+    let Rails { fabric, shared_memory, providers, interfaces, max_rails, local_rank } = rails;
     let max_rails = max_rails.unwrap_or(Settings::DEFAULT.max_rails);
     let builder = Node::builder()
         .fabric(self::fabric(py, fabric)?)
         .shared_memory(shared_memory)
-        .settings(Settings { providers, interfaces, max_rails, ..Settings::DEFAULT })
+        .settings(Settings { providers, interfaces, max_rails, local_rank, ..Settings::DEFAULT })
         .limits(limits)
         // The methods of the class `Node` wait instead, in slices.
         .patience(Duration::ZERO)

@@ -81,6 +81,8 @@ CALLS = {
     "providers of no list": (lambda own: fishplate.Node(providers=7), TypeError),
     "max_rails of none": (lambda own: fishplate.Node(max_rails=0), Misuse),
     "max_rails of many": (lambda own: fishplate.Node(max_rails=99), Misuse),
+    "a local rank below none": (lambda own: fishplate.Node(local_rank=-1), OverflowError),
+    "a local rank of text": (lambda own: fishplate.Node(local_rank="1"), TypeError),
     "peers of none": (lambda own: fishplate.Node(fabric="off", peers=0), fishplate.Error),
     "peers of many": (lambda own: fishplate.Node(peers=2**16), Misuse),
     "peers below none": (lambda own: fishplate.Node(peers=-1), OverflowError),

@@ -53,6 +53,7 @@ class Node:
         providers: list[str] | None = None,
         interfaces: list[str] | None = None,
         max_rails: int | None = None,
+        local_rank: int | None = None,
         peers: int | None = None,
         regions: int | None = None,
         imports: int | None = None,
@@ -68,14 +69,16 @@ class Node:
         """Opens a node over shared memory, and over libfabric if it is installed.
 
         `fabric` is "auto", "off", "required", or the number of libfabric rails. `providers` and
-        `interfaces` select the rails. `peers`, `regions`, `imports`, `operations` and `receives`
-        limit how many exist at once. `patience` is the maximum time in seconds that an operation
-        waits for room. `connect_timeout` is the maximum time that the first use of a peer waits for
-        its connection. `timeout` is the default timeout. `worker` starts a thread that makes
-        progress while the program computes; an int also pins the thread to that processor. `gpu`
-        selects the device for device memory: "cuda:N", "hip:N", or "stand-in" for host memory
-        instead. `counters` creates a page of counters, which `fishplate stat` shows while the
-        program runs."""
+        `interfaces` select the rails. `local_rank` is the number of this process among those of its
+        host: processes that may open fewer rails (`max_rails`) than there are near NICs begin with
+        different NICs. Its default is that of `Job.from_env`, or 0. `peers`, `regions`, `imports`,
+        `operations` and `receives` limit how many exist at once. `patience` is the maximum time in
+        seconds that an operation waits for room. `connect_timeout` is the maximum time that the
+        first use of a peer waits for its connection. `timeout` is the default timeout. `worker`
+        starts a thread that makes progress while the program computes; an int also pins the thread
+        to that processor. `gpu` selects the device for device memory: "cuda:N", "hip:N", or
+        "stand-in" for host memory instead. `counters` creates a page of counters, which
+        `fishplate stat` shows while the program runs."""
 
     @property
     def address(self) -> bytes:
@@ -423,6 +426,11 @@ class Job:
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int | None:
+        """The number of this process among those of its host, if the launcher of `from_env` has set
+        it. Nodes that are opened later use it."""
+
     def exchange(self, data: bytes) -> bytes:
         """Exchanges bytes with the other process of a job of two."""
 
