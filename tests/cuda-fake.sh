@@ -194,7 +194,7 @@ none() {
     cat "$place/seen"
     grep -q "SKIPPED on_$api::copies_arrive_whole: no $driver driver: $library is not on this machine" "$place/seen"
 }
-if ldconfig -p 2>/dev/null | grep -q "$library\.so"; then
+if [[ $(ldconfig -p 2>/dev/null) == *"$library.so"* ]]; then
     echo "SKIPPED no driver: this machine has one"
 else
     say "no driver" none
