@@ -23,6 +23,10 @@ fn same(builder: Builder) -> Builder {
     builder
 }
 
+fn with_device(builder: Builder) -> Builder {
+    builder.gpu(Gpu::StandIn)
+}
+
 #[test]
 fn a_peer_is_answered_while_the_program_sleeps() {
     for way in ways() {
@@ -111,17 +115,20 @@ fn an_idle_worker_uses_little_processor_time() {
         return;
     }
     idle(same);
-    // With a device the worker must poll, because devices do not notify.
-    idle(|builder| builder.gpu(Gpu::StandIn));
-    ways().into_iter().filter(|way| *way != Way::SharedMemory).for_each(idle_over);
+    idle(with_device);
+    for way in ways().into_iter().filter(|way| *way != Way::SharedMemory) {
+        idle_over(way, same);
+        idle_over(way, with_device);
+        idle_over(way, |builder| with_device(builder).shared_memory(true));
+    }
 }
 
 /// Checks that a worker over a network sleeps on descriptors. `FISHPLATE_IDLE_SECONDS` sets the
 /// duration (default 1).
-fn idle_over(way: Way) {
+fn idle_over(way: Way, change: fn(Builder) -> Builder) {
     let seconds =
         std::env::var("FISHPLATE_IDLE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
-    two(way, same, |mut side| {
+    two(way, change, |mut side| {
         let memory = side.node.alloc(64).unwrap();
         let handle = side.node.handle(memory).unwrap();
         let handle = side.exchange(&handle);

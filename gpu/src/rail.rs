@@ -16,6 +16,7 @@ mod stage;
 mod wait_object;
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -242,6 +243,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Returns the wait object for the owner to sleep on. It may outlive the rail.
     pub fn wait_object(&self) -> GpuWaitObject {
         GpuWaitObject { wait_object: self.inner.wait_object(), pace: Arc::clone(&self.pace) }
+    }
+
+    /// Adds the sockets of peers to an `epoll(7)` set: see [`ShmRail::watch_peers`].
+    pub fn watch_peers(&mut self, set: Arc<OwnedFd>) {
+        self.inner.watch_peers(set);
     }
 
     /// Returns the rail's host.

@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use fishplate_sys::fabric::rail::DeviceMemory;
 use fishplate_sys::fabric::rail::Interface;
 
 use super::address::{Address, RailAddress, hash, socket};
-use super::home::{Home, NodeWaitObject, Sizes};
+use super::home::{FirstWaitObject, Home, NodeWaitObject, Sizes};
 use super::rail::NodeRail;
 use super::sleep::Sleep;
 use super::{Node, OpenError, RailInfo};
@@ -416,31 +415,34 @@ impl Builder {
         let fencing = opened.iter().filter(|open| fences(open)).count();
         let failover = self.failover && fencing > 1 && !self.settings.native_atomics;
         let waits: Option<Vec<_>> = opened.iter().map(|open| open.rail.inner().wait()).collect();
-        let (local, profile, agrees, wait_object) = match self.gpu {
+        let sleep = match waits.filter(|_| network || self.wait_fd) {
+            None => None,
+            Some(waits) => Some(
+                // SAFETY: the rails were just opened, and only this thread uses them.
+                unsafe { Sleep::new(waits) }.map_err(|errno| AttachError::System(errno.raw()))?,
+            ),
+        };
+        let (local, profile, agrees, first) = match self.gpu {
             None => {
                 let mut rail = ShmRail::new(machine, shm)?;
-                let wait_object = match waits.filter(|_| network || self.wait_fd) {
-                    None => NodeWaitObject::Local(rail.wait_object()),
-                    Some(waits) => {
-                        // SAFETY: the rails were just opened, and only this thread uses them.
-                        let sleep = unsafe { Sleep::new(waits) }
-                            .map_err(|errno| AttachError::System(errno.raw()))?;
-                        rail.watch_peers(sleep.set());
-                        NodeWaitObject::Network(rail.wait_object(), Arc::new(sleep))
-                    }
-                };
-                let profile = rail.profile();
-                (NodeRail::Local(rail), profile, None, wait_object)
+                if let Some(sleep) = &sleep {
+                    rail.watch_peers(sleep.set());
+                }
+                let (profile, first) = (rail.profile(), FirstWaitObject::Shm(rail.wait_object()));
+                (NodeRail::Local(rail), profile, None, first)
             }
             Some(gpu) => {
                 let device = gpu.open().map_err(|error| OpenError::Gpu(gpu, error))?;
                 let config = GpuConfig { max_regions, ..self.gpu_config };
-                let rail = Box::new(GpuRail::new(device, machine, shm, config)?);
-                let (agrees, wait_object) =
-                    (rail.profile(), NodeWaitObject::Gpu(rail.wait_object()));
-                (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), wait_object)
+                let mut rail = Box::new(GpuRail::new(device, machine, shm, config)?);
+                if let Some(sleep) = &sleep {
+                    rail.watch_peers(sleep.set());
+                }
+                let (agrees, first) = (rail.profile(), FirstWaitObject::Gpu(rail.wait_object()));
+                (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), first)
             }
         };
+        let wait_object = NodeWaitObject::new(first, sleep);
         let listener = Listener::bind(socket(own.door)).map_err(OpenError::Listen)?;
         let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
         let all = std::iter::once(local)

@@ -29,7 +29,6 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::home::NodeWaitObject;
 use super::worker::Driver;
 use super::{MEETING_SLICE, Node, SLICE};
 
@@ -41,8 +40,8 @@ impl Node {
     /// [`arm`](Self::arm) before each wait. Never read the descriptor or change its flags. A node
     /// has the same descriptor as long as it exists.
     ///
-    /// `None`: a libfabric rail cannot end a sleep (`RailInfo::wakes`), or the node has a device or
-    /// a worker. Also `None` if the node has no libfabric rails and was opened without
+    /// `None`: a libfabric rail cannot end a sleep (`RailInfo::wakes`), or the node has a worker.
+    /// Also `None` if the node has no libfabric rails and was opened without
     /// [`Builder::wait_fd`](super::Builder::wait_fd). Then the program must call `progress`
     /// regularly.
     pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -65,16 +64,19 @@ impl Node {
         self.wait_fd()?;
         self.meet();
         self.publish_counters();
-        let NodeWaitObject::Network(event, sleep) = self.home.wait_object().clone() else {
-            return None;
-        };
+        let wait_object = self.home.wait_object().clone();
+        let sleep = wait_object.elsewhere()?;
         let longest_ns = if self.peers.hurries() { MEETING_SLICE } else { SLICE };
         let (engine, host) = (&mut self.home.engine, self.home.waiter.host());
         // Checks that peers are alive, as after each sleep. Also reads the packets that wake this
         // node, which peers on this host send.
         engine.check_peers();
         // SAFETY: the driver is the program, so no other thread uses the rails.
-        let timeout_ns = unsafe { sleep.arm(&event, host, longest_ns, || engine.progress() != 0) }?;
+        let timeout_ns = unsafe {
+            sleep.arm(wait_object.event(), host, || {
+                wait_object.look(longest_ns, || engine.progress() != 0)
+            })
+        }?;
         Some(Duration::from_nanos(if engine.has_due() {
             timeout_ns.min(DUE_NS)
         } else {

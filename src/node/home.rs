@@ -31,21 +31,36 @@ pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeWaitObject>;
 /// The wait object of a node: the wait object of its first rail, alone or with a set of
 /// descriptors.
 #[derive(Clone)]
-pub(super) enum NodeWaitObject {
-    Local(WaitObject),
+pub(super) struct NodeWaitObject {
+    first: FirstWaitObject,
+    set: Option<Arc<Sleep>>,
+}
+
+#[derive(Clone)]
+pub(super) enum FirstWaitObject {
+    Shm(WaitObject),
     Gpu(GpuWaitObject),
-    Network(WaitObject, Arc<Sleep>),
 }
 
 impl NodeWaitObject {
-    /// Returns the eventcount that peers notify, and the maximum length of the next sleep in
-    /// nanoseconds.
-    pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
-        match self {
-            NodeWaitObject::Local(wait_object) | NodeWaitObject::Network(wait_object, _) => {
-                (wait_object, timeout_ns)
-            }
-            NodeWaitObject::Gpu(wait_object) => wait_object.next_sleep(timeout_ns),
+    pub fn new(first: FirstWaitObject, set: Option<Sleep>) -> NodeWaitObject {
+        NodeWaitObject { first, set: set.map(Arc::new) }
+    }
+
+    /// Returns the eventcount that peers notify.
+    pub fn event(&self) -> &EventCount {
+        match &self.first {
+            FirstWaitObject::Shm(wait_object) => wait_object,
+            FirstWaitObject::Gpu(wait_object) => wait_object.event(),
+        }
+    }
+
+    /// Makes the last check for work before a sleep of at most `timeout_ns`. Returns the maximum
+    /// length of the sleep in nanoseconds, or `None` if `work` returns true.
+    pub fn look(&self, timeout_ns: u64, work: impl FnOnce() -> bool) -> Option<u64> {
+        match &self.first {
+            FirstWaitObject::Shm(_) => (!work()).then_some(timeout_ns),
+            FirstWaitObject::Gpu(wait_object) => wait_object.look(timeout_ns, work),
         }
     }
 
@@ -61,10 +76,7 @@ impl NodeWaitObject {
 
     /// Returns the set of descriptors that the node sleeps on, if it has one.
     pub fn elsewhere(&self) -> Option<&Sleep> {
-        match self {
-            NodeWaitObject::Network(_, sleep) => Some(sleep),
-            _ => None,
-        }
+        self.set.as_deref()
     }
 }
 
@@ -75,14 +87,22 @@ impl Park for NodeWaitObject {
         timeout_ns: u64,
         work: impl FnOnce() -> bool,
     ) -> Option<Woken> {
-        let (wait_object, timeout_ns) = self.next_sleep(timeout_ns);
-        let Some(sleep) = self.elsewhere() else { return wait_object.park(host, timeout_ns, work) };
-        sleep.park([wait_object], host, || match work() {
-            true => None,
-            // SAFETY: no other thread uses the rails, because a waiter sleeps only inside a call
-            // with exclusive access to the node.
-            false => unsafe { sleep.advised(timeout_ns) },
-        })
+        let look = || self.look(timeout_ns, work);
+        match self.elsewhere() {
+            None => {
+                let mut longest_ns = None;
+                let armed = self.event().prepare(host).recheck(|| {
+                    longest_ns = look();
+                    longest_ns.is_none()
+                })?;
+                Some(armed.commit(host, longest_ns?))
+            }
+            Some(sleep) => sleep.park([self.event()], host, || {
+                // SAFETY: no other thread uses the rails, because a waiter sleeps only inside a
+                // call with exclusive access to the node.
+                look().and_then(|timeout_ns| unsafe { sleep.advised(timeout_ns) })
+            }),
+        }
     }
 }
 

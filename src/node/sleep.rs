@@ -135,8 +135,9 @@ impl Sleep {
     }
 
     /// Prepares for a wait on the set's descriptor that the caller performs, for example with
-    /// `poll(2)`. `busy` returns whether there is work. Returns the maximum time to wait in
-    /// nanoseconds; `None` if there is work, or if a provider must be polled first.
+    /// `poll(2)`. `look` looks for work. If it finds none, it returns the maximum time to wait in
+    /// nanoseconds. Returns that time; `None` if there is work, or if a provider must be polled
+    /// first.
     ///
     /// # Safety
     /// The same as for [`advised`](Self::advised).
@@ -144,14 +145,20 @@ impl Sleep {
         &self,
         event: &EventCount,
         host: &H,
-        timeout_ns: u64,
-        busy: impl FnOnce() -> bool,
+        look: impl FnOnce() -> Option<u64>,
     ) -> Option<u64> {
         // Drains the set before it looks for work. Later events make the set readable again.
         self.drain();
+        let mut timeout_ns = None;
+        let busy = || {
+            timeout_ns = look();
+            timeout_ns.is_none()
+        };
+        if !EventCount::arm_elsewhere([event], host, busy) {
+            return None;
+        }
         // SAFETY: our caller guarantees the same contract.
-        let advised = |timeout_ns| unsafe { self.advised(timeout_ns) };
-        EventCount::arm_elsewhere([event], host, busy).then(|| advised(timeout_ns)).flatten()
+        timeout_ns.and_then(|timeout_ns| unsafe { self.advised(timeout_ns) })
     }
 }
 

@@ -275,18 +275,24 @@ impl Park for Idler<'_> {
         let _taken = sleep_lock.taken.lock().unwrap_or_else(PoisonError::into_inner);
         // A program that holds the node's lock may wait for `taken`. So the code below never waits
         // for the node's lock.
-        let (wait_object, timeout_ns) = sleep_lock.wait_object.next_sleep(timeout_ns);
-        let wait_objects = [&sleep_lock.called, wait_object];
-        let busy = || work() || self.locked_out.get();
-        let woken = match sleep_lock.wait_object.elsewhere() {
-            None => wait_objects.park(host, timeout_ns, busy),
-            Some(sleep) => sleep.park(wait_objects, host, || match busy() {
-                true => None,
-                false => {
-                    let _node = node.try_lock().ok()?;
-                    // SAFETY: this thread holds the lock, as every user of the rails must.
-                    unsafe { sleep.advised(timeout_ns) }
-                }
+        let SleepLock { called, wait_object, .. } = &**sleep_lock;
+        let look = || wait_object.look(timeout_ns, || work() || self.locked_out.get());
+        let woken = match wait_object.elsewhere() {
+            None => {
+                let mut longest_ns = None;
+                EventCount::prepare_two(called, wait_object.event(), host)
+                    .recheck(|| {
+                        longest_ns = look();
+                        longest_ns.is_none()
+                    })
+                    .zip(longest_ns)
+                    .map(|(armed, longest_ns)| armed.commit(host, longest_ns))
+            }
+            Some(sleep) => sleep.park([called, wait_object.event()], host, || {
+                let timeout_ns = look()?;
+                let _node = node.try_lock().ok()?;
+                // SAFETY: this thread holds the lock, as every user of the rails must.
+                unsafe { sleep.advised(timeout_ns) }
             }),
         };
         self.slept.set(woken.is_some());

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::op::Outcome;
+use fishplate::node::{Builder, Gpu};
 use fishplate::{Cmp, Issued, Node, Notice, Signal};
 
+use super::gpu::device;
 use super::{SOON, Side, WORKER, Way, two, ways};
 
 /// Runs an event loop until `done` returns true. Returns the number of waits, and the number of
@@ -47,16 +49,28 @@ fn connected(side: &mut Side) -> (fishplate::node::Memory, fishplate::node::Remo
 const LATE: Duration = Duration::from_millis(70);
 const ROUNDS: u64 = 10;
 
+/// Returns the ways, each without a device and with one.
+fn all_ways() -> impl Iterator<Item = (Way, Option<Gpu>)> {
+    ways().into_iter().flat_map(|way| [(way, None), (way, Some(device()))])
+}
+
+fn opened(builder: Builder, gpu: Option<Gpu>) -> Builder {
+    match gpu {
+        Some(gpu) => builder.wait_fd().gpu(gpu),
+        None => builder.wait_fd(),
+    }
+}
+
 #[test]
 fn signals_and_messages_end_a_wait() {
     if WORKER {
         return;
     }
-    for way in ways() {
+    for (way, gpu) in all_ways() {
         let all = Mutex::new(vec![]);
         two(
             way,
-            |builder| builder.wait_fd(),
+            |builder| opened(builder, gpu),
             |mut side| {
                 let (inbox, there) = connected(&mut side);
                 let mut ended = 0;
@@ -101,10 +115,10 @@ fn completions_end_a_wait() {
     if WORKER {
         return;
     }
-    for way in ways() {
+    for (way, gpu) in all_ways() {
         two(
             way,
-            |builder| builder.wait_fd(),
+            |builder| opened(builder, gpu),
             |mut side| {
                 let (_, there) = connected(&mut side);
                 side.node

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use fishplate::node::{Builder, Fabric};
 use fishplate::{Cmp, Notice, Signal};
 
+use super::gpu::device;
 use super::{SOON, Way, two, ways};
 
 const ROUNDS: u64 = 11;
@@ -84,6 +85,14 @@ fn arrivals_over_libfabric_end_a_sleep() {
 fn arrivals_in_shared_memory_end_the_sleep_of_a_node_with_libfabric_rails() {
     for way in network() {
         wake_each_other(way, |builder| builder.shared_memory(true));
+    }
+}
+
+#[test]
+fn arrivals_end_the_sleep_of_a_node_with_a_device() {
+    for way in network() {
+        wake_each_other(way, |builder| builder.gpu(device()));
+        wake_each_other(way, |builder| builder.gpu(device()).shared_memory(true));
     }
 }
 

@@ -68,10 +68,18 @@ pub struct GpuWaitObject {
 }
 
 impl GpuWaitObject {
-    /// Returns the eventcount and the maximum duration of the next sleep. For owners that also
-    /// sleep on other events.
-    pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
-        (&self.wait_object, self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns)))
+    /// Returns the eventcount, for owners that also sleep on other events.
+    pub fn event(&self) -> &EventCount {
+        &self.wait_object
+    }
+
+    /// Makes the last check for work before a sleep of at most `timeout_ns`. Returns the maximum
+    /// length of the sleep in nanoseconds, or `None` if `work` returns true. `work` polls the rail.
+    pub fn look(&self, timeout_ns: u64, work: impl FnOnce() -> bool) -> Option<u64> {
+        match work() {
+            true => None,
+            false => Some(self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns))),
+        }
     }
 }
 
@@ -82,8 +90,12 @@ impl Park for GpuWaitObject {
         timeout_ns: u64,
         work: impl FnOnce() -> bool,
     ) -> Option<Woken> {
-        let (wait_object, timeout_ns) = self.next_sleep(timeout_ns);
-        wait_object.park(host, timeout_ns, work)
+        let mut longest_ns = None;
+        let armed = self.event().prepare(host).recheck(|| {
+            longest_ns = self.look(timeout_ns, work);
+            longest_ns.is_none()
+        })?;
+        Some(armed.commit(host, longest_ns?))
     }
 }
 
