@@ -55,17 +55,18 @@
 //! Freed memory returns to the device once no peer has it open. Peers close it in `progress` and in
 //! waits, and its owner frees it in the same calls.
 //!
-//! The completion of a device's copy does not wake a sleeping thread. A wait for such a copy
-//! therefore polls every 20 microseconds to 10 milliseconds.
+//! The end of a copy that this node's device makes wakes a sleeping thread. Copies of peers wake it
+//! if the peer makes progress. For those of a peer that computes, a wait polls every 20
+//! microseconds to 10 milliseconds.
 //!
 //! # Waits
 //!
 //! A wait spins for some microseconds. Then it sleeps until a peer on this host wakes it or
 //! something arrives over a libfabric rail.
 //!
-//! Some libfabric rails cannot end a sleep: a rail of a provider without `FI_WAIT_FD`, and any rail
-//! of a node with a device. With such rails, a wait polls every 100 microseconds, and after 50
-//! milliseconds every millisecond. `RailInfo::wakes` says which rails can end a sleep.
+//! Rails of providers without `FI_WAIT_FD` cannot end a sleep. With such rails, a wait polls every
+//! 100 microseconds, and after 50 milliseconds every millisecond. `RailInfo::wakes` says which
+//! rails can end a sleep.
 
 mod address;
 mod builder;

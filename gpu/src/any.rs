@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 #[cfg(any(feature = "cuda", feature = "hip"))]
 use super::cuda::CudaDevice;
 use super::{
-    Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, HostDevice, Mark, Uuid,
+    Allocation, Bell, Device, DeviceCaps, DeviceError, DevicePtr, Handle, HostDevice, Mark, Uuid,
 };
 
 /// A device of one of the supported kinds.
@@ -127,6 +127,10 @@ unsafe impl Device for AnyDevice {
     #[inline]
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError> {
         each!(self, device => device.reached(mark))
+    }
+
+    fn ring(&mut self, stream: u8, mark: Mark, bell: &Bell) -> Result<(), DeviceError> {
+        each!(self, device => device.ring(stream, mark, bell))
     }
 
     fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {

@@ -48,7 +48,7 @@ use std::ptr::NonNull;
 use cudarc::driver::sys;
 
 use super::{
-    Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Mark, Uuid,
+    Allocation, Bell, Device, DeviceCaps, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Mark, Uuid,
 };
 use driver::Driver;
 use memory::{Held, Pinned};
@@ -83,6 +83,8 @@ pub struct CudaDevice {
     config: CudaConfig,
     caps: DeviceCaps,
     streams: Vec<sys::CUstream>,
+    /// One for each stream. They wait for marks and ring bells, so that rings do not delay copies.
+    ringers: Vec<sys::CUstream>,
     marks: Marks,
     owned: Vec<Held>,
     /// Whether memory was leaked on purpose. If so, drop does not release the context.
@@ -145,6 +147,7 @@ impl CudaDevice {
             config,
             caps,
             streams: vec![],
+            ringers: vec![],
             marks: Marks::default(),
             owned: vec![],
             forsaken: false,
@@ -291,6 +294,10 @@ unsafe impl Device for CudaDevice {
     #[inline]
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError> {
         self.query(mark)
+    }
+
+    fn ring(&mut self, stream: u8, mark: Mark, bell: &Bell) -> Result<(), DeviceError> {
+        self.ring_at(stream, mark, bell)
     }
 
     fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {

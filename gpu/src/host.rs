@@ -19,7 +19,8 @@ use fishplate_shm::extension::{self, Access, Mapping, PAGE};
 use super::done::tell;
 use super::export::is_used_at_home;
 use super::{
-    Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid,
+    Allocation, Bell, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared,
+    Uuid,
 };
 
 /// The UUID of processor memory, the same on every machine. Handles never arrive from another
@@ -272,6 +273,11 @@ unsafe impl Device for HostDevice {
     #[inline]
     fn reached(&mut self, _: Mark) -> Result<bool, DeviceError> {
         Ok(true)
+    }
+
+    fn ring(&mut self, _: u8, _: Mark, bell: &Bell) -> Result<(), DeviceError> {
+        bell.ring();
+        Ok(())
     }
 
     fn dmabuf(&mut self, _ptr: DevicePtr, _len: u64) -> Option<(OwnedFd, u64)> {

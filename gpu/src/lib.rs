@@ -64,6 +64,7 @@
 //!   exporter revokes it first.
 
 mod any;
+mod bell;
 #[cfg(any(feature = "cuda", feature = "hip"))]
 pub mod cuda;
 mod direct;
@@ -99,6 +100,7 @@ use fishplate_core::sync::primitive;
 use fishplate_shm::extension::Descriptors;
 
 pub use any::AnyDevice;
+pub use bell::Bell;
 pub use direct::GpuDirect;
 pub use error::{AllocId, ExportError};
 pub use export::{ExportStats, Exports, MAX_EXPORTS, Registration};
@@ -417,6 +419,14 @@ pub unsafe trait Device: Send {
     /// Returns whether all work before the mark is complete and visible to processors and devices.
     /// Frees the mark if it returns `true`, and on an error. *Queue.*
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError>;
+
+    /// Rings a bell once the mark, which is outstanding on `stream`, is reached. The bell may ring
+    /// at once. If the device is lost, it may never ring. Does not delay work of the streams. Slow
+    /// path: some driver calls.
+    ///
+    /// # Errors
+    /// The bell will not ring.
+    fn ring(&mut self, stream: u8, mark: Mark, bell: &Bell) -> Result<(), DeviceError>;
 
     /// Returns a dmabuf descriptor of a range for NICs, and the offset of the range in it. Returns
     /// `None` if the driver does not support dmabuf. Slow path.

@@ -31,7 +31,7 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 use super::done::{Receiver, Sender};
 use super::pair::PairSegment;
 use super::{
-    Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing,
+    Bell, Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing,
 };
 use bounce::Relay;
 use copies::Copies;
@@ -60,6 +60,8 @@ pub struct GpuStats {
     pub told: (u64, u64),
     /// Number of writes that peers reported as failed.
     pub failures_heard: u64,
+    /// Number of copies that were made to end a sleep.
+    pub rings: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +127,9 @@ struct GpuPeer {
 /// buffer. If the peer is detached and the device does not finish in time, or if the device is
 /// lost, the outcome is [unknown](CompleteError::Unknown).
 ///
-/// A word that a device stores does not wake the owner. So sleep on
-/// [`wait_object`](GpuRail::wait_object), which wakes the owner periodically.
+/// A word that a device stores does not wake the owner, and the end of a copy does only with
+/// [`set_bell`](GpuRail::set_bell). So sleep on [`wait_object`](GpuRail::wait_object), which wakes
+/// the owner periodically.
 #[derive(Debug)]
 pub struct GpuRail<D: Device, H: Host> {
     inner: ShmRail<H>,
@@ -157,8 +160,9 @@ pub struct GpuRail<D: Device, H: Host> {
     stage: Stage,
     copies: Copies,
     pace: Arc<Pace>,
-    /// Attached peers that report by done words, which do not wake this process.
-    silent: u32,
+    bell: Option<Bell>,
+    /// Whether an attached peer reports by done words, which do not wake this process.
+    silent: bool,
     stats: GpuStats,
     why: Option<Refused>,
     /// The device and the inner rail take turns at being polled first.
@@ -221,7 +225,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             stage,
             copies,
             pace: Arc::new(Pace::new(config.longest_nap)),
-            silent: 0,
+            bell: None,
+            silent: false,
             stats: GpuStats::default(),
             why: None,
             passes: 0,
@@ -243,6 +248,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Returns the wait object for the owner to sleep on. It may outlive the rail.
     pub fn wait_object(&self) -> GpuWaitObject {
         GpuWaitObject { wait_object: self.inner.wait_object(), pace: Arc::clone(&self.pace) }
+    }
+
+    /// Sets the bell that ends a sleep on the [wait object](Self::wait_object). While the owner
+    /// sleeps, the device rings it when a copy ends. Without a bell the owner sleeps in naps.
+    pub fn set_bell(&mut self, bell: Bell) {
+        self.bell = Some(bell);
     }
 
     /// Adds the sockets of peers to an `epoll(7)` set: see [`ShmRail::watch_peers`].
@@ -362,12 +373,33 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     fn expect(&mut self) {
         self.hears = self.peers.iter().flatten().any(|peer| peer.device && !peer.own);
-        let told = self.peers.iter().flatten().filter(|peer| {
+        self.silent = self.peers.iter().flatten().any(|peer| {
             !peer.down && peer.shared.as_ref().is_some_and(|shared| shared.done.is_some())
         });
-        self.silent = told.count() as u32;
-        let busy = !self.ops.is_empty() || self.streams.out() > 0;
-        self.pace.expect(self.silent + u32::from(busy));
+    }
+
+    /// Returns whether device work is in flight, the end of which needs a poll.
+    pub fn is_working(&self) -> bool {
+        !self.ops.is_empty() || self.streams.out() > 0 || self.copies.is_pending()
+    }
+
+    /// Called when a poll before a sleep has found nothing. Makes the end of each copy ring, and
+    /// decides whether the sleep is a nap.
+    #[cold]
+    #[inline(never)]
+    fn prepare_sleep(&mut self) {
+        let works = self.is_working();
+        let device = self.sharing.driver();
+        let count = &mut self.stats.rings;
+        let rings = match &self.bell {
+            Some(bell) => {
+                self.streams.ring(device, bell, count) & self.copies.ring(device, bell, count)
+            }
+            None => false,
+        };
+        // Peers notify when they take pieces or send some, but not when a lane has room again.
+        let rings = (rings && self.telling.is_empty()) || !works;
+        self.pace.set_naps(self.silent || !rings);
     }
 }
 

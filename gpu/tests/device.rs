@@ -448,6 +448,7 @@ macro_rules! suite {
             copies_arrive_whole,
             a_stream_keeps_its_order,
             marks_run_out_and_are_reused,
+            a_bell_rings_once_after_its_mark,
             a_word_follows_what_it_tells_of,
             another_process_has_the_same_memory,
             segments_side_by_side_are_one_memory_to_another_process,

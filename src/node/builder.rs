@@ -422,14 +422,15 @@ impl Builder {
                 unsafe { Sleep::new(waits) }.map_err(|errno| AttachError::System(errno.raw()))?,
             ),
         };
-        let (local, profile, agrees, first) = match self.gpu {
+        let (local, profile, agrees, wait_object) = match self.gpu {
             None => {
                 let mut rail = ShmRail::new(machine, shm)?;
                 if let Some(sleep) = &sleep {
                     rail.watch_peers(sleep.set());
                 }
-                let (profile, first) = (rail.profile(), FirstWaitObject::Shm(rail.wait_object()));
-                (NodeRail::Local(rail), profile, None, first)
+                let first = FirstWaitObject::Shm(rail.wait_object());
+                let (profile, wait_object) = (rail.profile(), NodeWaitObject::new(first, sleep));
+                (NodeRail::Local(rail), profile, None, wait_object)
             }
             Some(gpu) => {
                 let device = gpu.open().map_err(|error| OpenError::Gpu(gpu, error))?;
@@ -438,11 +439,12 @@ impl Builder {
                 if let Some(sleep) = &sleep {
                     rail.watch_peers(sleep.set());
                 }
-                let (agrees, first) = (rail.profile(), FirstWaitObject::Gpu(rail.wait_object()));
-                (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), first)
+                let first = FirstWaitObject::Gpu(rail.wait_object());
+                let (agrees, wait_object) = (rail.profile(), NodeWaitObject::new(first, sleep));
+                rail.set_bell(wait_object.bell());
+                (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), wait_object)
             }
         };
-        let wait_object = NodeWaitObject::new(first, sleep);
         let listener = Listener::bind(socket(own.door)).map_err(OpenError::Listen)?;
         let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
         let all = std::iter::once(local)

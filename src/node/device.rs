@@ -189,6 +189,14 @@ impl Node {
         Ok(self.place_on_device(at, 0)?.1)
     }
 
+    /// Returns whether the device works for this node, so that a sleep must make it ring.
+    pub(super) fn is_working(&self) -> bool {
+        match self.home.engine.rail(LOCAL) {
+            Some(NodeRail::Gpu(gpu)) => gpu.is_working(),
+            _ => false,
+        }
+    }
+
     /// Returns counters of transfers of device memory between this node and peers on this host.
     /// `None`: the node was opened without a device.
     pub fn gpu_stats(&self) -> Option<GpuStats> {

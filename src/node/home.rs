@@ -13,7 +13,7 @@ use fishplate_core::rail::Rails;
 use fishplate_core::sync::event::{EventCount, Park};
 use fishplate_core::sync::host::{Host, Woken};
 use fishplate_core::sync::spin::Policy;
-use fishplate_gpu::GpuWaitObject;
+use fishplate_gpu::{Bell, GpuWaitObject};
 use fishplate_shm::WaitObject;
 use fishplate_sys::LinuxHost;
 
@@ -45,6 +45,18 @@ pub(super) enum FirstWaitObject {
 impl NodeWaitObject {
     pub fn new(first: FirstWaitObject, set: Option<Sleep>) -> NodeWaitObject {
         NodeWaitObject { first, set: set.map(Arc::new) }
+    }
+
+    /// Returns a bell that ends the current sleep.
+    pub fn bell(&self) -> Bell {
+        let (wait_object, host) = (self.clone(), LinuxHost::shared());
+        Bell::new(move || {
+            wait_object.event().notify_with(&host, || {
+                if let Some(sleep) = wait_object.elsewhere() {
+                    sleep.ring();
+                }
+            });
+        })
     }
 
     /// Returns the eventcount that peers notify.
@@ -294,5 +306,42 @@ impl Drop for Home {
             ManuallyDrop::drop(&mut self.engine);
         }
         drop(Parked(self.parts));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Node;
+    use crate::node::{Builder, Fabric, Gpu};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_bell_ends_a_sleep_on_a_word_and_one_on_descriptors() {
+        let builder = || Node::builder().fabric(Fabric::Off).gpu(Gpu::StandIn);
+        let sleeps: [fn(Builder) -> Builder; 2] = [|builder| builder, Builder::wait_fd];
+        for (at, change) in sleeps.into_iter().enumerate() {
+            let (_node, wait_object) = change(builder()).open_here().unwrap();
+            assert_eq!(wait_object.elsewhere().is_some(), at == 1);
+            let (bell, begun) = (wait_object.bell(), Instant::now());
+            let woken = thread::scope(|scope| {
+                let sleeper = scope.spawn(|| {
+                    let (host, event) = (LinuxHost::shared(), wait_object.event());
+                    let long_ns = 20_000_000_000;
+                    match wait_object.elsewhere() {
+                        None => event.park(&host, long_ns, || false),
+                        Some(sleep) => sleep.park([event], &host, || Some(long_ns)),
+                    }
+                });
+                while !wait_object.event().is_announced() {
+                    thread::yield_now();
+                }
+                bell.ring();
+                sleeper.join().unwrap()
+            });
+            assert_eq!(woken, Some(Woken::Called));
+            assert!(begun.elapsed() < Duration::from_secs(10), "it slept on");
+        }
     }
 }

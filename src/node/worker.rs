@@ -96,7 +96,8 @@ impl Worker {
         wanted.store(false, Ordering::Relaxed);
         let mut node = locked.map_err(|_| OpError::Abandoned)?;
         let result = work(&mut node);
-        let due = node.peers.meeting || node.home.engine.has_due();
+        // A worker that sleeps has made only earlier copies ring.
+        let due = node.peers.meeting || node.home.engine.has_due() || node.is_working();
         drop(node);
         if due {
             sleep_lock.call();
@@ -303,8 +304,9 @@ impl Park for Idler<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Notice;
     use crate::config::Settings;
-    use crate::node::Error;
+    use crate::node::{Error, Gpu};
     use std::os::unix::thread::JoinHandleExt;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::time::{Duration, Instant};
@@ -393,14 +395,34 @@ mod tests {
         assert!(left * 5 < took * 2, "used {left:?} of {took:?} after its peer had left");
     }
 
+    #[test]
+    fn a_sleeping_worker_is_called_to_copies_of_its_device() {
+        let builder = Node::builder().fabric(Fabric::Off).gpu(Gpu::StandIn);
+        let mut node = builder.worker(Options::default()).open().unwrap();
+        let own = node.address().to_vec();
+        let me = node.connect(own).unwrap();
+        let memory = node.alloc_device(1 << 16).unwrap();
+        let there = node.import(me, node.handle(memory).unwrap()).unwrap();
+        let (from, to) = (memory.slice(..1 << 15), there.at(1 << 15));
+        let begin = |node: &mut Node| {
+            node.put(from, to, Notice::Silent).unwrap();
+            assert!(node.is_working());
+        };
+        is_called_to(&node, begin, Node::is_working);
+    }
+
     fn is_called(node: &Node) {
+        // The worker clears the flag when no peer is left to connect.
+        is_called_to(node, |node| node.peers.meeting = true, |node| node.peers.meeting);
+    }
+
+    fn is_called_to(node: &Node, begin: impl Fn(&mut Node), is_left: impl Fn(&Node) -> bool) {
         let Driver::Worker(worker) = &node.driver else { panic!("it has a worker") };
         let round = |_| {
             thread::sleep(Duration::from_millis(2));
             let begun = Instant::now();
-            // The worker clears the flag when no peer is left to connect.
-            worker.call(|node| node.peers.meeting = true).unwrap();
-            while worker.shared.node.lock().unwrap().peers.meeting {
+            worker.call(&begin).unwrap();
+            while is_left(&worker.shared.node.lock().unwrap()) {
                 thread::sleep(Duration::from_micros(50));
             }
             begun.elapsed()

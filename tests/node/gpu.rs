@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::OpError;
+use fishplate::core::sync::spin::Policy;
 use fishplate::gpu::DeviceError;
-use fishplate::node::{Error, Fabric, Gpu};
+use fishplate::node::{Builder, Error, Fabric, Gpu};
 use fishplate::{Cmp, Limits, Node, Notice, Signal};
 
-use super::{SOON, Way, builder, two};
+use super::{SOON, Side, WORKER, Way, builder, two};
 
 #[path = "gpu/apart.rs"]
 mod apart;
@@ -44,6 +45,55 @@ fn open() -> Node {
 
 pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i ^ seed).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect()
+}
+
+#[test]
+fn the_end_of_a_copy_ends_a_sleep() {
+    // The copies of a stand-in end at once, and those of a fake driver late in some modes.
+    let late = env::var("FAKE_CUDA").is_ok_and(|modes| modes.contains("late"));
+    let change = |builder: Builder| builder.gpu(device()).policy(Policy::EFFICIENT);
+    two(Way::SharedMemory, change, |mut side| {
+        let memory = side.node.alloc_device(LEN).unwrap();
+        let inbox = side.node.alloc(64).unwrap();
+        let handles = [memory, inbox].map(|memory| side.node.handle(memory).unwrap());
+        let [theirs, word] = handles.map(|handle| {
+            let handle = side.exchange(&handle);
+            side.node.import(side.peer, handle).unwrap()
+        });
+        side.exchange(&[]);
+        for n in 1..=10 {
+            if side.rank == 0 {
+                let Side { node, peer, receive, .. } = &mut side;
+                node.put_signal(
+                    memory.slice(..),
+                    theirs.at(0),
+                    Signal::set(word.at(0), n),
+                    Notice::Silent,
+                )
+                .unwrap();
+                match WORKER {
+                    // The program makes no calls.
+                    true => _ = receive.recv().unwrap(),
+                    false => {
+                        node.quiet(*peer, SOON).unwrap();
+                        side.exchange(&[]);
+                    }
+                }
+            } else {
+                side.node.wait(inbox.at(0), Cmp::Eq, n, Some(side.peer), SOON).unwrap();
+                match WORKER {
+                    true => side.send.send(vec![]).unwrap(),
+                    false => _ = side.exchange(&[]),
+                }
+            }
+        }
+        if side.rank == 0 && (late || device() == Gpu::StandIn) {
+            let stats = side.node.gpu_stats().unwrap();
+            assert_eq!(stats.rings > 0, late, "{stats:?}");
+        }
+        side.exchange(&[]);
+        side.node.close(SOON).unwrap();
+    });
 }
 
 #[test]

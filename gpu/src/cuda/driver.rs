@@ -173,6 +173,8 @@ functions! {
     cuStreamCreate hipStreamCreateWithFlags(*mut CUstream, c_uint);
     cuStreamDestroy_v2 hipStreamDestroy(CUstream);
     cuStreamSynchronize hipStreamSynchronize(CUstream);
+    cuStreamWaitEvent hipStreamWaitEvent(CUstream, CUevent, c_uint);
+    cuLaunchHostFunc hipLaunchHostFunc(CUstream, CUhostFn, *mut c_void);
     cuMemcpyAsync hip::copy(CUdeviceptr, CUdeviceptr, usize, CUstream);
     cuStreamWriteValue64_v2 hipStreamWriteValue64(CUstream, CUdeviceptr, u64, c_uint);
     cuEventCreate hip::create_event(*mut CUevent, c_uint);

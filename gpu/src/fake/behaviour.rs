@@ -115,12 +115,13 @@ pub enum Call {
     WriteWord,
     Mark,
     Reached,
+    Ring,
     Flush,
 }
 
 impl Call {
     /// All kinds of calls.
-    pub const ALL: [Call; 13] = [
+    pub const ALL: [Call; 14] = [
         Call::Alloc,
         Call::Free,
         Call::Allocation,
@@ -133,6 +134,7 @@ impl Call {
         Call::WriteWord,
         Call::Mark,
         Call::Reached,
+        Call::Ring,
         Call::Flush,
     ];
 

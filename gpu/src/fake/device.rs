@@ -4,7 +4,9 @@ use std::ptr::NonNull;
 use super::FakeProcess;
 use super::behaviour::{MemoryKind, Violation};
 use super::stream::StreamId;
-use crate::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Uuid};
+use crate::{
+    Allocation, Bell, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Uuid,
+};
 
 /// One device of a fake process, used by one thread at a time. Dropping it finishes the work queued
 /// on its streams. Memory that was not freed stays allocated, and counts as held.
@@ -13,6 +15,8 @@ pub struct FakeDevice {
     process: FakeProcess,
     caps: DeviceCaps,
     streams: Vec<StreamId>,
+    /// One for each stream. They wait for marks and ring bells.
+    ringers: Vec<StreamId>,
     /// The marks. The lower half of a [`Mark`] is the index, and the upper half counts the uses of
     /// that entry.
     marks: Vec<(u16, Option<(StreamId, u64)>)>,
@@ -32,9 +36,11 @@ impl FakeDevice {
             must_flush: behaviour.must_flush,
         };
         let streams =
-            (0..behaviour.streams).map(|_| process.stream(ordinal)).collect::<Result<_, _>>()?;
+            || (0..behaviour.streams).map(|_| process.stream(ordinal)).collect::<Result<_, _>>();
+        let (streams, ringers) = (streams()?, streams()?);
         let free = (0..marks).rev().map(|place| place as u16).collect();
-        Ok(FakeDevice { process, caps, streams, marks: vec![(0, None); marks as usize], free })
+        let marks = vec![(0, None); marks as usize];
+        Ok(FakeDevice { process, caps, streams, ringers, marks, free })
     }
 
     /// Returns the process of the device.
@@ -60,7 +66,7 @@ impl FakeDevice {
 
 impl Drop for FakeDevice {
     fn drop(&mut self) {
-        for &stream in &self.streams {
+        for &stream in self.streams.iter().chain(&self.ringers) {
             self.process.end_stream(stream);
         }
     }
@@ -194,6 +200,24 @@ unsafe impl Device for FakeDevice {
             self.process.unmark();
         }
         reached
+    }
+
+    fn ring(&mut self, stream: u8, mark: Mark, bell: &Bell) -> Result<(), DeviceError> {
+        let (of, ringer) = (self.stream(stream)?, self.ringers[usize::from(stream)]);
+        let (place, round) = (mark.0 as u16, (mark.0 >> 16) as u16);
+        let known = self.marks.get(usize::from(place)).filter(|(now, _)| *now == round);
+        let Some((stream, at)) = known.and_then(|known| known.1).filter(|known| known.0 == of)
+        else {
+            self.process.count_violation(Violation::UnknownMark);
+            return Err(DeviceError::Driver(400));
+        };
+        self.process.wait_for(ringer, stream, at)?;
+        let raw = bell.to_raw();
+        // SAFETY: the fake calls the function at most once, and the argument keeps the bell alive.
+        unsafe { self.process.call(ringer, Bell::ring_raw, raw) }.inspect_err(|_| {
+            // SAFETY: the fake has refused the call, so this is the only use of the argument.
+            drop(unsafe { Bell::from_raw(raw) });
+        })
     }
 
     fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {

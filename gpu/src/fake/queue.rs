@@ -1,3 +1,5 @@
+use std::ffi::c_void;
+
 use super::FakeProcess;
 use super::behaviour::{Call, Violation};
 use super::calls::INVALID_VALUE;
@@ -118,6 +120,42 @@ impl FakeProcess {
         let orphan = range.and_then(Range::memory).is_some_and(FakeMemory::is_orphan);
         state.processes[self.place].counts.orphans_touched += u64::from(orphan);
         state.queue(self.place, stream, Verb::Word { at, value });
+        Ok(())
+    }
+
+    /// Makes later work of a stream wait for a mark of another stream.
+    ///
+    /// # Errors
+    /// The device is lost, or the process was killed.
+    pub fn wait_for(
+        &self,
+        stream: StreamId,
+        other: StreamId,
+        mark: u64,
+    ) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::Ring)?;
+        state.queue(self.place, stream, Verb::Wait { stream: other, mark });
+        Ok(())
+    }
+
+    /// Queues a call of a function. The function is called with the driver's lock held, so a call
+    /// of the driver in it deadlocks. It is not called if the device is lost before.
+    ///
+    /// # Errors
+    /// The device is lost, or the process was killed.
+    ///
+    /// # Safety
+    /// The function may be called with `data` on any thread.
+    pub unsafe fn call(
+        &self,
+        stream: StreamId,
+        function: unsafe extern "C" fn(*mut c_void),
+        data: *mut c_void,
+    ) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::Ring)?;
+        state.queue(self.place, stream, Verb::Call { function, data: data as usize });
         Ok(())
     }
 

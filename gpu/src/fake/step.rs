@@ -1,6 +1,7 @@
 //! Executes queued work: in order within a stream, in any order across streams. The seed decides
 //! how late, and in how many pieces.
 
+use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 
 use super::behaviour::Violation;
@@ -130,6 +131,12 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
                     unsafe { AtomicU64::from_ptr(range.data().add(at.offset as usize).cast()) };
                 tell(word, *value);
             }
+            true
+        }
+        Verb::Wait { stream, mark } => process.streams[stream.0 as usize].done >= *mark,
+        Verb::Call { function, data } => {
+            // SAFETY: the program that queued the call guarantees that its argument is valid.
+            unsafe { function(*data as *mut c_void) };
             true
         }
     }

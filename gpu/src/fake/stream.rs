@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::ffi::c_void;
 
 use super::space::Place;
 
@@ -21,6 +22,15 @@ pub(super) enum Verb {
         at: Place,
         value: u64,
     },
+    /// Waits until another stream has finished work.
+    Wait {
+        stream: StreamId,
+        mark: u64,
+    },
+    Call {
+        function: unsafe extern "C" fn(*mut c_void),
+        data: usize,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +46,7 @@ impl Work {
         match &self.verb {
             Verb::Copy { to, from, .. } => is(to) || is(from),
             Verb::Word { at, .. } => is(at),
+            Verb::Wait { .. } | Verb::Call { .. } => false,
         }
     }
 }

@@ -209,6 +209,8 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         }
         if count > 0 {
             self.pace.found();
+        } else if self.pace.is_ending() {
+            self.prepare_sleep();
         }
         if self.passes.is_multiple_of(TURN_PASSES) && self.hears {
             self.turn_now_and_then();

@@ -17,7 +17,7 @@ use fishplate_shm::Segment;
 
 use super::stage::write_window;
 use super::{GpuRail, post_error};
-use crate::{Device, DeviceError, DevicePtr, Mark};
+use crate::{Bell, Device, DeviceError, DevicePtr, Mark};
 
 const SLOTS: usize = 16;
 
@@ -35,7 +35,15 @@ enum State {
     /// Queued, but the device had no mark left.
     Unmarked,
     Marked(Mark),
+    /// Like `Marked`, and the device rings when it reaches the mark.
+    Rings(Mark),
     Ended,
+}
+
+impl State {
+    fn is_pending(self) -> bool {
+        !matches!(self, State::Free | State::Ended)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +116,34 @@ impl Copies {
 
     fn is_busy<D: Device>(&mut self, device: &mut D, slot: usize) -> bool {
         let _ = self.look(device, slot);
-        matches!(self.slots[slot].state, State::Unmarked | State::Marked(_))
+        self.slots[slot].state.is_pending()
+    }
+
+    /// Returns whether copies are in flight, as far as the last calls have found out.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.slots.iter().any(|slot| slot.state.is_pending())
+    }
+
+    /// Makes the end of each copy ring the bell. Returns whether all of them will, and none has
+    /// just ended. Adds the number of copies that did not ring before to `count`.
+    pub(crate) fn ring<D: Device>(&mut self, device: &mut D, bell: &Bell, count: &mut u64) -> bool {
+        let mut all = true;
+        for slot in 0..SLOTS {
+            match self.slots[slot].state {
+                State::Free | State::Ended => {}
+                State::Unmarked => all = false,
+                State::Marked(mark) => match device.ring(0, mark, bell) {
+                    Ok(()) => {
+                        self.slots[slot].state = State::Rings(mark);
+                        *count += 1;
+                    }
+                    Err(_) => all = false,
+                },
+                // An abandoned copy, whose caller does not ask, must not count for ever.
+                State::Rings(_) => all &= self.is_busy(device, slot),
+            }
+        }
+        all
     }
 
     fn look<D: Device>(&mut self, device: &mut D, slot: usize) -> Result<(), PostError> {
@@ -120,7 +155,7 @@ impl Copies {
                 Err(error) => return Err(self.forsake(error)),
             }
         }
-        if let State::Marked(mark) = self.slots[slot].state {
+        if let State::Marked(mark) | State::Rings(mark) = self.slots[slot].state {
             match device.reached(mark) {
                 Ok(true) => self.slots[slot].state = State::Ended,
                 Ok(false) => {}
@@ -313,8 +348,14 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             // SAFETY: the caller upholds the contract of `Rail::place_device`, which includes the
             // contract of `Rail::write_device`.
             None if len > LEN => unsafe { self.write_device_bytes(to, from) },
-            // SAFETY: `own_device` has checked that the range is registered.
-            None => unsafe { self.copies.place(self.sharing.driver(), target, from, copy) },
+            None => {
+                let before = *copy;
+                // SAFETY: `own_device` has checked that the range is registered.
+                let placed =
+                    unsafe { self.copies.place(self.sharing.driver(), target, from, copy) };
+                self.began(before, *copy);
+                placed
+            }
         }
     }
 
@@ -341,10 +382,23 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             // SAFETY: the caller upholds the contract of `Rail::fetch_device`, which includes the
             // contract of `Rail::read_device`.
             None if len > LEN => unsafe { self.read_device_bytes(from, into) },
-            // SAFETY: `own_device` has checked that the range is registered.
-            None => unsafe {
-                self.copies.fetch(self.sharing.driver(), source, &mut into[..len], copy)
-            },
+            None => {
+                let before = *copy;
+                // SAFETY: `own_device` has checked that the range is registered.
+                let fetched = unsafe {
+                    self.copies.fetch(self.sharing.driver(), source, &mut into[..len], copy)
+                };
+                self.began(before, *copy);
+                fetched
+            }
+        }
+    }
+
+    /// Called with the name of the caller's copy before and after a call.
+    fn began(&mut self, before: u32, copy: u32) {
+        if copy != before {
+            // If this pass ends with a sleep, its poll has not made a new copy ring.
+            self.pace.set_naps(true);
         }
     }
 

@@ -48,9 +48,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             sink.done(cx, result);
             count += 1;
         }
-        if self.ops.is_empty() && self.streams.out() == 0 {
-            self.pace.expect(self.silent);
-        }
         count
     }
 

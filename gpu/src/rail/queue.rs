@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use fishplate_core::error::CompleteError;
 use fishplate_core::mem::Peer;
 
-use crate::{Device, DeviceError, ImportId, Mark};
+use crate::{Bell, Device, DeviceError, ImportId, Mark};
 
 pub(super) fn code(error: DeviceError) -> i32 {
     match error {
@@ -55,8 +55,16 @@ struct Stream {
     front: u64,
     /// Work before this sequence number is over, with this outcome.
     over: (u64, End),
-    /// Each with the number of the first work queued after it.
-    marks: VecDeque<(Mark, u64)>,
+    marks: VecDeque<Outstanding>,
+}
+
+#[derive(Debug)]
+struct Outstanding {
+    mark: Mark,
+    /// Sequence number of the first work queued after the mark.
+    behind: u64,
+    /// Whether the device will ring when it reaches the mark.
+    rings: bool,
 }
 
 impl Stream {
@@ -65,10 +73,10 @@ impl Stream {
     }
 
     fn mark<D: Device>(&mut self, device: &mut D, stream: u8) -> Result<(), DeviceError> {
-        let marked = self.marks.back().map_or(self.over.0, |&(_, behind)| behind);
+        let marked = self.marks.back().map_or(self.over.0, |last| last.behind);
         if marked < self.back() && self.marks.len() < MARKS {
             let mark = device.mark(stream)?;
-            self.marks.push_back((mark, self.back()));
+            self.marks.push_back(Outstanding { mark, behind: self.back(), rings: false });
         }
         Ok(())
     }
@@ -136,7 +144,7 @@ impl Streams {
             if stream.front == stream.over.0 {
                 let marked = stream.mark(device, at as u8);
                 let reached = match (stream.marks.front(), marked) {
-                    (Some(&(mark, _)), _) => device.reached(mark),
+                    (Some(oldest), _) => device.reached(oldest.mark),
                     (None, Ok(()) | Err(DeviceError::Exhausted)) => continue,
                     (None, Err(error)) => Err(error),
                 };
@@ -147,7 +155,7 @@ impl Streams {
                     Err(error) => End::Unknown(code(error)),
                 };
                 let behind =
-                    stream.marks.pop_front().map_or(stream.front + 1, |(_, behind)| behind);
+                    stream.marks.pop_front().map_or(stream.front + 1, |oldest| oldest.behind);
                 stream.over = (behind, end);
             }
             // The next call starts with the next stream, so that no stream starves.
@@ -156,6 +164,28 @@ impl Streams {
             return Ok(self.take(at).map(|owner| (owner, end)));
         }
         Ok(None)
+    }
+
+    /// Makes the next completion of each stream ring the bell. Returns whether all of them will.
+    /// Adds the number of those that would not have to `count`.
+    pub(super) fn ring<D: Device>(&mut self, device: &mut D, bell: &Bell, count: &mut u64) -> bool {
+        let mut all = true;
+        for (at, stream) in (0u8..).zip(&mut self.streams) {
+            if stream.queued.is_empty() {
+                continue;
+            }
+            all &= stream.front == stream.over.0
+                && match stream.marks.front_mut() {
+                    Some(oldest) if oldest.rings => true,
+                    Some(oldest) => {
+                        oldest.rings = device.ring(at, oldest.mark, bell).is_ok();
+                        *count += u64::from(oldest.rings);
+                        oldest.rings
+                    }
+                    None => false,
+                };
+        }
+        all
     }
 
     fn take(&mut self, stream: usize) -> Option<Owner> {

@@ -6,6 +6,7 @@ mod direct;
 mod endings;
 mod hostile;
 mod owned;
+mod rings;
 mod told;
 
 use std::ptr::NonNull;

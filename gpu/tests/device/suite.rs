@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use fishplate_gpu::{
-    Allocation, Device, DeviceError, DevicePtr, ExportError, Exports, Handle, LEGACY_HANDLE, Mark,
-    Share, Unshared,
+    Allocation, Bell, Device, DeviceError, DevicePtr, ExportError, Exports, Handle, LEGACY_HANDLE,
+    Mark, Share, Unshared,
 };
 
 use super::second::Second;
@@ -209,6 +211,35 @@ pub fn marks_run_out_and_are_reused<K: Kit>() {
         assert!(!set.contains(&again), "a freed mark is invalid");
         while !device.reached(again).unwrap() {}
     }
+}
+
+pub fn a_bell_rings_once_after_its_mark<K: Kit>() {
+    with::<K>(1 << 20, |device, base| {
+        let host = Pinned::new(device, 1 << 20);
+        for round in 0..20 {
+            let stream = round % device.caps().streams;
+            let rung = Arc::new(AtomicU32::new(0));
+            let counts = Arc::clone(&rung);
+            let bell = Bell::new(move || _ = counts.fetch_add(1, Ordering::Release));
+            // SAFETY: both ranges are valid until the stream has finished.
+            unsafe { device.copy(stream, host.seen, base, 1 << 20).unwrap() };
+            let (mark, end) = (device.mark(stream).unwrap(), soon());
+            device.ring(stream, mark, &bell).unwrap();
+            drop(bell);
+            while rung.load(Ordering::Acquire) == 0 {
+                assert!(Instant::now() < end, "the bell never rang");
+                // Calls advance the time of a fake driver.
+                device.allocation(base).unwrap();
+            }
+            assert_eq!(device.reached(mark), Ok(true), "rung before the end of the copy");
+            settle(device, stream);
+            assert_eq!(rung.load(Ordering::Acquire), 1);
+            while Arc::strong_count(&rung) > 1 {
+                assert!(Instant::now() < end, "a reference leaks");
+            }
+        }
+        host.end(device);
+    });
 }
 
 pub fn a_word_follows_what_it_tells_of<K: Kit>() {

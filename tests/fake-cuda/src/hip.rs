@@ -101,6 +101,13 @@ same! {
     hipStreamCreateWithFlags cuStreamCreate(place: *mut *mut c_void, flags: c_uint);
     hipStreamDestroy cuStreamDestroy_v2(handle: *mut c_void);
     hipStreamSynchronize cuStreamSynchronize(handle: *mut c_void);
+    hipStreamWaitEvent cuStreamWaitEvent(
+        handle: *mut c_void, event: *mut c_void, flags: c_uint);
+    hipLaunchHostFunc cuLaunchHostFunc(
+        handle: *mut c_void,
+        function: Option<unsafe extern "C" fn(*mut c_void)>,
+        data: *mut c_void
+    );
     hipStreamWriteValue64 cuStreamWriteValue64_v2(
         handle: *mut c_void, word: u64, value: u64, flags: c_uint);
     hipEventRecord cuEventRecord(event: *mut c_void, handle: *mut c_void);

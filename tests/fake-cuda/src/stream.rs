@@ -52,6 +52,34 @@ extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Code {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(handle: *mut c_void, event: *mut c_void, flags: c_uint) -> Code {
+    answer(current().and_then(|(library, ordinal)| {
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let stream = stream(library, ordinal, handle)?;
+        let recorded = find(&mut library.handles().events, event as usize)?.flatten();
+        // An event that was never recorded is complete.
+        let Some((other, moment)) = recorded else { return Ok(()) };
+        library.process.wait_for(stream, other, moment).map_err(code)
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLaunchHostFunc(
+    handle: *mut c_void,
+    function: Option<unsafe extern "C" fn(*mut c_void)>,
+    data: *mut c_void,
+) -> Code {
+    answer(current().and_then(|(library, ordinal)| {
+        let function = function.ok_or(INVALID_VALUE)?;
+        let stream = stream(library, ordinal, handle)?;
+        // SAFETY: the driver's documentation requires the caller to pass valid arguments.
+        unsafe { library.process.call(stream, function, data) }.map_err(code)
+    }))
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyAsync(to: u64, from: u64, len: usize, handle: *mut c_void) -> Code {
     answer(current().and_then(|(library, ordinal)| {
         let stream = stream(library, ordinal, handle)?;

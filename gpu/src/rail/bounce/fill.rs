@@ -89,7 +89,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     }
                     let owner = Owner::Filling(Bounced { peer, life, number, op, local });
                     self.streams.add(self.sharing.driver(), stream, owner);
-                    self.pace.expect(self.silent + 1);
                     if let Some(known) = self.peer(peer) {
                         known.pieces += 1;
                     }

@@ -337,9 +337,12 @@ fn an_end_that_copies_for_a_peer_sleeps_in_naps() {
         pair.poll();
     }
     assert_eq!(pair.rails[1].streams.out(), 1);
-    let asleep = |pair: &Pair| pair.rails[1].wait_object().look(u64::MAX, || false);
-    assert_ne!(asleep(&pair), Some(u64::MAX));
+    let asleep = |pair: &mut Pair| {
+        let (rail, seen) = (&mut pair.rails[1], &mut pair.seen[1]);
+        rail.wait_object().look(u64::MAX, || rail.poll(8, seen) != 0)
+    };
+    assert_eq!(asleep(&mut pair), Some(20_000));
     pair.driver.behave(|behaviour| behaviour.late = 0);
     pair.until("the read ends", |pair| pair.ended(1).is_some());
-    assert_eq!(asleep(&pair), Some(u64::MAX));
+    assert_eq!(asleep(&mut pair), Some(u64::MAX));
 }
