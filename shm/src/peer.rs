@@ -293,6 +293,13 @@ impl Attached {
         self.blocked || self.staged.owes()
     }
 
+    /// Returns whether a pass finds nothing to do. A failed peer has chores. Loads little, because
+    /// most passes find most peers quiet.
+    #[inline(always)]
+    pub(crate) fn is_quiet(&self) -> bool {
+        !(self.has_chores() | self.due) && self.input.header().is_none()
+    }
+
     /// Returns whether no operation is in flight and no work remains until a record arrives.
     pub(crate) fn rests(&self) -> bool {
         let quiet = if self.is_up() { !self.has_chores() } else { self.told };

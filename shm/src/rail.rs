@@ -395,26 +395,32 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             let asleep = self.event_page.event().is_announced();
             self.roster.look(&mut self.peers, asleep);
         }
-        let n = self.roster.hot.len();
-        if self.first >= n {
-            self.first = 0;
+        // References to the fields keep the loop from loading them again for each peer.
+        let ShmRail { roster, peers, regions, host, due, first, .. } = self;
+        let (hot, places) = (&roster.hot[..], &mut peers[..]);
+        if *first >= hot.len() {
+            *first = 0;
         }
-        for i in 0..n {
+        let mut at = *first;
+        for _ in 0..hot.len() {
             if count >= budget {
                 break;
             }
-            let i = if self.first + i >= n { self.first + i - n } else { self.first + i };
-            let peer = self.roster.hot[i];
-            let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
+            let peer = hot[at];
+            at = if at + 1 == hot.len() { 0 } else { at + 1 };
+            let Some(attached) = places[usize::from(peer.0)].as_deref_mut() else { continue };
+            if attached.is_quiet() {
+                continue;
+            }
             if attached.is_up() {
-                count += attached.consume(peer, budget - count, &self.regions, &self.host, sink);
+                count += attached.consume(peer, budget - count, regions, host, sink);
             }
             if attached.has_chores() {
-                count += attached.chores(peer, budget - count, &self.regions, sink);
+                count += attached.chores(peer, budget - count, regions, sink);
             }
             if attached.due {
                 attached.due = false;
-                self.due.insert(peer);
+                due.insert(peer);
             }
         }
         self.first += 1;

@@ -44,6 +44,8 @@ pub(crate) struct Consumer {
     cells: *const u8,
     mask: u64,
     pub(super) at: u64,
+    /// The cell of position `at`. Kept, because most polls find no record.
+    here: *const u8,
     /// Last value stored in the cursor.
     pub(super) told: u64,
     cursor: *const AtomicU64,
@@ -227,7 +229,18 @@ impl Consumer {
         cursor: *const AtomicU64,
         start: u64,
     ) -> Self {
-        Consumer { cells: first, mask: u64::from(cells) - 1, at: start, told: start, cursor }
+        let mask = u64::from(cells) - 1;
+        let mut consumer =
+            Consumer { cells: first, mask, at: start, here: first, told: start, cursor };
+        consumer.here = consumer.cell(start);
+        consumer
+    }
+
+    #[inline(always)]
+    fn cell(&self, position: u64) -> *const u8 {
+        // SAFETY: the masked position is less than the number of cells, and the caller of `new`
+        // keeps all cells mapped.
+        unsafe { self.cells.add((position & self.mask) as usize * CELL) }
     }
 
     /// `None` if the record has not arrived. The peer can change the header at any time, so load it
@@ -256,9 +269,7 @@ impl Consumer {
     /// A whole lane is readable from this byte on.
     #[inline(always)]
     pub(crate) fn record(&self) -> *const u8 {
-        // SAFETY: the masked position is less than the number of cells, and the caller of `new`
-        // keeps all cells mapped.
-        unsafe { self.cells.add((self.at & self.mask) as usize * CELL) }
+        self.here
     }
 
     #[inline(always)]
@@ -286,6 +297,7 @@ impl Consumer {
     #[inline(always)]
     pub(crate) fn advance(&mut self, cells: u64) -> bool {
         self.at = self.at.wrapping_add(cells);
+        self.here = self.cell(self.at);
         // A store takes the cursor's cache line from the producer. So the cursor is stored once per
         // quarter of the lane.
         if self.at.wrapping_sub(self.told) <= self.mask / 4 {
