@@ -224,6 +224,23 @@ fn credits_of_received_messages_return_without_traffic_the_other_way() {
 }
 
 #[test]
+fn a_sender_hears_of_its_grown_room_without_traffic_the_other_way() {
+    let config = Config { ack_age: u32::MAX, ..Config::DEFAULT };
+    let mut fleet = tagged_fleet::<1>(2, Dials::CALM, config, SHARED, 7);
+    let to = fleet[0].peers[1];
+    for n in 0..60 {
+        fleet[0].engine.send(CX, to, tag(n), Payload::Bytes(&[1; 8]), Notice::Silent).unwrap();
+        let mut turns = 0;
+        fleet::turn_until(&mut fleet, "some turns", |_| {
+            turns += 1;
+            turns > 100
+        });
+        assert_eq!(fleet[1].engine.matching_stats().kept, n + 1);
+    }
+    assert_eq!(fleet[0].engine.matching_stats().credits_exhausted, 0);
+}
+
+#[test]
 fn without_shared_room_a_stream_keeps_its_initial_room() {
     for (credits, headers) in [(0, 1), (1, 1), (4, 4), (7, 3)] {
         let mut own = own1(

@@ -232,6 +232,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             if protocol.credits.after(account.credit_doublings) == most {
                 account.grant_shorts(&mut protocol.shorts);
             }
+            if account.grown {
+                self.due.push(self.streams, stream);
+            }
         }
         protocol.stats.kept += 1;
         protocol.stats.kept_bytes += payload.len() as u64;
@@ -375,7 +378,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 account.kept -= 1;
                 if credit {
                     account.returned = account.returned.wrapping_add(1);
-                    self.due.push(self.streams, stream);
+                    // As for a message that is received at once, few credits wait for a message
+                    // that carries them.
+                    if account.owed() > protocol.credits.after(account.credit_doublings) / 2 {
+                        self.due.push(self.streams, stream);
+                    }
                 }
             }
             Kept::Header(index) => {

@@ -98,9 +98,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Some(id) => self.store(stream, id, payload, NO_TOKEN),
             None => Err(Violation::Credit),
         };
-        match kept {
-            Ok(()) => self.due.push(self.streams, stream),
-            Err(violation) => self.quarantine(self.streams[stream as usize].peer, violation),
+        if let Err(violation) = kept {
+            self.quarantine(self.streams[stream as usize].peer, violation);
         }
     }
 
