@@ -178,8 +178,10 @@ impl<const RAILS: usize> Loads<RAILS> {
         if !good {
             return self.rails[rail].begin(now, busy);
         }
-        let whole = self.busy.saturating_add(now.wrapping_sub(self.last));
-        if busy == whole {
+        // A longer interval is a stop of this process or of a peer, or the clock has jumped.
+        let most = STUCK[self.untimed()];
+        let whole = self.busy.saturating_add(now.wrapping_sub(self.last).min(most));
+        if busy >= whole {
             self.rails[rail].alone = 0;
         } else if self.ended_silence_alone(rail) {
             busy = whole;

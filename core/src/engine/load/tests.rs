@@ -480,3 +480,60 @@ fn operations_do_not_wait_long_for_the_pieces_of_a_slow_rail() {
         }
     }
 }
+
+#[test]
+fn rails_are_measured_again_after_long_stops_and_after_the_clock_has_jumped() {
+    const DAY: u64 = 86_400_000_000_000;
+    for jump in [DAY, 0u64.wrapping_sub(1000)] {
+        let mut rig = Rig::timed([100, 400], 16);
+        rig.run(20_000, 1, 0);
+        rig.drain();
+        for _ in 0..5 {
+            rig.loads.posted(0, PIECE);
+            NOW.with(|now| now.set(now.get().wrapping_add(jump)));
+            rig.loads.ended(0, 1, PIECE, true);
+        }
+        rig.run(5_000_000, 1, 0);
+        let share = rig.share(200_000, 1, 0);
+        assert!(share > 0.9, "{jump:#x}: {share} {:?}", rig.loads);
+    }
+}
+
+#[test]
+fn no_sequence_of_times_and_sizes_overflows() {
+    for seed in 1..40u64 {
+        NOW.with(|now| now.set(seed));
+        let mut random = seed;
+        let mut next = |limit: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % limit
+        };
+        let mut loads = Loads::<3>::new((seed % 4 != 0).then_some(clock as fn() -> u64));
+        let mut posts: [std::vec::Vec<u64>; 3] = Default::default();
+        for _ in 0..3000 {
+            let step = match next(8) {
+                0 => next(1 << 50),
+                1 => 0u64.wrapping_sub(next(1 << 30)),
+                _ => next(1 << 24),
+            };
+            NOW.with(|now| now.set(now.get().wrapping_add(step)));
+            loads.passes = loads.passes.wrapping_add(next(3));
+            let (size, full, rail) = (1 << next(31), next(7) as u16, next(3) as usize);
+            if next(2) == 0 {
+                let mut wait = Wait::NONE;
+                if let Some(rail) = loads.choose(0b111, full, rail as u8, size, &mut wait) {
+                    let len = loads.cut(rail, size);
+                    assert!((1..=size).contains(&len));
+                    loads.posted(rail, len);
+                    posts[rail].push(len);
+                }
+            } else if let Some(len) = posts[rail].pop() {
+                loads.ended(rail, 1, len, next(10) != 0);
+            } else {
+                loads.renew(rail);
+            }
+        }
+    }
+}
