@@ -118,8 +118,8 @@ const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 /// address.
 const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
 
-/// A hash table from signatures or addresses to peers, at most half full. It is rebuilt, and grows,
-/// when a peer is attached or detached.
+/// A hash table from signatures or addresses to peers, at most half full. It is rebuilt when it is
+/// too short for another peer, and when a peer is detached.
 pub(super) struct Names {
     /// The last hit, if its peer is still up. The next arrival is often from the same peer.
     last: Name,
@@ -138,10 +138,20 @@ impl Names {
     }
 
     fn clear(&mut self, peers: usize) {
-        match 2 * peers <= self.places.len() {
+        match self.has_room(peers) {
             true => self.places.fill(NO_NAME),
             false => *self = Names::new(peers),
         }
+        self.last = NOT_FOUND;
+    }
+
+    fn has_room(&self, peers: usize) -> bool {
+        2 * peers <= self.places.len()
+    }
+
+    fn insert(&mut self, number: u64, peer: u32) {
+        let at = self.place(number);
+        self.places[at] = Name { number, peer };
         self.last = NOT_FOUND;
     }
 
@@ -214,11 +224,12 @@ pub(super) struct Peers {
     numbers: Names,
     /// Peers by `fi_addr_t`.
     addresses: Names,
+    attached: usize,
 }
 
 impl Peers {
     pub fn new() -> Peers {
-        Peers { slots: vec![], numbers: Names::new(0), addresses: Names::new(0) }
+        Peers { slots: vec![], numbers: Names::new(0), addresses: Names::new(0), attached: 0 }
     }
 
     /// With `short_below` `None`, all writes take the general path.
@@ -227,9 +238,17 @@ impl Peers {
         if self.slots.len() <= peer as usize {
             self.slots.resize(peer as usize + 1, GONE);
         }
-        self.slots[peer as usize] =
-            PeerSlot { addr, short_below, plain, number, up: true, attached: true, ..GONE };
-        self.rename();
+        let slot = PeerSlot { addr, short_below, plain, number, up: true, attached: true, ..GONE };
+        if core::mem::replace(&mut self.slots[peer as usize], slot).attached {
+            // The tables have the names of before.
+            return self.rename();
+        }
+        self.attached += 1;
+        if !self.numbers.has_room(self.attached) {
+            return self.rename();
+        }
+        self.numbers.insert(number.into(), peer.into());
+        self.addresses.insert(addr, peer.into());
     }
 
     pub fn knows(&self, number: u32) -> bool {
@@ -301,29 +320,25 @@ impl Peers {
     }
 
     pub fn detach(&mut self, peer: u16) {
-        self.slots[peer as usize] = GONE;
+        let slot = core::mem::replace(&mut self.slots[peer as usize], GONE);
+        self.attached -= usize::from(slot.attached);
         self.rename();
     }
 
     fn rename(&mut self) {
-        let attached = self.slots.iter().filter(|slot| slot.attached).count();
-        self.numbers.clear(attached);
-        self.addresses.clear(attached);
+        self.numbers.clear(self.attached);
+        self.addresses.clear(self.attached);
         for (peer, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.attached) {
             let peer = if slot.up { peer as u32 } else { DOWN };
-            for (names, number) in
-                [(&mut self.numbers, slot.number as u64), (&mut self.addresses, slot.addr)]
-            {
-                let at = names.place(number);
-                names.places[at] = Name { number, peer };
-            }
+            self.numbers.insert(slot.number.into(), peer);
+            self.addresses.insert(slot.addr, peer);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Peers;
+    use super::{DOWN, Peers};
     use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 
     #[test]
@@ -378,5 +393,61 @@ mod tests {
         }
         peers.detach(1);
         assert!(!peers.knows(9));
+    }
+
+    #[test]
+    fn names_are_found_in_any_order_of_attaching_and_detaching() {
+        let mut peers = Peers::new();
+        // Whether each peer is attached and up. Its names depend on how often it was attached.
+        let mut lives = [(false, 0u32); 40];
+        let names = |peer: u16, times: u32| {
+            (u64::from(peer) + 50 * u64::from(times % 7), times * 41 + u32::from(peer))
+        };
+        let mut random = 1u64;
+        for _ in 0..4000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let peer = (random >> 33) as u16 % 40;
+            let (up, times) = &mut lives[usize::from(peer)];
+            match (random >> 60, *up) {
+                (0..8, true) => {
+                    peers.detach(peer);
+                    *up = false;
+                }
+                (8..10, true) => _ = peers.take_down(peer),
+                // Attached again while it is attached, as a rail that returns does.
+                _ => {
+                    *times += 1;
+                    let (addr, number) = names(peer, *times);
+                    peers.attach(peer, addr, number, None);
+                    *up = true;
+                }
+            }
+            for (peer, (up, times)) in (0..).zip(lives) {
+                let (addr, number) = names(peer, times);
+                let heard = peers.slots.get(usize::from(peer)).is_some_and(|slot| slot.up);
+                let expected = heard.then_some(peer);
+                assert_eq!(
+                    (peers.hear_from(addr), peers.hear_signed(number)),
+                    (expected, expected)
+                );
+                assert_eq!(peers.knows(number), up);
+            }
+        }
+    }
+
+    #[test]
+    fn attaching_a_peer_leaves_the_names_of_others_alone_while_there_is_room() {
+        let mut peers = Peers::new();
+        let mut rebuilt = 0;
+        for peer in 0..1000 {
+            // A rebuild writes each name anew.
+            if peer > 0 {
+                let at = peers.numbers.place(0);
+                peers.numbers.places[at].peer = DOWN;
+            }
+            peers.attach(peer, peer.into(), peer.into(), None);
+            rebuilt += u32::from(peers.hear_signed(0).is_some());
+        }
+        assert_eq!(rebuilt, 11, "each time with twice the room");
     }
 }
