@@ -116,8 +116,8 @@ use messages::Own;
 use rail::NodeRail;
 use worker::Driver;
 
-/// Limits while a peer on this host is not connected: the number of calls of `progress` between two
-/// clock reads, and the minimum time between two polls for such peers, in nanoseconds.
+/// Limits while a peer is not connected or has not answered: the number of calls of `progress`
+/// between two clock reads, and the minimum time between two polls for such peers, in nanoseconds.
 const MEETING_PASSES: u32 = 16;
 const MEETING_PAUSE: u64 = 50_000;
 
@@ -156,11 +156,8 @@ pub struct Node {
     turn: usize,
     /// Links of peers that dialled before the program has connected to them.
     early: Vec<Link>,
-    /// Time of the next poll for peers on this host that are not connected, in nanoseconds.
-    meeting_ns: u64,
     own: Own,
     builder: Builder,
-    passes: u32,
     page: Option<Page>,
     driver: Driver,
 }
@@ -197,10 +194,8 @@ impl Node {
             peers: Peers::default(),
             turn: 0,
             early: vec![],
-            meeting_ns: 0,
             own: Own::default(),
             builder,
-            passes: 0,
             page,
             driver: Driver::Program,
         }

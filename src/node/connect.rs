@@ -22,7 +22,7 @@ use super::address::{Address, socket};
 use super::home::Home;
 use super::rail::NodeSetup;
 use super::silent::Kind;
-use super::{Driver, Error, MEETING_PASSES, MEETING_PAUSE, Node, RailPair, behind};
+use super::{Driver, Error, Node, RailPair, behind};
 use crate::topology::{FabricEnd, joined};
 
 /// The rail to peers on this host.
@@ -345,12 +345,9 @@ impl Node {
         if self.home.engine.has_call() {
             self.peers.answer_calls(&mut self.home.engine);
         }
-        self.passes = self.passes.wrapping_add(1);
-        if self.passes.is_multiple_of(MEETING_PASSES)
-            && self.home.host().now_ns() >= self.meeting_ns
-        {
+        if self.peers.is_due() {
             self.meet();
-            self.meeting_ns = self.home.host().now_ns().saturating_add(MEETING_PAUSE);
+            self.peers.rest();
         }
     }
 

@@ -17,6 +17,7 @@ use super::connect::{Contact, Stage, to_ms};
 use super::home::NodeEngine;
 use super::rail::{NodeRail, NodeSetup};
 use super::silent::{Kind, Silent};
+use super::{MEETING_PASSES, MEETING_PAUSE};
 
 /// Minimum and maximum time between two greetings of a peer that does not answer, in milliseconds.
 const AGAIN: [u16; 2] = [2, 500];
@@ -44,6 +45,9 @@ pub(super) struct Peers {
     turn: usize,
     /// Waits look often until this time, in nanoseconds.
     hurry_ns: u64,
+    /// Number of passes that looked whether peers are due, and the time from which they are.
+    passes: u32,
+    due_ns: u64,
     /// Ids of peers that were attached and disconnected. They are attached at once if they are
     /// connected again, so that they learn of it.
     parted: HashSet<u64>,
@@ -123,6 +127,30 @@ impl Peers {
         };
         self.contacts.push(Contact::distant(peer, id, kind.limits, stage));
         true
+    }
+
+    /// Attaches peers that have called, and now and then greets peers again. For calls that make
+    /// passes.
+    #[cold]
+    pub fn with_pass(&mut self, engine: &mut NodeEngine) {
+        if engine.has_call() {
+            self.answer_calls(engine);
+        }
+        if self.is_due() {
+            self.greet_again(engine, to_ms(monotonic_ns()));
+            self.rest();
+        }
+    }
+
+    /// Counts a pass. Returns whether peers that are not connected are due again.
+    pub fn is_due(&mut self) -> bool {
+        self.passes = self.passes.wrapping_add(1);
+        self.passes.is_multiple_of(MEETING_PASSES) && monotonic_ns() >= self.due_ns
+    }
+
+    /// Notes that the peers that were due have been served.
+    pub fn rest(&mut self) {
+        self.due_ns = monotonic_ns().saturating_add(MEETING_PAUSE);
     }
 
     /// Attaches peers that have called. Never waits.

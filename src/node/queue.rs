@@ -19,12 +19,14 @@ pub struct Queue<'n>(Mq<'n, 'static, NodeRail, RAILS_LIMIT>, &'n mut Peers);
 
 impl Node {
     /// Returns the matched queue, if the node was opened with [requests](super::Builder::requests)
-    /// and without a worker. While a peer on this host is not connected, some calls make system
-    /// calls and allocate to connect it.
+    /// and without a worker. While a peer on this host is not connected, some of these calls make
+    /// system calls and allocate to connect it. So do not keep the queue while the program waits
+    /// for such a peer.
     #[doc(alias = "psm2_mq_init")]
     #[inline(always)]
     pub fn queue(&mut self) -> Option<Queue<'_>> {
-        if self.peers.meeting | self.home.engine.has_call() {
+        // The passes of the queue serve the peers on other hosts.
+        if self.peers.dials {
             self.meet_now_and_then();
         }
         let state = self.home.queue.as_mut()?;
@@ -57,6 +59,15 @@ impl Queue<'_> {
                 call(&mut self.0)
             }
             _ => Err(code),
+        }
+    }
+
+    /// Serves peers on other hosts that have called or have not answered. Comes with each pass,
+    /// because a program may keep the queue as long as it waits.
+    #[inline(always)]
+    fn meet(&mut self) {
+        if self.1.meeting | self.0.engine_mut().has_call() {
+            self.1.with_pass(self.0.engine_mut());
         }
     }
 
@@ -156,6 +167,7 @@ impl Queue<'_> {
         tag: [u32; 3],
         tagsel: [u32; 3],
     ) -> Result<Status2, Code> {
+        self.meet();
         match self.0.iprobe2(source, tag, tagsel) {
             Err(code @ Code::ParamErr) => {
                 self.attached(source, code, |mq| mq.iprobe2(source, tag, tagsel))
@@ -175,6 +187,7 @@ impl Queue<'_> {
         tag: [u32; 3],
         tagsel: [u32; 3],
     ) -> Result<(MqReq, Status2), Code> {
+        self.meet();
         match self.0.improbe2(source, tag, tagsel) {
             Err(code @ Code::ParamErr) => {
                 self.attached(source, code, |mq| mq.improbe2(source, tag, tagsel))
@@ -197,7 +210,11 @@ impl Queue<'_> {
     #[doc(alias = "psm2_mq_ipeek2")]
     #[inline(always)]
     pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
-        self.0.ipeek2()
+        let oldest = self.0.ipeek2();
+        if oldest.is_err() {
+            self.meet();
+        }
+        oldest
     }
 
     /// Takes a request if it has completed. Makes no progress.
@@ -244,6 +261,7 @@ impl Queue<'_> {
     #[doc(alias = "psm2_poll")]
     #[inline]
     pub fn poll(&mut self) -> u32 {
+        self.meet();
         self.0.poll()
     }
 

@@ -426,3 +426,42 @@ fn a_queue_attaches_the_peers_that_its_calls_name() {
         sent.is_none() && got.is_none()
     });
 }
+
+#[test]
+fn a_program_that_keeps_its_queue_meets_peers_by_passes() {
+    if WORKER {
+        // A node with a worker has no queue.
+        return;
+    }
+    let provider = Fake::new(Persona::tcp(), 32);
+    let open = || Box::new(on(&provider, "tcp").requests(16).open().unwrap());
+    for (connects_late, peeks) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (mut a, mut b) = (open(), open());
+        let to_b = a.connect(b.address()).unwrap();
+        if !connects_late {
+            b.connect(a.address()).unwrap();
+        }
+        let address = a.address();
+        let mut ours = a.queue().unwrap();
+        ours.isend2(to_b, 0, [1, 2, 3], Buffer::Nothing, 1).unwrap();
+        if connects_late {
+            for _ in 0..1000 {
+                ours.poll();
+                b.progress();
+            }
+            b.connect(&address).unwrap();
+        }
+        let mut theirs = b.queue().unwrap();
+        theirs.irecv2(None, [1, 2, 3], [u32::MAX; 3], Buffer::Nothing, 2).unwrap();
+        let begun = Instant::now();
+        while ours.oldest().is_none() || theirs.oldest().is_none() {
+            for queue in [&mut ours, &mut theirs] {
+                // A peek makes a pass only if no request has completed.
+                if !peeks || queue.ipeek2().is_ok() {
+                    queue.poll();
+                }
+            }
+            assert!(begun.elapsed() < SOON, "late {connects_late}, peeks {peeks}");
+        }
+    }
+}
