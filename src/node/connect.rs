@@ -518,7 +518,13 @@ impl Node {
         let ends = |address: &Address| -> Vec<FabricEnd> {
             address.rails.iter().map(|rail| rail.end).collect()
         };
-        let mut joined = joined(&ends(&self.address), &ends(address), self.address.id, address.id);
+        let own = address.id == self.address.id;
+        let mut joined = match own {
+            true => {
+                (0..self.address.rails.len().min(address.rails.len())).map(|i| (i, i)).collect()
+            }
+            false => joined(&ends(&self.address), &ends(address), self.address.id, address.id),
+        };
         if joined.is_empty() {
             return Err(Error::NoRail);
         }
@@ -533,7 +539,10 @@ impl Node {
             pairs.push(RailPair { ours, theirs, their_mbit: rail.end.mbit });
         }
         let kind = Kind { pairs, joints, limits: limits(address) };
-        self.peers.expect(&mut self.home.engine, peer, address.id, kind, &addresses)
+        match own {
+            true => self.peers.join_self(&mut self.home.engine, peer, address.id, &kind),
+            false => self.peers.expect(&mut self.home.engine, peer, address.id, kind, &addresses),
+        }
     }
 }
 
