@@ -44,7 +44,9 @@ pub struct Settings {
     pub batch: u32,
     /// Maximum payload of a put-signal that is sent as one message, in bytes. A rail may lower it.
     pub eager: u32,
-    /// Minimum size of a write or read that is striped over rails, in bytes.
+    /// Minimum size of a write or read that is striped over rails, in bytes. Shorter ones are
+    /// striped too, in shorter pieces, if they take 200 us or more on the fastest rail; `u64::MAX`
+    /// stripes none.
     pub stripe_threshold: u64,
     /// Size of the pieces of a striped write or read, from 1 byte to 2 GiB.
     pub stripe_chunk: u64,

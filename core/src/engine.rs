@@ -80,7 +80,7 @@ use crate::sync::seq::{MAX_WINDOW, Seq};
 
 use device::DeviceTurn;
 use failover::Failover;
-use load::Loads;
+use load::{Loads, Split};
 use pending::Pending;
 use protocol::Protocol;
 use stream::Due;
@@ -117,7 +117,9 @@ pub struct Config {
     /// Longest payload of a put-signal that is sent as one message. A rail to the peer may have a
     /// lower limit. Default: 192.
     pub eager: u32,
-    /// Size from which a write or read is split over rails. Default: 128 KiB.
+    /// Size from which a write or read is split over rails. Shorter ones are split too, into
+    /// shorter pieces, if they take 200 us or more on the fastest rail; `u64::MAX` splits none.
+    /// Default: 128 KiB.
     pub stripe_threshold: u64,
     /// Size of the pieces of a split write or read, 1 byte to 2 GiB. Default: 64 KiB.
     pub stripe_chunk: u64,
@@ -257,7 +259,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Longest write that each rail copies before the post returns, in bytes.
     pub inject: [u64; RAILS],
     // These hold for all peers, so that the fast path need not look up the limits of a peer.
-    /// Longest write, in bytes, that every rail takes in one post. Such a write is not striped, and
+    /// Longest write, in bytes, that every rail takes in one post. Such a write is not split, and
     /// its length fits the tag of a silent post.
     pub single_max: u64,
     /// Longest payload, in bytes, of a put-signal that is sent to any peer as one message.
@@ -338,7 +340,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             *max = (caps.max_rma as u64).min(1 << 31);
             *inject = (caps.inject as u64).min(*max);
         }
-        let whole = if count > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
+        let split = Split { from: config.stripe_threshold, piece: config.stripe_chunk };
         peers.fill(PeerSlot::EMPTY);
         // Write only to entries that an earlier engine has used, so that untouched memory stays
         // untouched.
@@ -383,13 +385,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 epoch: mix(config.seed) as u32,
                 hellos: 0,
                 called: false,
-                loads: Loads::new(R::CLOCK),
+                loads: Loads::new(R::CLOCK, split),
                 max_rma,
                 inject,
-                single_max: max_rma[..count]
-                    .iter()
-                    .copied()
-                    .fold(whole.min(post_tag::STREAM_POST_MAX), u64::min),
+                single_max: post::single_max(&max_rma, split),
                 eager: config.eager,
                 shortest: u32::MAX,
                 stats: Stats::default(),

@@ -19,7 +19,8 @@
 //! bytes. A post also waits for a full rail if the other rails would take longer. It waits at most
 //! for [`STOPPED`], because the full rail may never take posts to this peer. A rail too slow to be
 //! chosen gets a post now and then, because it may have become faster. Pieces for a slow rail are
-//! [cut](Loads::cut), so that an operation does not wait long for them.
+//! [cut](Loads::cut), so that an operation does not wait long for them. If all rails are slow,
+//! short operations are split too ([`Split`]).
 //!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
 
@@ -31,6 +32,15 @@ use self::speed::{FIRST, Load};
 
 /// Posts of at least this many bytes are timed.
 pub(crate) const LONG: u64 = 4096;
+
+/// How writes and reads to peers with several rails are split.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Split {
+    /// Size from which they are split, in bytes.
+    pub(crate) from: u64,
+    /// Size of the pieces, in bytes.
+    pub(crate) piece: u64,
+}
 
 /// The state of posts to one peer that wait for a full rail although another rail has room.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +85,9 @@ const ALONE: u8 = 3;
 /// speed, because a few bytes take little longer than one.
 const LEAST: u64 = 16 << 10;
 
+/// An operation is split if one rail would take at least this time, in nanoseconds.
+const SPLIT: u64 = 200_000;
+
 /// A rail is late if its latest bytes took more than `SLOW` times as long as on the fastest rail. A
 /// rail gets no short posts if it was late [`LATE`] times and costs more than `SLOW` times as much
 /// as the fastest rail.
@@ -110,11 +123,24 @@ pub(crate) struct Loads<const RAILS: usize> {
     /// Rails that reach a peer together with another rail, as a bitmask. Only the speeds of these
     /// rails are compared.
     shared: u16,
+    /// The setting, and what the speeds of the rails make of it.
+    set: Split,
+    pub(crate) split: Split,
 }
 
 impl<const RAILS: usize> Loads<RAILS> {
-    pub(crate) fn new(clock: Option<fn() -> u64>) -> Self {
-        Loads { rails: [Load::NEW; RAILS], clock, passes: 0, last: 0, busy: 0, slow: 0, shared: 0 }
+    pub(crate) fn new(clock: Option<fn() -> u64>, split: Split) -> Self {
+        Loads {
+            rails: [Load::NEW; RAILS],
+            clock,
+            passes: 0,
+            last: 0,
+            busy: 0,
+            slow: 0,
+            shared: 0,
+            set: split,
+            split,
+        }
     }
 
     fn busy_at(&self, now: u64, expected: u64) -> u64 {
@@ -144,17 +170,19 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
+    /// Returns whether this has changed `split`.
     #[inline(always)]
-    pub(crate) fn ended(&mut self, rail: usize, count: u32, each: u64, good: bool) {
+    pub(crate) fn ended(&mut self, rail: usize, count: u32, each: u64, good: bool) -> bool {
         if RAILS > 1 {
             let load = &mut self.rails[rail];
             debug_assert!(load.posts >= count && load.bytes >= count as u64 * each, "{load:?}");
             load.posts = load.posts.wrapping_sub(count);
             load.bytes = load.bytes.wrapping_sub(count as u64 * each);
             if each >= LONG {
-                self.long_ended(rail, count as u64 * each, good);
+                return self.long_ended(rail, count as u64 * each, good);
             }
         }
+        false
     }
 
     #[cold]
@@ -171,12 +199,13 @@ impl<const RAILS: usize> Loads<RAILS> {
     }
 
     #[cold]
-    fn long_ended(&mut self, rail: usize, bytes: u64, good: bool) {
+    fn long_ended(&mut self, rail: usize, bytes: u64, good: bool) -> bool {
         let now = self.now();
         let mut busy = self.busy_at(now, self.rails[rail].takes(bytes));
         self.rails[rail].settle(bytes);
         if !good {
-            return self.rails[rail].begin(now, busy);
+            self.rails[rail].begin(now, busy);
+            return false;
         }
         // A longer interval is a stop of this process or of a peer, or the clock has jumped.
         let most = STUCK[self.untimed()];
@@ -187,18 +216,33 @@ impl<const RAILS: usize> Loads<RAILS> {
             busy = whole;
         }
         (self.last, self.busy) = (now, busy);
-        let short = SILENCE[self.untimed()];
+        let few = self.split.piece.min(FIRST);
         let load = &mut self.rails[rail];
-        if let Some(latest) = load.measure(bytes, now, busy, short) {
-            let fastest = self.fastest();
-            let late = &mut self.rails[rail].late;
-            *late = if latest > SLOW.saturating_mul(fastest) {
-                (*late + 1).min(LATE_MAX)
-            } else {
-                *late / 2
-            };
-            self.judge(fastest);
+        let Some(latest) = load.measure(bytes, now, busy, few) else { return false };
+        let fastest = self.fastest();
+        let late = &mut self.rails[rail].late;
+        *late = if latest > SLOW.saturating_mul(fastest) {
+            (*late + 1).min(LATE_MAX)
+        } else {
+            *late / 2
+        };
+        self.judge(fastest);
+        let split = self.split_by(fastest);
+        core::mem::replace(&mut self.split, split) != split
+    }
+
+    /// Pieces are not shorter than [`LEAST`].
+    fn split_by(&self, fastest: u64) -> Split {
+        let long = match fastest {
+            // Nothing was measured, or not in nanoseconds.
+            u64::MAX => u64::MAX,
+            _ if self.clock.is_none() => u64::MAX,
+            cost => speed::moves(SPLIT, cost).max(2 * LEAST),
+        };
+        if long >= self.set.from || self.set.from == u64::MAX {
+            return self.set;
         }
+        Split { from: long, piece: self.set.piece.min(long / 2) }
     }
 
     /// Notes that a post of this rail has ended a silence. Returns whether the silence is blamed on

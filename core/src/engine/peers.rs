@@ -94,9 +94,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.set_up_peer(peer.index);
         let several = rails.count_ones() > 1;
         pairing.single = STREAM_POST_MAX as u32;
-        if several {
-            pairing.single = config.stripe_threshold.saturating_sub(1).min(STREAM_POST_MAX) as u32;
-        }
         // Nothing orders posts on different rails.
         let mut order = if several { Order::None } else { Order::All };
         let (mut fresh, mut shortest) = (true, u32::MAX);

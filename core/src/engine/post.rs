@@ -15,9 +15,9 @@ use crate::sync::seq::{Seq, truncate};
 
 use super::failover::Sent;
 use super::list::NONE;
-use super::load::{LONG, ahead};
+use super::load::{LONG, Split, ahead};
 use super::pending::OpKind;
-use super::post_tag::{GENERATION_MASK, Owner, PostTag};
+use super::post_tag::{GENERATION_MASK, Owner, PostTag, STREAM_POST_MAX};
 use super::stream::KEPT;
 use super::wire::{Body, HEAD_MAX, Message};
 use super::{Engine, RailPolicy, State};
@@ -140,7 +140,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (fetch, local_ptr) = (slot.inner, slot.local);
         let Some(local) = NonNull::new(slot.local) else { return Err(Blocked::PeerDown) };
         let inject = local_region == u16::MAX;
-        let mut whole = state.piece(peer, left, inject);
+        let begun = slot.numbered || slot.posts != 0;
+        let mut whole = if inject { left } else { state.piece(peer, left, begun) };
         if state.is_kept(stream) {
             // Failover may move the piece to any joined rail. So the piece must fit all these
             // rails, and they must all reach its memory.
@@ -346,6 +347,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
+/// Returns `State::single_max`. `max_rma` is 0 for rails that do not exist.
+pub(super) fn single_max(max_rma: &[u64], split: Split) -> u64 {
+    let rails = || max_rma.iter().copied().filter(|&most| most != 0);
+    let whole = if rails().count() == 1 { u64::MAX } else { split.from.saturating_sub(1) };
+    rails().fold(whole.min(STREAM_POST_MAX), u64::min)
+}
+
 impl<const RAILS: usize> State<'_, RAILS> {
     /// The rails in `exclude` are not chosen, and those in `full` have refused the post.
     #[inline(always)]
@@ -437,20 +445,21 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (longest as u64).saturating_sub(HEAD_MAX as u64)
     }
 
-    /// An inject is one post, whatever its length.
+    #[cold]
+    pub(super) fn limit_single(&mut self) {
+        self.single_max = single_max(&self.max_rma, self.loads.split);
+    }
+
+    /// Returns the length of the next piece of an operation, of which some pieces may have `begun`.
     #[inline(always)]
-    fn piece(&self, peer: u16, left: u64, inject: bool) -> u64 {
-        let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
-        let longest = if stripe && self.has_several_rails(peer) {
-            self.config.stripe_chunk
-        } else {
-            u64::MAX
-        };
-        left.min(longest)
+    fn piece(&self, peer: u16, left: u64, begun: bool) -> u64 {
+        let Split { from, piece } = self.loads.split;
+        let split = RAILS > 1 && (begun || left >= from) && self.has_several_rails(peer);
+        if split { left.min(piece) } else { left }
     }
 
     #[inline(always)]
-    fn has_several_rails(&self, peer: u16) -> bool {
+    pub(super) fn has_several_rails(&self, peer: u16) -> bool {
         self.peers.get(peer as usize).is_some_and(|slot| slot.rails.count_ones() > 1)
     }
 

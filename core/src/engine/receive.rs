@@ -288,7 +288,9 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
     #[inline]
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
         let PostTag { owner, bytes } = PostTag::unpack(cx);
-        self.state.loads.ended(self.rail, 1, bytes as u64, result.is_ok());
+        if self.state.loads.ended(self.rail, 1, bytes as u64, result.is_ok()) {
+            self.state.limit_single();
+        }
         match (owner, result) {
             (Owner::Op(index), result) => self.state.post_done(self.rail, index, result),
             (Owner::Stream(stream, _), result) => {
@@ -313,7 +315,9 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
             // Pieces of a long transfer are rare enough to handle one by one.
             return (0..count).for_each(|_| self.done(cx, Ok(())));
         };
-        self.state.loads.ended(self.rail, count, bytes as u64, true);
+        if self.state.loads.ended(self.rail, count, bytes as u64, true) {
+            self.state.limit_single();
+        }
         self.state.silent_posts_done(stream, cx - bytes as u64, count);
     }
 

@@ -51,6 +51,11 @@ pub(super) struct Load {
     pub(super) passed: u64,
 }
 
+/// Returns the number of bytes that move in `time` at a cost.
+pub(super) fn moves(time: u64, cost: u64) -> u64 {
+    (time << FRACTION) / cost
+}
+
 impl Load {
     pub(super) const NEW: Load = Load {
         posts: 0,
@@ -113,10 +118,10 @@ impl Load {
         self.stuck = self.stuck.min(self.long);
     }
 
-    /// Measures `bytes` completed at `now`, with `busy` of busy time. Fewer bytes than [`FIRST`]
-    /// count as [`FIRST`] if they take less than `short`. Returns the cost of the latest bytes if
-    /// the cost was computed anew.
-    pub(super) fn measure(&mut self, bytes: u64, now: u64, busy: u64, short: u64) -> Option<u64> {
+    /// Measures `bytes` completed at `now`, with `busy` of busy time. If a rail is idle again after
+    /// fewer bytes than `few`, they count as `few`. Returns the cost of the latest bytes if the
+    /// cost was computed anew.
+    pub(super) fn measure(&mut self, bytes: u64, now: u64, busy: u64, few: u64) -> Option<u64> {
         let time = busy.saturating_sub(self.mark);
         (self.since, self.mark, self.tries) = (now, busy, 0);
         (self.time, self.spent) = (self.time + time, self.spent + time);
@@ -129,9 +134,9 @@ impl Load {
             return None;
         }
         let period = busy.saturating_sub(self.began);
-        if idle && period < short {
+        if idle {
             // A few bytes take little longer than one, and may have waited for a peer that paused.
-            let more = FIRST.saturating_sub(self.period);
+            let more = few.saturating_sub(self.period);
             (self.moved, self.fresh, self.period) =
                 (self.moved + more, self.fresh + more, self.period + more);
         }

@@ -9,6 +9,7 @@ std::thread_local! {
 }
 
 const PIECE: u64 = 64 << 10;
+const SET: Split = Split { from: 2 * PIECE, piece: PIECE };
 
 fn clock() -> u64 {
     NOW.with(|now| now.get())
@@ -32,7 +33,7 @@ impl Rig {
     /// Creates two rails without a clock.
     fn new(takes: [u64; 2], depth: u32) -> Rig {
         Rig {
-            loads: Loads::new(None),
+            loads: Loads::new(None, SET),
             takes,
             at: 0,
             next: [0; 2],
@@ -45,7 +46,7 @@ impl Rig {
     /// Creates two rails with a clock.
     fn timed(takes: [u64; 2], depth: u32) -> Rig {
         NOW.with(|now| now.set(1));
-        Rig { loads: Loads::new(Some(clock)), ..Rig::new(takes, depth) }
+        Rig { loads: Loads::new(Some(clock), SET), ..Rig::new(takes, depth) }
     }
 
     /// Lets time pass, with polls that find nothing.
@@ -184,7 +185,7 @@ fn a_rail_that_becomes_slow_is_avoided_at_once() {
 
 #[test]
 fn new_rails_wait_for_their_first_completion_unless_a_peer_has_stopped() {
-    let mut loads = Loads::<2>::new(None);
+    let mut loads = Loads::<2>::new(None, SET);
     for rail in [0, 1] {
         assert_eq!(loads.choose(0b11, 0, 0, PIECE, &mut { Wait::NONE }), Some(rail));
         loads.posted(rail, PIECE);
@@ -200,7 +201,7 @@ fn new_rails_wait_for_their_first_completion_unless_a_peer_has_stopped() {
 
 #[test]
 fn a_rail_that_many_posts_waited_for_is_not_limited_once_they_complete() {
-    let mut loads = Loads::<2>::new(None);
+    let mut loads = Loads::<2>::new(None, SET);
     for rail in [0, 1] {
         loads.posted(rail, PIECE);
     }
@@ -223,7 +224,7 @@ fn a_rail_that_many_posts_waited_for_is_not_limited_once_they_complete() {
 
 #[test]
 fn rails_that_do_not_reach_a_peer_are_not_compared_with_those_that_do() {
-    let mut loads = Loads::<3>::new(None);
+    let mut loads = Loads::<3>::new(None, SET);
     for turn in 0..100 {
         // Rails 1 and 2 lead to one peer. Rail 0 leads to others, and is far faster.
         let short = loads.choose(0b110, 0, turn, 8, &mut { Wait::NONE });
@@ -423,16 +424,16 @@ fn short_posts_avoid_slow_rails_and_take_turns_on_others() {
 
 #[test]
 fn one_rail_is_not_counted() {
-    let mut loads = Loads::<1>::new(None);
+    let mut loads = Loads::<1>::new(None, SET);
     loads.ended(0, 1, 100, true);
     assert!(loads.has_posts(0));
 }
 
-/// Moves batches of `size` bytes, one after another, over two rails that take `us` and `slower`
-/// times `us` microseconds per 64 bytes. Returns the time of all batches, in microseconds.
-fn batches(us: u64, slower: u64, count: u64, size: u64) -> u64 {
+/// Moves batches of `size` bytes, one after another, over two rails that take `takes` and `slower`
+/// times `takes` nanoseconds per 64 bytes. Returns the time of all batches, in nanoseconds.
+fn batches(takes: u64, slower: u64, count: u64, size: u64) -> u64 {
     NOW.with(|now| now.set(1));
-    let mut loads = Loads::<2>::new(Some(clock));
+    let mut loads = Loads::<2>::new(Some(clock), SET);
     let (mut at, mut turn) = (0, 0);
     for _ in 0..count {
         let mut left = size;
@@ -440,7 +441,8 @@ fn batches(us: u64, slower: u64, count: u64, size: u64) -> u64 {
         let mut posts: [std::collections::VecDeque<(u64, u64)>; 2] = Default::default();
         loop {
             while left != 0 {
-                let whole = PIECE.min(left);
+                let Split { from, piece } = loads.split;
+                let whole = if left >= from { piece.min(left) } else { left };
                 let Some(rail) = loads.choose(0b11, 0, turn, whole, &mut { Wait::NONE }) else {
                     break;
                 };
@@ -448,14 +450,14 @@ fn batches(us: u64, slower: u64, count: u64, size: u64) -> u64 {
                 let len = loads.cut(rail, whole);
                 loads.posted(rail, len);
                 let begins = posts[rail].back().map_or(at, |&(ends, _)| ends);
-                posts[rail].push_back((begins + len / 64 * [us, us * slower][rail], len));
+                posts[rail].push_back((begins + len / 64 * [takes, takes * slower][rail], len));
                 left -= len;
             }
             let first = |rail: usize| posts[rail].front().map_or(u64::MAX, |&(ends, _)| ends);
             let rail = usize::from(first(1) < first(0));
             let Some((ends, len)) = posts[rail].pop_front() else { break };
             at = ends;
-            NOW.with(|now| now.set(1 + at * 1000));
+            NOW.with(|now| now.set(1 + at));
             loads.ended(rail, 1, len, true);
         }
     }
@@ -463,18 +465,55 @@ fn batches(us: u64, slower: u64, count: u64, size: u64) -> u64 {
 }
 
 #[test]
+fn short_operations_are_split_while_all_rails_are_slow() {
+    // The time of a piece on the fast rail, and the size from which operations are split then.
+    let cases =
+        [(50, SET.from), (120, 2 * PIECE * 10 / 12), (240, PIECE * 10 / 12), (4000, 2 * LEAST)];
+    let mut rig = Rig::timed([50, 500], 8);
+    for (takes, from) in cases.into_iter().chain(cases.into_iter().rev()) {
+        rig.takes = [takes, takes * 10];
+        rig.run(20_000_000, 1, 0);
+        let split = rig.loads.split;
+        assert!(split.from.abs_diff(from) < from / 8, "{takes}: {split:?}");
+        assert!(split.piece == PIECE || split.piece == split.from / 2, "{split:?}");
+    }
+    // Without a clock, speeds are not known.
+    let mut rig = Rig::new([4000, 4000], 8);
+    rig.run(1_000_000, 1, 0);
+    assert_eq!(rig.loads.split, SET);
+    let never = Split { from: u64::MAX, ..SET };
+    let mut rig = Rig::timed([4000, 4000], 8);
+    rig.loads = Loads::new(Some(clock), never);
+    rig.run(1_000_000, 1, 0);
+    assert_eq!(rig.loads.split, never);
+}
+
+#[test]
+fn the_latency_of_a_few_bytes_does_not_make_a_rail_slow() {
+    NOW.with(|now| now.set(1));
+    let mut loads = Loads::<2>::new(Some(clock), SET);
+    for at in 1..100 {
+        let rail = loads.choose(0b11, 0, 0, LONG, &mut { Wait::NONE }).unwrap();
+        loads.posted(rail, LONG);
+        NOW.with(|now| now.set(1 + at * 30_000));
+        assert!(!loads.ended(rail, 1, LONG, true), "{:?}", loads.split);
+    }
+}
+
+#[test]
 fn operations_do_not_wait_long_for_the_pieces_of_a_slow_rail() {
-    for us in [1, 5] {
+    for takes in [40, 1000, 5000] {
         for slower in [1, 3, 10, 100, 1000, 10_000] {
             for (count, size) in [(5000, PIECE), (300, 1 << 20), (5, 64 << 20)] {
-                let learning = 2 * slower * us * PIECE / 64;
-                let both = batches(us, slower, count, size);
-                // A batch of one piece uses one rail.
-                let rails = if size > PIECE { slower + 1 } else { slower };
-                let best = count * size / 64 * us * slower / rails;
+                let learning = 2 * slower * takes * PIECE / 64;
+                let both = batches(takes, slower, count, size);
+                let piece = (SPLIT * 64 / takes / 2).clamp(LEAST, PIECE);
+                let pieces = size / piece;
+                let shares = (0..=pieces).map(|share| (pieces - share).max(share * slower));
+                let best = count * shares.min().unwrap() * piece / 64 * takes;
                 assert!(
                     both <= best * 21 / 20 + learning,
-                    "{us}, {slower}, {size}: {both} us, {best} at best"
+                    "{takes}, {slower}, {size}: {both} ns, {best} at best"
                 );
             }
         }
@@ -510,7 +549,7 @@ fn no_sequence_of_times_and_sizes_overflows() {
             random ^= random << 17;
             random % limit
         };
-        let mut loads = Loads::<3>::new((seed % 4 != 0).then_some(clock as fn() -> u64));
+        let mut loads = Loads::<3>::new((seed % 4 != 0).then_some(clock as fn() -> u64), SET);
         let mut posts: [std::vec::Vec<u64>; 3] = Default::default();
         for _ in 0..3000 {
             let step = match next(8) {

@@ -178,12 +178,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns whether every rail to a peer accepts this many bytes in one post. Called only if
-    /// some rail of this engine rejects such a post.
+    /// Returns whether every rail to a peer accepts this many bytes in one post, and the post is
+    /// not split. Called only if this is not so for some peer.
     #[cold]
     #[inline(never)]
     fn is_single(&self, peer: u16, bytes: u64) -> bool {
         bytes != 0
+            && (bytes < self.loads.split.from || !self.has_several_rails(peer))
             && self
                 .pairings
                 .get(peer as usize)
