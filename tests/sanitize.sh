@@ -63,7 +63,7 @@ if [ "$1" = address ]; then
         --target $host
     place=$(mktemp -d)
     trap 'rm -r "$place"' EXIT
-    for program in tests/misuse tests/data examples/put_signal examples/events examples/tagged; do
+    for program in tests/{misuse,distant,data} examples/{put_signal,events,tagged}; do
         gcc -std=c11 -D_GNU_SOURCE -g -fsanitize=address "bindings/c/$program.c" \
             -Ibindings/c/include \
             "$CARGO_TARGET_DIR/$host/debug/libfishplate_c.a" -lpthread -ldl -lm \
@@ -73,6 +73,11 @@ if [ "$1" = address ]; then
     export LSAN_OPTIONS=suppressions=$place/lsan.supp:print_suppressions=0
     for seed in 1 2 3 4 5 6 7 8; do "$place/misuse" $seed; done
     "$place/data"
+    if [[ $(ldconfig -p) == *libfabric.so.1* ]]; then
+        for seed in 1 2 3 4; do "$place/distant" $seed; done
+    else
+        echo "SKIPPED calls over tcp: libfabric is missing"
+    fi
     source bindings/c/tests/examples.sh
     for example in put_signal events tagged; do $example; done
 fi

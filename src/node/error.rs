@@ -43,7 +43,7 @@ impl fmt::Display for OpenError {
                  long",
             ),
             OpenError::Gpu(gpu, error) => write!(f, "cannot open the GPU {gpu}: {error}"),
-            OpenError::Attach(error) => write!(f, "cannot open a node: {error}"),
+            OpenError::Attach(error) => write!(f, "cannot open a node: {}", Told(error)),
             OpenError::Listen(error) => write!(f, "cannot listen for peers on this host: {error}"),
             OpenError::Worker(error) => write!(f, "cannot start the node's worker: {error}"),
         }
@@ -177,7 +177,7 @@ impl fmt::Display for Error {
                 "{peers} peers still have device memory of this node open; they close it in \
                  `progress` and in waits once their copies are complete"
             ),
-            Error::Attach(error) => error.fmt(f),
+            Error::Attach(error) => Told(error).fmt(f),
             Error::Truncated { len, max } => write!(
                 f,
                 "message truncated: it has {len} bytes, the buffer {max}, and the rest is lost; \
@@ -192,6 +192,21 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// Names the error codes of the system, which the core cannot.
+struct Told<'a>(&'a AttachError);
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            &AttachError::System(code) if code > 0 => {
+                let error = std::io::Error::from_raw_os_error(code);
+                write!(f, "the system or the provider refused: {error}")
+            }
+            error => error.fmt(f),
+        }
+    }
+}
 
 impl From<AttachError> for Error {
     fn from(error: AttachError) -> Self {
@@ -238,6 +253,12 @@ impl From<WaitError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn error_codes_of_the_system_are_named() {
+        let text = Error::Attach(AttachError::System(libc::ENOMEM)).to_string();
+        assert!(text.ends_with("refused: Cannot allocate memory (os error 12)"), "{text}");
+    }
 
     #[test]
     fn only_tables_that_limits_size_are_told_as_limits() {

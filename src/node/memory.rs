@@ -223,9 +223,10 @@ impl Node {
     /// progress meanwhile. Slow path.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; [`AttachError::Unheard`] if the peer has freed this allocated
-    /// memory or makes no progress; the handle is invalid; [`Error::NoGpuRail`] if no rail and no
-    /// message can carry this device memory; or [`Error::Full`].
+    /// [`Error::NotConnected`]; [`OpError::PeerFailed`]; [`AttachError::Unheard`] if the peer has
+    /// freed this allocated memory or makes no progress; the handle is invalid;
+    /// [`Error::NoGpuRail`] if no rail and no message can carry this device memory; or
+    /// [`Error::Full`].
     pub fn import(&mut self, peer: PeerId, handle: impl AsRef<[u8]>) -> Result<Remote, Error> {
         behind!(self, |node| node.import(peer, handle));
         let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
@@ -239,6 +240,11 @@ impl Node {
             if error != AttachError::Unheard || self.home.host().now_ns() >= deadline_ns {
                 return Err(match error {
                     AttachError::Unsupported => Error::NoGpuRail(peer),
+                    // The engine imports from no failed peer, and does not say why it failed.
+                    AttachError::UnknownPeer => match self.home.engine.peer_error(peer) {
+                        Ok(Some(failure)) => Error::Op(OpError::PeerFailed(failure)),
+                        _ => error.into(),
+                    },
                     error => Error::of(error, "remotes", remotes),
                 });
             }

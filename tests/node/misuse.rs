@@ -41,6 +41,27 @@ fn invalid_addresses_are_refused() {
 }
 
 #[test]
+fn an_import_from_a_failed_peer_says_why_it_failed() {
+    let [mut a, mut b] = [alone(), alone()];
+    let (at_a, at_b) = (a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap());
+    let memory = b.alloc(64).unwrap();
+    let handle = b.handle(memory).unwrap();
+    let end = Instant::now() + SOON;
+    while !(a.reach(at_a).unwrap().shared_memory && b.reach(at_b).unwrap().shared_memory) {
+        _ = (a.progress(), b.progress());
+        assert!(Instant::now() < end);
+    }
+    _ = b.close(Duration::ZERO);
+    while a.peer_error(at_a).unwrap().is_none() {
+        assert!(Instant::now() < end);
+    }
+    let gone = a.peer_error(at_a).unwrap().unwrap();
+    assert_eq!(a.import(at_a, &handle), Err(Error::Op(OpError::PeerFailed(gone))));
+    a.disconnect(at_a).unwrap();
+    assert_eq!(a.import(at_a, &handle), Err(Error::Attach(AttachError::UnknownPeer)));
+}
+
+#[test]
 fn a_message_longer_than_the_buffer_is_cut_and_the_error_says_so() {
     let mut node = alone();
     let own = node.address().to_vec();
