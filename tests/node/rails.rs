@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fishplate::config::Settings;
+use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::{AttachError, PeerError, WaitError};
 use fishplate::core::mem::RailId;
 use fishplate::node::{Error, Fabric, OpenError, RailInfo, RailPair};
@@ -22,6 +23,21 @@ fn two(provider: &Fake, interfaces: [&[&str]; 2]) -> ([Node; 2], [PeerId; 2]) {
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     let peers = [a.connect(to_b).unwrap(), b.connect(to_a).unwrap()];
     ([a, b], peers)
+}
+
+#[test]
+fn a_node_without_shared_memory_reaches_itself() {
+    let provider = Fake::new(Persona::cxi(), 1);
+    let mut node = fake(&provider, &["cxi0"]).open().unwrap();
+    let me = node.connect(node.address()).unwrap();
+    let memory = node.alloc(64).unwrap();
+    let own = node.import(me, node.handle(memory).unwrap()).unwrap();
+    node.send(me, 7, b"to myself", Notice::Silent).unwrap();
+    assert_eq!(node.recv(Some(me), 7, Tag::ZERO, &mut [0; 9], SOON).unwrap().len, 9);
+    assert_eq!(node.fetch_add(own.at(8), 5, SOON), Ok(0));
+    assert_eq!(node.load(memory.at(8)), Ok(5));
+    assert_eq!(node.connect(node.address()), Ok(me));
+    node.close(SOON).unwrap();
 }
 
 /// A launcher sets its variables before a process starts, so this test starts itself again.
