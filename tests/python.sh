@@ -92,7 +92,7 @@ code() { sed -n '/^```python$/,/^```$/{ /^```/!p }' "$1"; }
     echo 'from typing import Any'
     echo 'import fishplate'
     echo 'from fishplate.direct import Inlet, Outlet'
-    echo 'async def page(their_address: bytes, their_handle: bytes, array: bytes, buffer: bytearray, tensor: memoryview, torch: Any) -> None:'
+    echo 'async def page(array: bytes, buffer: bytearray, tensor: memoryview, torch: Any) -> None:'
     code docs/python.md | sed 's/^/    /'
 } >"$place/page.py"
 code "$package/README.md" >"$place/readme.py"
@@ -102,6 +102,7 @@ cd "$place" || exit
 
 cat >"$place/nics.py" <<'END'
 import os
+import time
 import fishplate
 def rails(**settings):
     with fishplate.Node(fabric="required", providers=["tcp"], max_rails=1, **settings) as node:
@@ -111,12 +112,26 @@ assert rails(local_rank=1) == [("tcp", "link1")]
 os.environ["LOCAL_RANK"] = "1"
 assert fishplate.Job.from_env().local_rank == 1
 assert rails() == [("tcp", "link1")] and rails(local_rank=2) == [("tcp", "link0")]
+# A rail that fails and returns has another address.
+two = dict(fabric=2, providers=["tcp"], shared_memory=False, worker=True, timeout=10.0)
+with fishplate.Node(**two) as a, fishplate.Node(**two) as b:
+    to_b, before = a.connect(b.address), a.address
+    b.connect(a.address)
+    a.send(to_b, 1, b"x")
+    a.quiet(to_b)
+    os.system("ip link set link0 down && sleep 0.1 && ip link set link0 up")
+    end = time.monotonic() + 20
+    while a.address == before:
+        assert time.monotonic() < end
 END
 # Runs a command in a namespace with two interfaces, which /sys shows.
 cat >"$place/links.sh" <<'END'
-mount -t sysfs sysfs /sys && ip link add link0 type veth peer name link1 || exit 77
+mount -t sysfs sysfs /sys && ip link set lo up || exit 77
+sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1
 for at in 0 1; do
-    ip addr add 10.97.$at.1/24 dev link$at && ip link set link$at up || exit
+    ip link add link$at type veth peer name other$at || exit 77
+    ip addr add 10.97.$at.1/24 dev link$at && ip link set other$at up && ip link set link$at up ||
+        exit
 done
 for _ in {1..100}; do
     [ "$(cat /sys/class/net/link?/operstate)" = $'up\nup' ] && break
@@ -126,10 +141,10 @@ exec "$@"
 END
 if ldconfig -p | grep 'libfabric\.so\.1' >/dev/null && need ip iproute2 &&
     unshare --mount --net bash "$place/links.sh" true 2>/dev/null; then
-    say "processes of one host begin with different NICs" \
+    say "NICs of processes on one host, and a rail that fails" \
         unshare --mount --net bash "$place/links.sh" python3 "$place/nics.py"
 else
-    echo "SKIPPED processes of one host with different NICs: no libfabric or no namespaces"
+    echo "SKIPPED NICs of processes on one host: no libfabric or no namespaces"
 fi
 
 # two EXAMPLE: runs an example as two processes

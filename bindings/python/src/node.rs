@@ -122,7 +122,7 @@ impl Node {
 
     #[getter]
     fn address<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.shared.address)
+        PyBytes::new(py, &self.shared.address(py))
     }
 
     #[getter]

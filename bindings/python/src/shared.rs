@@ -75,7 +75,8 @@ pub(crate) struct Shared {
     wanted: AtomicUsize,
     forks: u64,
     pub timeout: Duration,
-    pub address: Vec<u8>,
+    /// The address of the node when it was opened.
+    address: Vec<u8>,
     pub gpu: Option<Gpu>,
     /// `None` if the node has no descriptor.
     pub calls: Option<Calls>,
@@ -116,6 +117,12 @@ impl Shared {
             gpu,
             calls,
         })
+    }
+
+    /// Returns the current address, which changes when a rail fails.
+    pub fn address(&self, py: Python<'_>) -> Vec<u8> {
+        let current = self.at_once(py, |inner| Ok(inner.node.address()));
+        current.unwrap_or_else(|_| self.address.clone())
     }
 
     pub fn enter<T: Send>(

@@ -1,6 +1,6 @@
 """Random sequences of calls with live, freed and foreign objects. Every call returns or raises an
 exception that a program can handle, and new nodes work afterwards. Also runs without pytest, as
-tests/sanitize.sh does: `python test_fuzz.py [CALLS [SEED]]`."""
+tests/sanitize.sh does: `python test_fuzz.py [CALLS [SEED [shm|worker|tcp]]]`."""
 
 import gc
 import inspect
@@ -13,7 +13,26 @@ import fishplate
 from fishplate._native import Memory, Message, Node, Peer, Place, Remote, Request, Slice, _Waker
 
 SOON = 0.005
-OPTIONS = {"timeout": SOON, "patience": SOON, "connect_timeout": 0.05, "fabric": "off"}
+OPTIONS = {
+    "shm": {"timeout": SOON, "patience": SOON, "connect_timeout": 0.05, "fabric": "off"},
+    "worker": {
+        "timeout": SOON,
+        "patience": SOON,
+        "connect_timeout": 0.05,
+        "fabric": "off",
+        "worker": True,
+    },
+    # Peers are attached at their first use, which waits only for this time.
+    "tcp": {
+        "timeout": SOON,
+        "patience": SOON,
+        "connect_timeout": SOON,
+        "fabric": "required",
+        "providers": ["tcp"],
+        "interfaces": ["lo"],
+        "shared_memory": False,
+    },
+}
 KINDS = [Node, Peer, Memory, Slice, Remote, Place, Request, Message, _Waker]
 SPECIAL = {
     "__len__", "__getitem__", "__buffer__", "__dlpack__", "__enter__", "__exit__", "__eq__",
@@ -39,38 +58,55 @@ def calls():
     ]
 
 
+def eventually(call):
+    """Repeats a call whose time limit is short."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            return call()
+        except (fishplate.NotConnected, fishplate.Timeout):
+            if time.monotonic() > end:
+                raise
+
+
 class Fuzz:
     """Makes random calls on pools of objects. Objects that the calls return join the pools."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, way):
         self.random = random.Random(seed)
+        self.options = OPTIONS[way]
         self.pool = {kind: [] for kind in KINDS}
         self.made, self.raised = set(), set()
         # Another node, with a worker. The nodes under test must reject its objects.
-        self.other = Node(worker=True, timeout=SOON, patience=SOON, fabric="off")
+        self.other = Node(**self.options | {"worker": True})
         theirs = self.other.alloc(4096)
-        self.handles, self.addresses = [theirs.handle(), b"", b"x" * 40], [
-            self.other.address,
-            b"",
-            b"x",
-        ]
+        self.handles = [theirs.handle(), b"", b"x" * 40, self.damaged(theirs.handle())]
+        with Node(**self.options) as closed:
+            self.addresses = [self.other.address, b"", b"x", closed.address]
+        self.addresses += [self.damaged(self.other.address) for _ in range(20)]
         self.pool[Memory].append(theirs)
         self.open()
 
     def open(self):
         """Adds a node that is connected to itself and to the other node."""
-        node = Node(**OPTIONS)
+        node = Node(**self.options)
         peer = node.connect(node.address)
         memory = node.alloc(4096)
         self.addresses.append(node.address)
         self.handles.append(memory.handle())
-        for found in (node, peer, memory, memory.at(8, 64), peer.import_memory(memory.handle())):
+        theirs = eventually(lambda: peer.import_memory(memory.handle()))
+        for found in (node, peer, memory, memory.at(8, 64), theirs):
             self.keep(found)
-        node.send(peer, 1, b"a message")
-        self.keep(node.recv(bytearray(16), tag=1))
+        eventually(lambda: node.send(peer, 1, b"a message"))
+        self.keep(eventually(lambda: node.recv(bytearray(16), tag=1)))
         self.keep(node._waker())
         self.keep(node.connect(self.other.address))
         self.keep(node.irecv(bytearray(8), tag=3))
+
+    def damaged(self, some):
+        some = bytearray(some)
+        some[self.random.randrange(len(some))] ^= self.random.randrange(1, 256)
+        return bytes(some)
 
     def keep(self, found):
         if type(found) in self.pool:
@@ -225,10 +261,10 @@ def works():
         there.release()
 
 
-def fuzz(count, seed):
-    print(f"seed {seed}", flush=True)
+def fuzz(count, seed, way):
+    print(f"seed {seed}, {way}", flush=True)
     begun = time.monotonic()
-    it = Fuzz(seed)
+    it = Fuzz(seed, way)
     it.run(count)
     works()
     print(
@@ -238,11 +274,11 @@ def fuzz(count, seed):
     return it
 
 
-def test_random_calls_raise_or_return():
-    it = fuzz(3000, int(os.environ.get("FISHPLATE_SEED", os.getpid())))
+def test_random_calls_raise_or_return(way):
+    it = fuzz(3000, int(os.environ.get("FISHPLATE_SEED", os.getpid())), way)
     assert len(it.made) > 80 and fishplate.Misuse in it.raised
 
 
 if __name__ == "__main__":
-    words = [int(word) for word in sys.argv[1:]]
-    fuzz(words[0] if words else 20_000, words[1] if len(words) > 1 else os.getpid())
+    words = sys.argv[1:] + ["20000", str(os.getpid()), "shm"][len(sys.argv) - 1 :]
+    fuzz(int(words[0]), int(words[1]), words[2])

@@ -82,7 +82,9 @@ class Node:
 
     @property
     def address(self) -> bytes:
-        """The address that peers pass to `connect`, at most `ADDRESS_MAX` bytes."""
+        """The address that peers pass to `connect`, at most `ADDRESS_MAX` bytes. It changes when a
+        libfabric rail fails, so read it again before another peer connects. After `close`: the
+        address when the node was opened."""
 
     @property
     def closed(self) -> bool: ...
@@ -280,7 +282,8 @@ class Peer:
     """A connected peer. Two objects for the same peer are equal."""
 
     def connected(self) -> bool:
-        """True once the peer has connected too. Raises if the peer has failed."""
+        """False while a peer on this host has not connected yet. The first use of a peer on another
+        host connects it. Raises if the peer has failed."""
 
     def import_memory(self, handle: bytes) -> Remote:
         """Imports memory of the peer by its handle. Waits until the peer is connected and has
