@@ -2,9 +2,11 @@
 # Builds the C libraries and installs them with their header and fishplate.pc:
 #     [DESTDIR=...] [PREFIX=/usr/local] [LIBDIR=PREFIX/lib] [PROFILE=release] install.sh
 set -euo pipefail
+# Relative folders are those of the caller.
+prefix=$(realpath -ms "${PREFIX:-/usr/local}")
+libdir=$(realpath -ms "${LIBDIR:-$prefix/lib}")
+root=${DESTDIR:+$(realpath -ms "$DESTDIR")}
 cd "$(dirname "$0")"
-prefix=${PREFIX:-/usr/local}
-libdir=${LIBDIR:-$prefix/lib}
 profile=${PROFILE:-release}
 case $profile in dev) folder=debug ;; *) folder=$profile ;; esac
 
@@ -13,7 +15,6 @@ target=$(cargo metadata --locked --no-deps --format-version 1 |
     sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
-root=${DESTDIR:-}
 install -d "$root$libdir/pkgconfig" "$root$prefix/include"
 install -m 644 include/fishplate.h "$root$prefix/include/"
 # Adds symbol versions, because a library that Rust links has none.

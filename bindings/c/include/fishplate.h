@@ -31,7 +31,7 @@ extern "C" {
 #define FP_VERSION 0x000100
 
 typedef struct fp_node fp_node;
-/* A peer. Valid until fp_peer_disconnect. */
+/* A peer. Valid until fp_peer_disconnect. Messages name it by its lower 16 bits. */
 typedef uint32_t fp_peer;
 /* Memory of this node, and imported memory of a peer. */
 typedef uint64_t fp_mem;
@@ -103,8 +103,9 @@ int fp_node_open (const fp_options *options, fp_node **node);
 int fp_node_close (fp_node *node, int64_t timeout_ms);
 /* Ends this thread's ownership of the node. The next thread that calls into the node owns it. */
 int fp_node_unbind (fp_node *node);
-/* Copies out the address that peers connect to. On entry `*len` is the size of the buffer, on
- * return the required size. Returns -EMSGSIZE if the buffer is too small. */
+/* Copies out the address that peers connect to. It changes when a libfabric rail fails, so call
+ * this again before another peer connects. On entry `*len` is the size of the buffer, on return the
+ * required size. Returns -EMSGSIZE if the buffer is too small. */
 int fp_node_address (fp_node *node, void *address, size_t *len);
 /* Makes progress without waiting. Returns the number of events. */
 int fp_progress (fp_node *node);
@@ -121,8 +122,9 @@ int fp_node_fd (fp_node *node, int *timeout_ms);
 /* Connects a peer by its address. The peer must connect to our address too, in any order. Does not
  * wait. */
 int fp_peer_connect (fp_node *node, const void *address, size_t len, fp_peer *peer);
-/* Returns 1 if connected, 0 if not connected yet, -ECONNRESET if the peer failed, -ESHUTDOWN if it
- * closed its node. */
+/* Returns 0 while a peer on this host has not connected yet, else 1. The first use of a peer on
+ * another host connects it. Returns -ECONNRESET if the peer failed, -ESHUTDOWN if it closed its
+ * node. */
 int fp_peer_state (fp_node *node, fp_peer peer);
 /* Disconnects a peer. Operations in flight to it fail, and its imported memory is released. */
 int fp_peer_disconnect (fp_node *node, fp_peer peer);

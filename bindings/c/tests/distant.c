@@ -76,8 +76,8 @@ static fp_peer connected (end *from, const end *to)
   return peer;
 }
 
-/* Two nodes can talk, whatever happened before. Both may still fence their rail because of earlier
- * peers, which changes their addresses and breaks new connections too, so they connect again. */
+/* Two nodes can talk, whatever happened before. Errors of earlier connections may still break the
+ * first new one, so they connect again. */
 static void talk (end *a, end *b)
 {
   int got = -1;
