@@ -7,7 +7,7 @@
 //! A message to a node that has not connected this node yet is lost without a call. So a node that
 //! has attached a peer repeats its greeting at growing intervals, until the peer answers.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::{PeerId, RailId};
@@ -50,9 +50,9 @@ pub(super) struct Peers {
     /// Number of passes that looked whether peers are due, and the time from which they are.
     passes: u32,
     due_ns: u64,
-    /// Ids of peers that were attached and disconnected. They are attached at once if they are
-    /// connected again, so that they learn of it.
-    parted: HashSet<u64>,
+    /// Ids of peers that were attached and disconnected, oldest first. They are attached at once if
+    /// they are connected again, so that they learn of it.
+    parted: VecDeque<u64>,
     /// Whether some peers are not connected yet, or have not answered.
     pub meeting: bool,
     /// Whether some peers on this host are not connected yet.
@@ -87,7 +87,8 @@ impl Peers {
             }
         }
         self.silent.add(peer, id, kind);
-        if self.parted.remove(&id) {
+        if let Some(at) = self.parted.iter().position(|&parted| parted == id) {
+            self.parted.remove(at);
             self.attach(engine, peer, false);
         }
         Ok(())
@@ -107,11 +108,12 @@ impl Peers {
         Ok(())
     }
 
-    /// Notes that a peer was disconnected.
+    /// Notes that a peer was disconnected. Keeps the `most` latest.
     pub fn part(&mut self, id: u64, most: usize) {
-        if self.parted.len() < most {
-            self.parted.insert(id);
+        if self.parted.len() >= most {
+            self.parted.pop_front();
         }
+        self.parted.push_back(id);
     }
 
     /// Attaches a peer that is connected and not attached. Returns `false` for any other peer.

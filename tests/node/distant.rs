@@ -15,10 +15,10 @@ use fishplate_testing::fabric::{Fake, Persona};
 
 use super::{SOON, WORKER, Way, builder, tcp, ways};
 
-const LIMITS: Limits = Limits { peers: 200, ..Limits::DEFAULT };
+pub(super) const LIMITS: Limits = Limits { peers: 200, ..Limits::DEFAULT };
 
 /// Returns a builder for nodes on all interfaces of a fake provider.
-fn on(provider: &Fake, name: &str) -> Builder {
+pub(super) fn on(provider: &Fake, name: &str) -> Builder {
     let name = name.split(';').next_back().unwrap();
     let providers = vec![if name == "ofi_rxm" { "verbs;ofi_rxm" } else { name }.to_owned()];
     let settings = Settings { providers, ..Settings::DEFAULT };
@@ -31,7 +31,7 @@ fn on(provider: &Fake, name: &str) -> Builder {
 }
 
 /// Runs a test over each provider: the fakes, and tcp with one and with two rails.
-fn each(test: impl Fn(&str, &dyn Fn() -> Node)) {
+pub(super) fn each(test: impl Fn(&str, &dyn Fn() -> Node)) {
     for (seed, (name, persona)) in Persona::all().into_iter().enumerate() {
         let provider = Fake::new(persona, seed as u64);
         test(name, &|| on(&provider, name).open().unwrap());
@@ -46,7 +46,7 @@ fn each(test: impl Fn(&str, &dyn Fn() -> Node)) {
 }
 
 /// Connects two nodes to each other.
-fn connect(a: &mut Node, b: &mut Node) -> [PeerId; 2] {
+pub(super) fn connect(a: &mut Node, b: &mut Node) -> [PeerId; 2] {
     [a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap()]
 }
 
@@ -55,7 +55,10 @@ fn is_attached(node: &Node, peer: PeerId) -> bool {
 }
 
 /// Makes progress on all nodes until `done`.
-fn until<const N: usize>(nodes: [&mut Node; N], mut done: impl FnMut([&mut Node; N]) -> bool) {
+pub(super) fn until<const N: usize>(
+    nodes: [&mut Node; N],
+    mut done: impl FnMut([&mut Node; N]) -> bool,
+) {
     let mut nodes = nodes;
     let begun = Instant::now();
     loop {
@@ -68,7 +71,7 @@ fn until<const N: usize>(nodes: [&mut Node; N], mut done: impl FnMut([&mut Node;
 }
 
 /// Sends a message from `a`, while `b` makes progress until it is attached.
-fn send(a: &mut Node, to: PeerId, tag: u64, b: &mut Node) {
+pub(super) fn send(a: &mut Node, to: PeerId, tag: u64, b: &mut Node) {
     thread::scope(|scope| {
         let sends = scope.spawn(|| a.send(to, tag, b"first", Notice::Silent).unwrap());
         while !sends.is_finished() {
@@ -77,7 +80,7 @@ fn send(a: &mut Node, to: PeerId, tag: u64, b: &mut Node) {
     });
 }
 
-fn has_message(node: &mut Node, from: PeerId, tag: u64) -> bool {
+pub(super) fn has_message(node: &mut Node, from: PeerId, tag: u64) -> bool {
     let found = node.probe(None, tag, Tag::ZERO).unwrap();
     found.is_some_and(|found| {
         assert_eq!(found.source, from);

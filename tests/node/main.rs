@@ -12,6 +12,7 @@ mod meeting;
 mod misuse;
 mod nics;
 mod now;
+mod parted;
 #[path = "../port/mod.rs"]
 mod port;
 mod queue;
