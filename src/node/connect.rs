@@ -246,8 +246,8 @@ impl Node {
     pub fn peer_error(&mut self, peer: PeerId) -> Result<Option<PeerError>, Error> {
         behind!(self, |node| node.peer_error(peer));
         self.home.engine.check_peers();
+        self.attachable(peer)?;
         match self.peers.find(peer) {
-            Some(Contact { stage: Stage::Failed(error), .. }) => Err(**error),
             Some(contact) if contact.stage.is_meeting() => Ok(None),
             None if self.peers.silent.has(peer) => Ok(None),
             _ => Ok(self.home.engine.peer_error(peer)?),
@@ -303,6 +303,14 @@ impl Node {
                 return Err(Error::NotConnected(peer));
             }
             self.serve();
+        }
+    }
+
+    /// Returns the reason if a peer could not be connected or attached.
+    pub(super) fn attachable(&self, peer: PeerId) -> Result<(), Error> {
+        match self.peers.find(peer) {
+            Some(Contact { stage: Stage::Failed(error), .. }) => Err(**error),
+            _ => Ok(()),
         }
     }
 

@@ -349,7 +349,7 @@ impl Node {
                 if !self.peers.attach(&mut self.home.engine, source, false) {
                     self.unmet(source)?;
                 }
-                Ok(None)
+                self.attachable(source).map(|()| None)
             }
             (Ok(None), _) if self.peers.meeting | self.home.engine.has_call() => {
                 self.meet_now_and_then();

@@ -382,8 +382,9 @@ impl Node {
         timeout: Duration,
     ) -> Result<u64, Error> {
         behind!(self, |node| node.wait_later(at, cmp, value, from, timeout));
-        if let Some(from) = from {
+        if let Some(from) = from.filter(|&from| self.home.engine.peer_error(from).is_err()) {
             self.attach(from);
+            self.attachable(from)?;
         }
         self.wait_with(timeout, |engine, waiter, until| {
             match engine.wait_signal(at, cmp, value, from, waiter, until) {

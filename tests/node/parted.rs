@@ -1,10 +1,36 @@
-//! Tests peers on other hosts that come and go.
+//! Tests peers on other hosts that cannot be attached, or that come and go.
 
-use fishplate::Limits;
+use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::PeerError;
+use fishplate::node::Error;
+use fishplate::{Cmp, Limits};
 use fishplate_testing::fabric::{Fake, Persona};
 
+use super::SOON;
 use super::distant::{LIMITS, connect, has_message, on, send, until};
+
+#[test]
+fn a_peer_that_cannot_be_attached_is_reported_by_each_call_that_names_it() {
+    let provider = Fake::new(Persona::shm(), 41);
+    let open = || on(&provider, "shm").open().unwrap();
+    let (mut a, b) = (open(), open());
+    let mut address = b.address().to_vec();
+    // The longest message of the peer's rail is shorter than any message.
+    address[62..66].copy_from_slice(&1u32.to_le_bytes());
+    let inbox = a.alloc(8).unwrap();
+    for call in 0..4 {
+        let peer = a.connect(&address).unwrap();
+        let failed = match call {
+            0 => a.probe(Some(peer), 7, Tag::ZERO).err(),
+            1 => a.mprobe(Some(peer), 7, Tag::ZERO).err(),
+            2 => a.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), SOON).err(),
+            _ => a.recv(Some(peer), 7, Tag::ZERO, &mut [0; 8], SOON).err(),
+        };
+        assert!(matches!(failed, Some(Error::Attach(_))), "{call}: {failed:?}");
+        assert_eq!(a.peer_error(peer).err(), failed);
+        a.disconnect(peer).unwrap();
+    }
+}
 
 #[test]
 fn a_peer_learns_that_it_was_connected_again_after_many_others_have_gone() {
