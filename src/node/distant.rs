@@ -212,12 +212,12 @@ impl Peers {
             }
             waiting.pause = (2 * waiting.pause).min(AGAIN[1]);
             waiting.at = now_ms.wrapping_add(waiting.pause.into());
-            // An earlier greeting is still under way.
-            let posted = (0..u16::BITS as u8).any(|rail| {
-                waiting.rails >> rail & 1 != 0
-                    && matches!(engine.rail(RailId(rail)), Some(NodeRail::Fabric(guard))
+            // Earlier greetings are still under way on all rails. One rail may be stuck.
+            let posted =
+                (0..u16::BITS as u8).filter(|rail| waiting.rails >> rail & 1 != 0).any(|rail| {
+                    matches!(engine.rail(RailId(rail)), Some(NodeRail::Fabric(guard))
                         if guard.inner().has_posts_to(peer.peer()))
-            });
+                });
             if !posted {
                 engine.call_again(peer);
             }

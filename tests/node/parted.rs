@@ -1,9 +1,12 @@
-//! Tests peers on other hosts that cannot be attached, or that come and go.
+//! Tests peers on other hosts that cannot be attached, that come and go, or that are hard to reach.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::PeerError;
 use fishplate::node::Error;
-use fishplate::{Cmp, Limits};
+use fishplate::{Cmp, Limits, Notice};
 use fishplate_testing::fabric::{Fake, Persona};
 
 use super::SOON;
@@ -57,4 +60,35 @@ fn a_peer_learns_that_it_was_connected_again_after_many_others_have_gone() {
     a.connect(b.address()).unwrap();
     until([&mut a, &mut b], |[_, b]| b.peer_error(to_a) != Ok(None));
     assert_eq!(b.peer_error(to_a), Ok(Some(PeerError::Reattached)));
+}
+
+#[test]
+fn two_peers_meet_although_one_rail_is_silent_from_the_start() {
+    for interface in ["eth0", "eth1"] {
+        let provider = Fake::new(Persona::tcp(), 61);
+        let (mut a, mut b, to_b, to_a) = loop {
+            let open = || on(&provider, "tcp").open().unwrap();
+            let [mut a, mut b] = [open(), open()];
+            let [to_b, to_a] = connect(&mut a, &mut b);
+            // Otherwise the cut ends both pairs of rails.
+            if a.rail_pairs(to_b).unwrap().iter().all(|pair| pair.ours == pair.theirs) {
+                break (a, b, to_b, to_a);
+            }
+        };
+        provider.cut(interface);
+        let both = AtomicUsize::new(2);
+        thread::scope(|scope| {
+            for (node, to) in [(&mut a, to_b), (&mut b, to_a)] {
+                let both = &both;
+                scope.spawn(move || {
+                    let sent = node.send(to, 7, b"first", Notice::Silent);
+                    both.fetch_sub(1, Ordering::Relaxed);
+                    while both.load(Ordering::Relaxed) != 0 {
+                        node.progress();
+                    }
+                    sent.unwrap();
+                });
+            }
+        });
+    }
 }
