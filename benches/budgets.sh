@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks instruction budgets: runs every path under Valgrind's Callgrind, and fails if a path
-# exceeds its limit in src/lib.rs. Installs valgrind (package) and the benchmark runner (cargo
+# exceeds its limit in src/lib.rs. Options are those of `cargo bench`: `--features probes` counts
+# with the static tracing probes. Installs valgrind (package) and the benchmark runner (cargo
 # install, into target/tools) when they are missing.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -25,7 +26,7 @@ trap 'rm -f "$rows"' EXIT
 # `cargo bench` fails if a path exceeds its limit. Print the table even then, because it names the
 # path.
 status=0
-cargo bench --quiet --locked --no-fail-fast --benches -- --output-format=json >"$rows" \
+cargo bench --quiet --locked --no-fail-fast --benches "$@" -- --output-format=json >"$rows" \
     2>"$rows.err" || status=$?
 "${CARGO_TARGET_DIR:-target}/release/budget-table" <"$rows" || status=1
 [ "$status" = 0 ] || cat "$rows.err"
