@@ -214,7 +214,7 @@ impl Peers {
             waiting.at = now_ms.wrapping_add(waiting.pause.into());
             // Earlier greetings are still under way on all rails. One rail may be stuck.
             let posted =
-                (0..u16::BITS as u8).filter(|rail| waiting.rails >> rail & 1 != 0).any(|rail| {
+                (0..u16::BITS as u8).filter(|rail| waiting.rails >> rail & 1 != 0).all(|rail| {
                     matches!(engine.rail(RailId(rail)), Some(NodeRail::Fabric(guard))
                         if guard.inner().has_posts_to(peer.peer()))
                 });
