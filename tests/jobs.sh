@@ -312,8 +312,9 @@ killed() {
         if [ $rank = "$victim" ]; then
             [ $status = 137 ] || return 1
         else
-            [ $status = 1 ] && grep -q 'rank [0-3]\|1 process did not come' "$work/out$rank" ||
-                return 1
+            # If rank 0 dies while ranks are assigned, a process that comes later waits alone.
+            [ $status = 1 ] &&
+                grep -qE 'rank [0-3]|[1-3] process(es)? did not come' "$work/out$rank" || return 1
         fi
     done
     clean
