@@ -39,7 +39,7 @@ use memory::{Imported, Registered};
 use owned::Owned;
 use queue::{Ops, Streams};
 pub(crate) use stage::{Stage, write_window};
-use wait_object::Pace;
+use wait_object::{Ends, Pace};
 
 pub use config::GpuConfig;
 pub use link::{GpuAgreement, GpuLink, GpuProfile};
@@ -380,7 +380,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     /// Returns whether device work is in flight, the end of which needs a poll.
     pub fn is_working(&self) -> bool {
-        !self.ops.is_empty() || self.streams.out() > 0 || self.copies.is_pending()
+        !self.ops.is_empty() || self.awaits_device()
+    }
+
+    fn awaits_device(&self) -> bool {
+        self.streams.out() > 0 || self.copies.is_pending()
     }
 
     /// Called when a poll before a sleep has found nothing. Makes the end of each copy ring, and
@@ -388,7 +392,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     #[cold]
     #[inline(never)]
     fn prepare_sleep(&mut self) {
-        let works = self.is_working();
+        let (works, copies) = (self.is_working(), self.awaits_device());
         let device = self.sharing.driver();
         let count = &mut self.stats.rings;
         let rings = match &self.bell {
@@ -398,8 +402,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             None => false,
         };
         // Peers notify when they take pieces or send some, but not when a lane has room again.
-        let rings = (rings && self.telling.is_empty()) || !works;
-        self.pace.set_naps(self.silent || !rings);
+        let naps = self.silent || works && !(rings && self.telling.is_empty());
+        self.pace.set_ends(match naps {
+            true => Ends::Some,
+            false if copies => Ends::Rings,
+            false => Ends::All,
+        });
     }
 }
 

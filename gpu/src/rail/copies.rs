@@ -16,6 +16,7 @@ use fishplate_core::sync::host::Host;
 use fishplate_shm::Segment;
 
 use super::stage::write_window;
+use super::wait_object::Ends;
 use super::{GpuRail, post_error};
 use crate::{Bell, Device, DeviceError, DevicePtr, Mark};
 
@@ -398,7 +399,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     fn began(&mut self, before: u32, copy: u32) {
         if copy != before {
             // If this pass ends with a sleep, its poll has not made a new copy ring.
-            self.pace.set_naps(true);
+            self.pace.set_ends(Ends::Some);
         }
     }
 

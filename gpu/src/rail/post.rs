@@ -13,6 +13,7 @@ use super::bounce::{Job, JobKind};
 use super::memory::{Reach, is_device};
 use super::post_error;
 use super::queue::{Op, OpKind, Owner, Place, code};
+use super::wait_object::Ends;
 use crate::done::{Status, word};
 use crate::within;
 use crate::{Device, DevicePtr, ImportId};
@@ -404,7 +405,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     fn begin(&mut self, op: Op) -> Option<u32> {
         // If this pass ends with a sleep, its poll has not made this copy ring.
-        self.pace.set_naps(true);
+        self.pace.set_ends(Ends::Some);
         self.ops.insert(op)
     }
 

@@ -6,9 +6,12 @@
 //! sleeps in naps. Each nap is twice as long as the last, up to a limit, and after any event the
 //! next nap is short again. Long waits therefore cost little, and an event is delayed by at most
 //! about the time already waited.
+//!
+//! A device that is lost does not ring. So while copies are to ring, a sleep lasts at most
+//! [`CHECK`].
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fishplate_core::sync::event::{EventCount, Park};
@@ -18,14 +21,29 @@ use fishplate_shm::WaitObject;
 /// Duration of the first nap, in nanoseconds.
 const FIRST: u64 = 20_000;
 
+/// Longest sleep while copies are to ring, in nanoseconds.
+pub(super) const CHECK: u64 = 100_000_000;
+
+/// What ends a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Ends {
+    /// Every event.
+    All,
+    /// Every event, unless the device is lost.
+    Rings,
+    /// Not every event, so the sleep is a nap.
+    Some,
+}
+
 /// The state that the rail shares with its wait object. Only the owner's thread accesses it. It is
 /// atomic because the wait object may outlive the rail.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// Whether the owner makes its last check for work before a sleep.
-    ends: AtomicBool,
-    /// Whether the coming sleep is a nap, because some events would not end it.
-    naps: AtomicBool,
+    last: AtomicBool,
+    /// The [`Ends`] of the coming sleep.
+    ends: AtomicU8,
     nap: AtomicU64,
     longest: u64,
 }
@@ -33,8 +51,8 @@ pub(super) struct Pace {
 impl Pace {
     pub(super) fn new(longest: Duration) -> Self {
         let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX).max(FIRST);
-        let [ends, naps] = [const { AtomicBool::new(false) }; 2];
-        Pace { ends, naps, nap: AtomicU64::new(FIRST), longest }
+        let (last, ends) = (AtomicBool::new(false), AtomicU8::new(Ends::All as u8));
+        Pace { last, ends, nap: AtomicU64::new(FIRST), longest }
     }
 
     /// Returns whether the owner sleeps if this poll finds nothing.
@@ -42,14 +60,14 @@ impl Pace {
     pub(super) fn is_ending(&self) -> bool {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.
-        self.ends.load(Ordering::Relaxed)
+        self.last.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the coming sleep is a nap.
-    pub(super) fn set_naps(&self, naps: bool) {
+    /// Sets what ends the coming sleep.
+    pub(super) fn set_ends(&self, ends: Ends) {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.
-        self.naps.store(naps, Ordering::Relaxed);
+        self.ends.store(ends as u8, Ordering::Relaxed);
     }
 
     #[inline(always)]
@@ -59,17 +77,19 @@ impl Pace {
         self.nap.store(FIRST, Ordering::Relaxed);
     }
 
-    /// Returns the duration of the next nap in nanoseconds, and doubles the duration for the nap
-    /// after it. Returns `None` if every event wakes the owner.
-    fn nap(&self) -> Option<u64> {
+    /// Returns the longest duration of the coming sleep in nanoseconds. Doubles the duration of the
+    /// nap after this one.
+    fn longest(&self) -> u64 {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.
-        if !self.naps.load(Ordering::Relaxed) {
-            return None;
+        match self.ends.load(Ordering::Relaxed) {
+            ends if ends == Ends::All as u8 => return u64::MAX,
+            ends if ends == Ends::Rings as u8 => return CHECK,
+            _ => {}
         }
         let nap = self.nap.load(Ordering::Relaxed);
         self.nap.store(nap.saturating_mul(2).min(self.longest), Ordering::Relaxed);
-        Some(nap)
+        nap
     }
 }
 
@@ -91,16 +111,13 @@ impl GpuWaitObject {
     /// length of the sleep in nanoseconds, or `None` if `work` returns true. `work` polls the rail.
     pub fn look(&self, timeout_ns: u64, work: impl FnOnce() -> bool) -> Option<u64> {
         // If `work` does not poll the rail, the sleep is a nap.
-        self.pace.set_naps(true);
+        self.pace.set_ends(Ends::Some);
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.
-        self.pace.ends.store(true, Ordering::Relaxed);
+        self.pace.last.store(true, Ordering::Relaxed);
         let found = work();
-        self.pace.ends.store(false, Ordering::Relaxed);
-        match found {
-            true => None,
-            false => Some(self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns))),
-        }
+        self.pace.last.store(false, Ordering::Relaxed);
+        if found { None } else { Some(self.pace.longest().min(timeout_ns)) }
     }
 }
 
@@ -127,20 +144,22 @@ mod tests {
     #[test]
     fn naps_grow_to_their_limit_begin_anew_with_every_find_and_are_none_where_everything_rings() {
         let pace = Pace::new(Duration::from_micros(90));
-        assert_eq!(pace.nap(), None);
-        pace.set_naps(true);
-        let naps: Vec<_> = (0..5).map(|_| pace.nap().unwrap()).collect();
+        assert_eq!(pace.longest(), u64::MAX);
+        pace.set_ends(Ends::Some);
+        let naps = [0; 5].map(|_| pace.longest());
         assert_eq!(naps, [20_000, 40_000, 80_000, 90_000, 90_000]);
         pace.found();
-        assert_eq!(pace.nap(), Some(20_000));
-        pace.set_naps(false);
-        assert_eq!(pace.nap(), None);
+        assert_eq!(pace.longest(), 20_000);
+        pace.set_ends(Ends::Rings);
+        assert_eq!(pace.longest(), CHECK);
+        pace.set_ends(Ends::All);
+        assert_eq!(pace.longest(), u64::MAX);
     }
 
     #[test]
     fn naps_without_a_limit_are_as_long_as_can_be_counted() {
         let pace = Pace::new(Duration::MAX);
-        pace.set_naps(true);
-        assert_eq!((0..100).map(|_| pace.nap().unwrap()).max(), Some(u64::MAX));
+        pace.set_ends(Ends::Some);
+        assert_eq!((0..100).map(|_| pace.longest()).max(), Some(u64::MAX));
     }
 }

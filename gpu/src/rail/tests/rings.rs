@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 use crate::Bell;
+use crate::rail::wait_object::CHECK;
 
 /// Maximum number of steps for which a test sleeps.
 const LONG: u32 = 1_000_000;
@@ -48,7 +49,7 @@ impl Pair {
             Some(u64::MAX) if rail.streams.out() == 0 && !rail.copies.is_pending() => {
                 return Sleep::None;
             }
-            Some(u64::MAX) => {}
+            Some(CHECK) => {}
             Some(nap) => return Sleep::Nap(nap),
         }
         for _ in 0..LONG {
@@ -186,7 +187,7 @@ fn the_owner_naps_if_a_copy_begins_after_the_last_poll() {
         assert_eq!(look(&mut pair, true), Some(20_000));
         // A second sleep does not make the same copy ring again.
         for _ in 0..2 {
-            assert_eq!((look(&mut pair, false), rung.load(Ordering::Relaxed)), (Some(u64::MAX), 0));
+            assert_eq!((look(&mut pair, false), rung.load(Ordering::Relaxed)), (Some(CHECK), 0));
         }
         pair.driver.drain();
         assert_eq!(rung.load(Ordering::Relaxed), 1);
@@ -202,7 +203,7 @@ fn a_lost_device_does_not_ring() {
     pair.write(0, 0, 100, None, 1);
     let (rail, seen) = (&mut pair.rails[0], &mut pair.seen[0]);
     let wait_object = rail.wait_object();
-    assert_eq!(wait_object.look(u64::MAX, || rail.poll(8, seen) != 0), Some(u64::MAX));
+    assert_eq!(wait_object.look(u64::MAX, || rail.poll(8, seen) != 0), Some(CHECK));
     pair.driver.lose(0);
     pair.driver.advance(100_000);
     assert_eq!(rung.load(Ordering::Relaxed), 0);
