@@ -528,13 +528,7 @@ impl Node {
         let ends = |address: &Address| -> Vec<FabricEnd> {
             address.rails.iter().map(|rail| rail.end).collect()
         };
-        let own = address.id == self.address.id;
-        let mut joined = match own {
-            true => {
-                (0..self.address.rails.len().min(address.rails.len())).map(|i| (i, i)).collect()
-            }
-            false => joined(&ends(&self.address), &ends(address), self.address.id, address.id),
-        };
+        let mut joined = joined(&ends(&self.address), &ends(address), self.address.id, address.id);
         if joined.is_empty() {
             return Err(Error::NoRail);
         }
@@ -549,10 +543,7 @@ impl Node {
             pairs.push(RailPair { ours, theirs, their_mbit: rail.end.mbit });
         }
         let kind = Kind { pairs, joints, limits: limits(address) };
-        match own {
-            true => self.peers.join_self(&mut self.home.engine, peer, address.id, &kind),
-            false => self.peers.expect(&mut self.home.engine, peer, address.id, kind, &addresses),
-        }
+        self.peers.expect(&mut self.home.engine, peer, address.id, kind, &addresses)
     }
 }
 

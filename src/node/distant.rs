@@ -9,10 +9,8 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use fishplate_core::error::AttachError;
 use fishplate_core::mem::{PeerId, RailId};
 use fishplate_sys::clock::monotonic_ns;
-use fishplate_sys::fabric::FabricSetup;
 
 use super::Error;
 use super::connect::{Contact, Stage, to_ms};
@@ -94,20 +92,6 @@ impl Peers {
         Ok(())
     }
 
-    /// Attaches this node as its own peer: each rail to itself.
-    pub fn join_self(
-        &mut self,
-        engine: &mut NodeEngine,
-        peer: PeerId,
-        id: u64,
-        kind: &Kind,
-    ) -> Result<(), Error> {
-        join(engine, peer, kind, |mut rail| rail.attach_self(peer.peer()))?;
-        let stage = Stage::over_fabric(kind.pairs.clone());
-        self.contacts.push(Contact::distant(peer, id, kind.limits, stage));
-        Ok(())
-    }
-
     /// Notes that a peer was disconnected. Keeps the `most` latest.
     pub fn part(&mut self, id: u64, most: usize) {
         if self.parted.len() >= most {
@@ -120,7 +104,7 @@ impl Peers {
     #[cold]
     pub fn attach(&mut self, engine: &mut NodeEngine, peer: PeerId, called: bool) -> bool {
         let Some((id, kind)) = self.silent.take(peer) else { return false };
-        let joined = join(engine, peer, &kind, |mut rail| rail.attach_expected(peer.peer()));
+        let joined = join(engine, peer, &kind);
         if joined.is_ok() {
             let rails = kind.pairs.iter().fold(0, |rails, pair| rails | 1 << pair.ours.0);
             let (now, pause) = (monotonic_ns(), AGAIN[0]);
@@ -249,17 +233,11 @@ impl Peers {
     }
 }
 
-/// Attaches a peer to its rails with `attach`, and joins them.
-fn join(
-    engine: &mut NodeEngine,
-    peer: PeerId,
-    kind: &Kind,
-    attach: impl Fn(FabricSetup<'_>) -> Result<(), AttachError>,
-) -> Result<(), Error> {
+fn join(engine: &mut NodeEngine, peer: PeerId, kind: &Kind) -> Result<(), Error> {
     engine.set_up_peer(peer)?;
     for pair in &kind.pairs {
         if let Some(NodeSetup::Fabric(mut guard)) = engine.rail_mut(pair.ours) {
-            attach(guard.inner_mut())?;
+            guard.inner_mut().attach_expected(peer.peer())?;
             guard.watch(peer.peer(), None);
         }
     }

@@ -468,26 +468,3 @@ fn a_program_that_keeps_its_queue_meets_peers_by_passes() {
         }
     }
 }
-
-#[test]
-fn a_node_without_shared_memory_is_its_own_peer_over_its_rails() {
-    each(|name, open| {
-        let mut node = open();
-        let me = node.connect(node.address()).unwrap();
-        assert_eq!(node.reach(me).unwrap().fabric, node.rails().len(), "{name}");
-        let inbox = node.alloc(64).unwrap();
-        let own = node.import(me, node.handle(inbox).unwrap()).unwrap();
-        node.put_signal(b"bytes", own.at(8), Signal::set(own.at(0), 5), Notice::Silent).unwrap();
-        assert_eq!(node.wait(inbox.at(0), Cmp::Eq, 5, Some(me), SOON), Ok(5), "{name}");
-        assert_eq!(node.fetch_add(own.at(0), 2, SOON), Ok(5), "{name}");
-        node.send(me, 7, b"bytes", Notice::Silent).unwrap();
-        until([&mut node], |[node]| has_message(node, me, 7));
-        node.disconnect(me).unwrap();
-        let me = node.connect(node.address()).unwrap();
-        node.send(me, 8, b"again", Notice::Silent).unwrap();
-        until([&mut node], |[node]| has_message(node, me, 8));
-        node.close(SOON).unwrap();
-    });
-    let mut alone = builder().fabric(Fabric::Off).shared_memory(false).open().unwrap();
-    assert_eq!(alone.connect(alone.address()), Err(Error::NoRail));
-}
