@@ -80,8 +80,8 @@ pub const BUDGETS: &[Budget] = &[
     ours("progress_idle",                 37.1,     36.0),
     ours("shm_put_signal",               63.0,     60.0),
     ours("shm_signal",                    44.1,     42.0),
-    ours("shm_progress_idle",           106.1,    101.0),
-    ours("shm_progress_idle_128",       147.2,    140.1),
+    ours("shm_progress_idle",           106.0,    101.0),
+    ours("shm_progress_idle_128",       147.1,    140.1),
     ours("node_put_signal",              66.1,     63.0),
     // All arguments are known only at run time. The C library may take 12 instructions more than
     // `Node`.
@@ -91,10 +91,10 @@ pub const BUDGETS: &[Budget] = &[
     ours("node_signal",                  47.2,     45.0),
     ours("node_wait_arrived",            25.0,     23.0),
     ours("node_quiet_idle",              23.0,     21.0),
-    ours("node_progress_idle",          148.1,    141.0),
+    ours("node_progress_idle",          148.0,    141.0),
     ours("node_queue_round",           1227.5,   1169.1),
     ours("node_queue_psm2",            1182.1,   1125.9),
-    ours("node_queue_idle",             177.5,    169.0),
+    ours("node_queue_idle",             177.4,    169.0),
     ours("notify_awake",                   10.1,      8.1),
     ours("tag_expected",                165.4,    157.6),
     ours("tag_unexpected",              179.5,    171.0),
