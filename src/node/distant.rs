@@ -7,7 +7,7 @@
 //! A message to a node that has not connected this node yet is lost without a call. So a node that
 //! has attached a peer repeats its greeting at growing intervals, until the peer answers.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 
 use fishplate_core::mem::{PeerId, RailId};
 use fishplate_sys::clock::monotonic_ns;
@@ -48,9 +48,9 @@ pub(super) struct Peers {
     /// Number of passes that looked whether peers are due, and the time from which they are.
     passes: u32,
     due_ns: u64,
-    /// Ids of peers that were attached and disconnected, oldest first. They are attached at once if
-    /// they are connected again, so that they learn of it.
-    parted: VecDeque<u64>,
+    /// Ids of peers that were attached and disconnected: the latest, and those before. They are
+    /// attached at once if they are connected again, so that they learn of it.
+    parted: [HashSet<u64>; 2],
     /// Whether some peers are not connected yet, or have not answered.
     pub meeting: bool,
     /// Whether some peers on this host are not connected yet.
@@ -85,19 +85,19 @@ impl Peers {
             }
         }
         self.silent.add(peer, id, kind);
-        if let Some(at) = self.parted.iter().position(|&parted| parted == id) {
-            self.parted.remove(at);
+        if self.parted.iter_mut().any(|ids| ids.remove(&id)) {
             self.attach(engine, peer, false);
         }
         Ok(())
     }
 
-    /// Notes that a peer was disconnected. Keeps the `most` latest.
+    /// Notes that a peer was disconnected. Keeps the `most` latest, or up to twice as many.
     pub fn part(&mut self, id: u64, most: usize) {
-        if self.parted.len() >= most {
-            self.parted.pop_front();
+        let [latest, before] = &mut self.parted;
+        if latest.len() >= most {
+            *before = std::mem::take(latest);
         }
-        self.parted.push_back(id);
+        latest.insert(id);
     }
 
     /// Attaches a peer that is connected and not attached. Returns `false` for any other peer.
