@@ -468,3 +468,29 @@ fn a_program_that_keeps_its_queue_meets_peers_by_passes() {
         }
     }
 }
+
+#[test]
+fn a_queue_whose_every_peek_finds_a_request_meets_peers() {
+    if WORKER {
+        return;
+    }
+    let provider = Fake::new(Persona::tcp(), 33);
+    let open = || Box::new(on(&provider, "tcp").requests(16).open().unwrap());
+    let (mut a, mut b) = (open(), open());
+    let [_, to_a] = connect(&mut a, &mut b);
+    let me = a.connect(a.address()).unwrap();
+    let (mut ours, mut theirs) = (a.queue().unwrap(), b.queue().unwrap());
+    let (tag, all) = ([4, 5, 6], [u32::MAX; 3]);
+    theirs.isend2(to_a, 0, [1, 2, 3], Buffer::Nothing, 1).unwrap();
+    let begun = Instant::now();
+    while theirs.oldest().is_none() {
+        theirs.poll();
+        ours.irecv2(Some(me), tag, all, Buffer::Nothing, 2).unwrap();
+        ours.isend2(me, 0, tag, Buffer::Nothing, 3).unwrap();
+        for _ in 0..2 {
+            let (found, _) = ours.ipeek2().unwrap();
+            ours.test2(&mut Some(found)).unwrap();
+        }
+        assert!(begun.elapsed() < SOON, "not met");
+    }
+}
