@@ -70,7 +70,9 @@ fn processes_of_one_host_begin_with_different_nics() {
     }
     assert_eq!([None, Some(1), Some(3), Some(4)].map(first), ["cxi0", "cxi1", "cxi3", "cxi0"]);
     let mut again = Command::new(env::current_exe().unwrap());
-    again.args(["--exact", "rails::processes_of_one_host_begin_with_different_nics"]);
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let name = format!("{module}::processes_of_one_host_begin_with_different_nics");
+    again.args(["--exact", &name]);
     again
         .env_remove("FISHPLATE_LOCAL_RANK")
         .env("LOCAL_RANK", "2")
