@@ -11,9 +11,7 @@ use crate::handle::{Mq, Req};
 use crate::layout::{MqStatus, MqStatus2};
 use crate::table::{Found, find_mq, find_request};
 
-/// Returns the oldest completed request. Leaves it in the queue. Programs take completed requests
-/// until there is none. The pass that found these requests also serves the call that ends such a
-/// loop, so that the loop costs one pass and not two.
+/// Returns the oldest completed request. Leaves it in the queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_ipeek2(
     mq: *mut Mq,
@@ -47,10 +45,6 @@ unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Er
         let home = endpoint.home;
         let queue = endpoint.queue()?;
         let Some((oldest, found)) = queue.oldest() else {
-            if endpoint.idle.take_pass() {
-                endpoint.release();
-                return Err(Error::NO_COMPLETIONS);
-            }
             // SAFETY: `req` was checked not null, and the caller guarantees the rest.
             return unsafe { peek_after_pass(endpoint, req, status) };
         };
@@ -75,7 +69,6 @@ unsafe fn peek_after_pass<S: Report>(
 ) -> Result<(), Error> {
     let found = endpoint.queue()?.ipeek2();
     if let Ok((oldest, found)) = &found {
-        endpoint.idle.keep_pass();
         // SAFETY: the caller guarantees that `req` is writable and `status` null or writable.
         unsafe {
             tell(status, found, endpoint.home);

@@ -31,8 +31,6 @@ pub(crate) struct Idle {
     /// when this began, and whether the program may be waiting for a peer that fills the memory.
     crowded: Option<(Instant, bool)>,
     patience: Duration,
-    /// Whether the last pass found a completed request, and no call without one has followed.
-    passed: bool,
 }
 
 impl Idle {
@@ -45,21 +43,7 @@ impl Idle {
             calls_at_look: 0,
             crowded: None,
             patience,
-            passed: false,
         }
-    }
-
-    /// Records that a pass has found a completed request. The next call that finds none then needs
-    /// no pass.
-    #[inline]
-    pub fn keep_pass(&mut self) {
-        self.passed = true;
-    }
-
-    /// Returns whether a recorded pass serves this call.
-    #[inline(always)]
-    pub fn take_pass(&mut self) -> bool {
-        std::mem::take(&mut self.passed)
     }
 
     /// Returns whether the memory of unexpected messages has been full for too long while no call
