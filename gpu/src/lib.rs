@@ -421,8 +421,8 @@ pub unsafe trait Device: Send {
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError>;
 
     /// Rings a bell once the mark, which is outstanding on `stream`, is reached. The bell may ring
-    /// at once. If the device is lost, it may never ring. Does not delay work of the streams. Slow
-    /// path: some driver calls.
+    /// at once. If the device is lost, it may never ring, and the bell stays allocated. Does not
+    /// delay work of the streams. Slow path: some driver calls.
     ///
     /// # Errors
     /// The bell will not ring.
