@@ -453,9 +453,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns the length of the next piece of an operation, of which some pieces may have `begun`.
     #[inline(always)]
     fn piece(&self, peer: u16, left: u64, begun: bool) -> u64 {
-        let Split { from, piece } = self.loads.split;
-        let split = RAILS > 1 && (begun || left >= from) && self.has_several_rails(peer);
-        if split { left.min(piece) } else { left }
+        let (set, split) = (&self.config, self.loads.split);
+        if RAILS == 1 || !(begun || left >= split.from) || !self.has_several_rails(peer) {
+            return left;
+        }
+        // Shorter pieces of a long operation would only add work.
+        let long = left >= if begun { set.stripe_chunk } else { set.stripe_threshold };
+        left.min(if long { set.stripe_chunk } else { split.piece })
     }
 
     #[inline(always)]
