@@ -31,7 +31,7 @@ pub(super) fn on(provider: &Fake, name: &str) -> Builder {
 }
 
 /// Runs a test over each provider: the fakes, and tcp with one and with two rails.
-pub(super) fn each(test: impl Fn(&str, &dyn Fn() -> Node)) {
+fn each(test: impl Fn(&str, &dyn Fn() -> Node)) {
     for (seed, (name, persona)) in Persona::all().into_iter().enumerate() {
         let provider = Fake::new(persona, seed as u64);
         test(name, &|| on(&provider, name).open().unwrap());

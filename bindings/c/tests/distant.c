@@ -1,7 +1,7 @@
 /* Wrong and random calls with peers that are attached at their first use: peers over a provider,
  * without shared memory. Every call must return a status and must not crash.
  * usage: distant [SEED [PROVIDER]] */
-#include <fishplate.h>
+#include "expect.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -12,28 +12,7 @@ enum { ENDS = 3, PEERS = 12, TURNS = 3000 };
 
 static const char *provider = "tcp";
 static const fp_tag tag = { 7, 0 }, exact = { 0, 0 };
-static uint64_t random_state = 1;
-static int failed, cases;
 static char buffer[20000];
-
-static void expect (int got, int want, const char *what, int line)
-{
-  cases++;
-  if (got != want) {
-    failed++;
-    fprintf (stderr, "line %d: %s: %d (%s), not %d\n", line, what, got,
-             got < 0 ? fp_last_error () : "", want);
-  }
-}
-#define EXPECT(call, want) expect (call, want, #call, __LINE__)
-
-static uint64_t below (uint64_t n)
-{
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return random_state % n;
-}
 
 typedef struct {
   fp_node *node;

@@ -1,7 +1,7 @@
 /* Misuse must return an error and must not crash. Passes invalid nodes to every function
  * that takes a node. Passes wrong arguments from a table, and random arguments, to most of them.
  * usage: misuse [SEED] */
-#include <fishplate.h>
+#include "expect.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -20,27 +20,6 @@ static int load (fp_node *node, fp_mem memory, uint64_t offset, uint64_t *value)
 }
 
 static fp_node *open_node (void);
-static int failed, cases;
-static uint64_t random_state = 1;
-
-static void expect (int got, int want, const char *what, int line)
-{
-  cases++;
-  if (got != want) {
-    failed++;
-    fprintf (stderr, "line %d: %s: %d (%s), not %d\n", line, what, got,
-             got < 0 ? fp_last_error () : "", want);
-  }
-}
-#define EXPECT(call, want) expect (call, want, #call, __LINE__)
-
-static uint64_t below (uint64_t n)
-{
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return random_state % n;
-}
 
 /* Values that random calls choose from. Entry 0 becomes valid during the test. */
 static uint64_t memories[8] = { 0, 1, UINT64_MAX, 1ull << 32, 5 },

@@ -257,6 +257,18 @@ impl<const RAILS: usize> Loads<RAILS> {
         load.alone == ALONE
     }
 
+    /// Returns the length of the next piece of an operation to a peer with several rails. `left`
+    /// bytes of it are not posted yet, and others are if it has `begun`.
+    #[inline(always)]
+    pub(crate) fn piece(&self, left: u64, begun: bool) -> u64 {
+        if !begun && left < self.split.from {
+            return left;
+        }
+        // Shorter pieces of a long operation would only add work.
+        let long = left >= if begun { self.set.piece } else { self.set.from };
+        left.min(if long { self.set.piece } else { self.split.piece })
+    }
+
     /// Returns how many of `len` bytes to post on a rail at once: fewer on a slow rail, or on one
     /// that is suspected of being slow.
     #[inline(always)]

@@ -453,13 +453,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns the length of the next piece of an operation, of which some pieces may have `begun`.
     #[inline(always)]
     fn piece(&self, peer: u16, left: u64, begun: bool) -> u64 {
-        let (set, split) = (&self.config, self.loads.split);
-        if RAILS == 1 || !(begun || left >= split.from) || !self.has_several_rails(peer) {
+        if RAILS == 1 || !self.has_several_rails(peer) {
             return left;
         }
-        // Shorter pieces of a long operation would only add work.
-        let long = left >= if begun { set.stripe_chunk } else { set.stripe_threshold };
-        left.min(if long { set.stripe_chunk } else { split.piece })
+        self.loads.piece(left, begun)
     }
 
     #[inline(always)]

@@ -441,8 +441,7 @@ fn batches(takes: u64, slower: u64, count: u64, size: u64) -> u64 {
         let mut posts: [std::collections::VecDeque<(u64, u64)>; 2] = Default::default();
         loop {
             while left != 0 {
-                let Split { from, piece } = loads.split;
-                let whole = if left >= from { piece.min(left) } else { left };
+                let whole = loads.piece(left, left != size);
                 let Some(rail) = loads.choose(0b11, 0, turn, whole, &mut { Wait::NONE }) else {
                     break;
                 };
@@ -507,7 +506,8 @@ fn operations_do_not_wait_long_for_the_pieces_of_a_slow_rail() {
             for (count, size) in [(5000, PIECE), (300, 1 << 20), (5, 64 << 20)] {
                 let learning = 2 * slower * takes * PIECE / 64;
                 let both = batches(takes, slower, count, size);
-                let piece = (SPLIT * 64 / takes / 2).clamp(LEAST, PIECE);
+                let short = (SPLIT * 64 / takes / 2).clamp(LEAST, PIECE);
+                let piece = if size >= SET.from { PIECE } else { short };
                 let pieces = size / piece;
                 let shares = (0..=pieces).map(|share| (pieces - share).max(share * slower));
                 let best = count * shares.min().unwrap() * piece / 64 * takes;
