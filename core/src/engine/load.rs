@@ -123,6 +123,8 @@ pub(crate) struct Loads<const RAILS: usize> {
     /// Rails that reach a peer together with another rail, as a bitmask. Only the speeds of these
     /// rails are compared.
     shared: u16,
+    /// The rails that the next long post could take, as a bitmask.
+    open: u16,
     /// The setting, and what the speeds of the rails make of it.
     set: Split,
     pub(crate) split: Split,
@@ -138,6 +140,7 @@ impl<const RAILS: usize> Loads<RAILS> {
             busy: 0,
             slow: 0,
             shared: 0,
+            open: 0,
             set: split,
             split,
         }
@@ -195,7 +198,13 @@ impl<const RAILS: usize> Loads<RAILS> {
             let busy = self.busy_at(now, self.rails[rail].takes(bytes));
             self.rails[rail].begin(now, busy);
         }
-        self.rails[rail].long += bytes;
+        // At least 1, although without a clock one pass may complete several posts.
+        let took = self.rails[rail].takes(bytes).max(1);
+        for other in ahead(core::mem::take(&mut self.open), 0) {
+            self.rails[other].passed = self.rails[other].passed.saturating_add(took);
+        }
+        let load = &mut self.rails[rail];
+        (load.long, load.passed) = (load.long + bytes, 0);
     }
 
     #[cold]
@@ -403,14 +412,8 @@ impl<const RAILS: usize> Loads<RAILS> {
             }
             load.room = load.moving().saturating_add(bytes).saturating_add(FIRST);
         }
-        // At least 1, although without a clock one pass may complete several posts.
-        let took = self.rails[chosen].takes(bytes).max(1);
-        for rail in ahead(rails, 0) {
-            self.rails[rail].passed = match rail == chosen {
-                true => 0,
-                false => self.rails[rail].passed.saturating_add(took),
-            };
-        }
+        // Only an accepted post keeps a rail from the others.
+        self.open = rails;
         Some(chosen)
     }
 }

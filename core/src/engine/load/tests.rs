@@ -24,6 +24,9 @@ struct Rig {
     /// Time at which the first outstanding piece of each rail completes.
     next: [u64; 2],
     depth: u32,
+    /// Number of pieces outstanding from which on each rail refuses more.
+    most: [u32; 2],
+    wait: Wait,
     /// Pieces outstanding that never complete.
     held: [u32; 2],
     given: [u64; 2],
@@ -38,6 +41,8 @@ impl Rig {
             at: 0,
             next: [0; 2],
             depth,
+            most: [u32::MAX; 2],
+            wait: Wait::NONE,
             held: [0; 2],
             given: [0; 2],
         }
@@ -73,16 +78,21 @@ impl Rig {
                 self.loads.ended(rail, 1, PIECE, true);
             }
         }
-        while self.moving().iter().sum::<u32>() < self.depth {
-            let Some(rail) =
-                self.loads.choose(0b11, 0, (self.given[0] & 1) as u8, PIECE, &mut { Wait::NONE })
-            else {
+        let mut full = 0;
+        while full != 0b11 && self.moving().iter().sum::<u32>() < self.depth {
+            let turn = (self.given[0] & 1) as u8;
+            let Some(rail) = self.loads.choose(0b11, full, turn, PIECE, &mut self.wait) else {
                 break;
             };
+            if self.moving()[rail] >= self.most[rail] {
+                full |= 1 << rail;
+                continue;
+            }
             if self.moving()[rail] == 0 {
                 self.next[rail] = self.at + self.takes[rail];
             }
             self.loads.posted(rail, PIECE);
+            self.wait.end(rail);
             self.given[rail] += 1;
         }
     }
@@ -234,6 +244,17 @@ fn rails_that_do_not_reach_a_peer_are_not_compared_with_those_that_do() {
             loads.passes += passes;
             loads.ended(rail, 1, PIECE, true);
         }
+    }
+}
+
+#[test]
+fn posts_that_a_fast_rail_refuses_do_not_go_to_a_slow_one() {
+    for mut rig in [Rig::new([5000, 500_000], 128), Rig::timed([5000, 500_000], 128)] {
+        rig.most[0] = 16;
+        rig.run(3_000_000, 1, 0);
+        rig.given = [0; 2];
+        rig.run(8_000_000, 1, 0);
+        assert!(rig.given[0] > 1500 && rig.given[1] <= 2, "{:?}", rig.given);
     }
 }
 
