@@ -13,7 +13,8 @@
 //!    [`Posted::Done`] yields none. Success means only that the local memory may be reused.
 //! 3. **Data before its word.** At the target, [`Sink::landed`] is reported only when all bytes of
 //!    that write are visible to the target's processor. Messages arrive whole.
-//! 4. **Once, in any order.** An accepted post arrives exactly once, or the peer is reported down.
+//! 4. **Once, in any order.** An accepted post arrives exactly once, or it completes with an error,
+//!    or the peer is reported down.
 //!    [`Caps::order`] says which posts keep their order. All other posts may be reordered.
 //! 5. **Messages are copied** before the post returns. The caller may reuse the bytes at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for

@@ -34,7 +34,7 @@
 //! A Hello also says whether its sender keeps what `failover` needs. Unless both sides keep it, the
 //! peer fails when its first rail fails. A rail that fails during the exchange may have lost
 //! Hellos. The rail reports this to the sender, which sends its Hello again. The receiver then
-//! repeats its answer.
+//! repeats its answer. A Hello that fails alone is sent again too, a few times.
 //!
 //! # Epochs of rails
 //!
@@ -62,6 +62,9 @@ pub(super) use hello::{Bond, Hello};
 /// that is not for the bound peer.
 const ANSWERS: usize = 4;
 
+/// Maximum number of Hellos to one attachment that may fail before the rail counts as failed.
+const LOST: u8 = 8;
+
 /// An epoch that is less than this distance below the bound epoch belongs to an earlier attachment
 /// of the same engine.
 const EARLIER: u32 = 1 << 16;
@@ -81,6 +84,8 @@ pub(crate) struct Meeting {
     keeps: bool,
     /// Whether the next Hello reports that earlier Hellos may have been lost.
     again: bool,
+    /// Number of Hellos that failed.
+    lost: u8,
 }
 
 impl Meeting {
@@ -92,6 +97,7 @@ impl Meeting {
         count: 0,
         keeps: false,
         again: false,
+        lost: 0,
     };
 
     fn bond(&self, epoch: u32) -> Bond {
@@ -208,6 +214,19 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (meeting.told, meeting.again) = (Meeting::NONE.told, true);
         let theirs = meeting.theirs;
         self.answer(peer, theirs);
+    }
+
+    /// Sends a Hello again that failed. Returns `false` if the peer has answered, or if too many
+    /// Hellos failed.
+    #[cold]
+    pub(super) fn loses_hello(&mut self, peer: u16) -> bool {
+        let meeting = &mut self.pairings[peer as usize].meeting;
+        meeting.lost = meeting.lost.saturating_add(1);
+        let repeats = meeting.lost <= LOST && self.is_meeting(peer);
+        if repeats {
+            self.meet_again(peer);
+        }
+        repeats
     }
 
     pub(super) fn part(&mut self, peer: u16) {

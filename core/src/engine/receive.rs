@@ -269,6 +269,9 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         // The post may belong to an earlier peer of this slot.
         let slot = self.peers.get(peer.0 as usize);
         if slot.is_some_and(|slot| slot.generation & GENERATION_MASK == generation) {
+            if matches!(error, CompleteError::Failed(_)) && self.loses_hello(peer.0) {
+                return;
+            }
             // The next acknowledgement replaces a lost one. But a rail that loses messages must not
             // be used for this peer again.
             let id = RailId(rail as u8);

@@ -73,6 +73,20 @@ impl Code {
         )
     }
 
+    /// Returns whether an established connection has broken. `ECANCELED` ends a post that was
+    /// queued on such a connection.
+    pub(crate) const fn is_break(self) -> bool {
+        matches!(
+            self.0,
+            libc::ECONNRESET
+                | libc::ECONNABORTED
+                | libc::ENOTCONN
+                | libc::ESHUTDOWN
+                | libc::EPIPE
+                | libc::ECANCELED
+        )
+    }
+
     #[inline(always)]
     pub(crate) fn check(returned: isize) -> Result<usize, Code> {
         if returned < 0 { Err(Code(returned.wrapping_neg() as i32)) } else { Ok(returned as usize) }

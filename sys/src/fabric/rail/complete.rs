@@ -437,11 +437,15 @@ impl FabricRail {
             return;
         }
         self.settle(peer);
+        let place = &mut self.peers.slots[peer as usize];
+        // If both sides connect at once, libfabric 1.17's tcp may break the connection that it made
+        // first. The engine repeats the messages that a peer has not answered.
+        if kind == ContextKind::Send && error.code.is_break() && place.may_connect_again() {
+            return sink.done(cx, Err(CompleteError::Failed(error.code.0)));
+        }
         // The rail never cancels posts, so `ECANCELED` means that the provider dropped the post
         // with its connection.
-        let lost = error.code.is_disconnect()
-            || error.code == Code::ECANCELED
-            || !self.peers.slots[peer as usize].up;
+        let lost = error.code.is_disconnect() || error.code == Code::ECANCELED || !place.up;
         let end = if lost { CompleteError::PeerDown } else { CompleteError::Failed(error.code.0) };
         if lost {
             self.take_down(Peer(peer), PeerError::Lost);
