@@ -30,7 +30,8 @@
 //! | `fence`, `test`, `load`, `store`    | no                           | no             |
 //! | `progress`                          | for a device, rarely         | rarely         |
 //! | calls with a timeout                | up to their timeout          | some           |
-//! | `import`, first `send` to a peer    | until the peer is connected  | yes            |
+//! | `import`                            | until the peer is connected  | yes            |
+//! | first `send` to a peer of this host | until the peer is connected  | yes            |
 //! | calls on device memory of this node | for the device               | some           |
 //! | all others                          | no                           | possibly       |
 //!

@@ -314,20 +314,6 @@ impl Node {
         }
     }
 
-    /// Waits until a peer knows this attachment, or has failed.
-    pub(super) fn answered(&mut self, peer: PeerId) -> Result<(), Error> {
-        let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
-        while self.home.engine.peer_error(peer) == Ok(None)
-            && self.home.engine.has_answered(peer) == Ok(false)
-        {
-            if self.home.host().now_ns() >= deadline_ns {
-                return Err(Error::NotConnected(peer));
-            }
-            self.serve();
-        }
-        Ok(())
-    }
-
     /// Makes progress while a call waits for another process.
     pub(super) fn serve(&mut self) {
         if self.home.engine.progress() == 0 {

@@ -40,9 +40,10 @@ impl Node {
     /// Sends a message. Bytes may be reused when the call returns, because long bytes are copied.
     /// Registered memory must not change until the send completes, or a quiet returns.
     ///
-    /// The first message to a peer waits until the peer is connected. For bytes longer than
-    /// [`eager_max`](Self::eager_max), the call allocates. If no region is left, it waits until the
-    /// peer has read earlier messages.
+    /// The first message to a peer on this host waits until the peer is connected. Messages to a
+    /// peer on another host are queued until the peer answers. [`quiet`](Self::quiet) tells if it
+    /// does not. For queued bytes, and for bytes longer than [`eager_max`](Self::eager_max), the
+    /// call allocates. If no region is left, it waits until the peer has read earlier messages.
     ///
     /// # Errors
     /// [`Error::Op`]: nothing was sent. [`Error::NotConnected`]. [`OpError::Unreported`]: the
@@ -96,6 +97,12 @@ impl Node {
         from: Source<'_>,
         notice: Notice,
     ) -> Result<Issued, Error> {
+        // The engine queues no bytes.
+        if let Source::Bytes(bytes) = from
+            && self.home.engine.has_answered(to) == Ok(false)
+        {
+            return self.send_copy(to, tag, bytes);
+        }
         let payload = match from {
             Source::Memory(Slice { at, len }) => Payload::Region(at, len),
             Source::Bytes(bytes) => Payload::Bytes(bytes),
@@ -108,7 +115,6 @@ impl Node {
         match (error, from) {
             (OpError::UnknownPeer, _) if self.is_met(to) == Some(false) => {
                 self.connected(to)?;
-                self.answered(to)?;
                 self.send(to, tag, from, notice)
             }
             (OpError::TooLong { .. }, Source::Bytes(bytes)) => self.send_copy(to, tag, bytes),

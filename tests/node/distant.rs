@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fishplate::config::Settings;
+use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::PeerError;
 use fishplate::core::mem::RailId;
@@ -70,14 +71,10 @@ pub(super) fn until<const N: usize>(
     }
 }
 
-/// Sends a message from `a`, while `b` makes progress until it is attached.
+/// Sends a message from `a`, and waits until `b` has it.
 pub(super) fn send(a: &mut Node, to: PeerId, tag: u64, b: &mut Node) {
-    thread::scope(|scope| {
-        let sends = scope.spawn(|| a.send(to, tag, b"first", Notice::Silent).unwrap());
-        while !sends.is_finished() {
-            b.progress();
-        }
-    });
+    a.send(to, tag, b"first", Notice::Silent).unwrap();
+    until([a, b], |[a, _]| a.quiet(to, Duration::ZERO).is_ok());
 }
 
 pub(super) fn has_message(node: &mut Node, from: PeerId, tag: u64) -> bool {
@@ -176,6 +173,38 @@ fn two_peers_that_talk_first_at_once_meet() {
         });
         until([&mut a, &mut b], |[_, b]| has_message(b, to_a, 7));
         until([&mut a, &mut b], |[a, _]| has_message(a, to_b, 7));
+        close_all([a, b]);
+    });
+}
+
+/// A program with an event loop must not stop in a call.
+#[test]
+fn messages_to_a_peer_that_makes_no_progress_are_queued() {
+    each(|name, open| {
+        let [mut a, mut b] = [open(), open()];
+        let [to_b, to_a] = connect(&mut a, &mut b);
+        let memory = a.alloc(100_000).unwrap();
+        let begun = Instant::now();
+        a.send(to_b, 1, b"first", Notice::Silent).unwrap();
+        a.send(to_b, 2, b"", Notice::Silent).unwrap();
+        a.send(to_b, 3, &vec![3; 100_000], Notice::Silent).unwrap();
+        a.send(to_b, 4, memory.slice(..), Notice::Silent).unwrap();
+        a.send(to_b, 5, b"fifth", Notice::Silent).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{name}");
+        // A quiet says that something is on its way, and names the peer.
+        let missing = a.quiet(to_b, Duration::ZERO).unwrap_err().to_string();
+        assert!(missing.contains("has not answered"), "{name}: {missing}");
+        let into = b.alloc(100_000).unwrap();
+        for (tag, len) in [(1, 5), (2, 0), (3, 100_000), (4, 100_000), (5, 5)] {
+            let request = b.post_recv(Some(to_a), tag, Tag::ZERO, into.slice(..), 0).unwrap();
+            until([&mut a, &mut b], |[_, b]| match b.test_recv(request).unwrap() {
+                Some(status) => {
+                    assert_eq!((status.outcome, status.delivered), (Received::Ok, len), "{name}");
+                    true
+                }
+                None => false,
+            });
+        }
         close_all([a, b]);
     });
 }
