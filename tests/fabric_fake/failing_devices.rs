@@ -216,7 +216,7 @@ fn nics_fail_that_access_device_memory() {
 
 #[test]
 fn rails_fail_that_carry_device_memory_in_messages() {
-    let (mut totals, seeds) = (Totals::default(), seeds(8));
+    let (mut totals, seeds) = (Totals::default(), seeds(24));
     for &seed in &seeds {
         let persona = persona();
         let fake = Fake::new(persona.clone(), seed);
