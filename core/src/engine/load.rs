@@ -8,9 +8,9 @@
 //! All rails are timed in one *busy time*. Most of an interval does not count if no rail completes
 //! anything in it. Such an interval is a pause of this process or of a peer. After the pause all
 //! rails complete much at once. If the whole pause counted, every rail would seem slow. But a rail
-//! that ends such intervals [`ALONE`] times in a row, each time with nothing outstanding on others,
-//! is slow, and they count in full. Failed posts are not measured, and the return of a rail clears
-//! its measurements.
+//! that soon ends such intervals again, [`ALONE`] times with nothing outstanding on others, is
+//! slow, and they count in full. Failed posts are not measured, and the return of a rail clears its
+//! measurements.
 //!
 //! A choice takes the rail that is expected to complete the post first. A rail that has completed
 //! nothing for some time is expected to take as much time again. After a longer time its posts
@@ -77,9 +77,11 @@ const TRIES: u8 = 3;
 const SILENCE: [u64; 2] = [1_000_000, u64::MAX];
 const LONGER: u64 = 4;
 
-/// Number of silences that a rail ends alone, without a prompt completion between them, from which
-/// on they count in full.
+/// Number of silences that a rail ends alone, from which on they count in full. The number begins
+/// anew after `PROMPT` bytes without a silence. A rail that loses packets completes some posts
+/// promptly too.
 const ALONE: u8 = 3;
+const PROMPT: u64 = 1 << 20;
 
 /// Shortest piece to which a post is cut, in bytes. Shorter pieces would show little of a rail's
 /// speed, because a few bytes take little longer than one.
@@ -88,15 +90,16 @@ const LEAST: u64 = 16 << 10;
 /// An operation is split if one rail would take at least this time, in nanoseconds.
 const SPLIT: u64 = 200_000;
 
-/// A rail is late if its latest bytes took more than `SLOW` times as long as on the fastest rail. A
-/// rail gets no short posts if it was late [`LATE`] times and costs more than `SLOW` times as much
-/// as the fastest rail.
+/// A rail is late if its latest bytes took `SLOW` times as long as on the fastest rail. A rail gets
+/// no short posts if it was late [`LATE`] times, or once by `STALL` times, and costs more than
+/// `SLOW` times as much as the fastest rail.
 const SLOW: u64 = 4;
+const STALL: u64 = 32;
 const LATE: u8 = 3;
 const LATE_MAX: u8 = 8;
 
-/// Number of short posts that pass over a slow rail before its count of being late drops by one.
-/// Doubles with that count.
+/// Number of short posts that pass over a slow rail, with no long post between them, before its
+/// count of being late drops by one. Doubles with that count.
 const LAPSE: u32 = 256;
 
 /// Rails count as equally fast if their expected times differ by less than 1/`NEAR` of the time
@@ -201,7 +204,8 @@ impl<const RAILS: usize> Loads<RAILS> {
         // At least 1, although without a clock one pass may complete several posts.
         let took = self.rails[rail].takes(bytes).max(1);
         for other in ahead(core::mem::take(&mut self.open), 0) {
-            self.rails[other].passed = self.rails[other].passed.saturating_add(took);
+            let load = &mut self.rails[other];
+            (load.passed, load.avoided) = (load.passed.saturating_add(took), 0);
         }
         let load = &mut self.rails[rail];
         (load.long, load.passed) = (load.long + bytes, 0);
@@ -220,7 +224,11 @@ impl<const RAILS: usize> Loads<RAILS> {
         let most = STUCK[self.untimed()];
         let whole = self.busy.saturating_add(now.wrapping_sub(self.last).min(most));
         if busy >= whole {
-            self.rails[rail].alone = 0;
+            let load = &mut self.rails[rail];
+            load.prompt += bytes;
+            if load.prompt >= PROMPT {
+                (load.alone, load.prompt) = (0, 0);
+            }
         } else if self.ended_silence_alone(rail) {
             busy = whole;
         }
@@ -229,11 +237,12 @@ impl<const RAILS: usize> Loads<RAILS> {
         let load = &mut self.rails[rail];
         let Some(latest) = load.measure(bytes, now, busy, few) else { return false };
         let fastest = self.fastest();
-        let late = &mut self.rails[rail].late;
-        *late = if latest > SLOW.saturating_mul(fastest) {
-            (*late + 1).min(LATE_MAX)
-        } else {
-            *late / 2
+        let Load { cost, late, .. } = &mut self.rails[rail];
+        *late = match (latest / fastest, *cost / fastest) {
+            (STALL.., _) => (*late + LATE).min(LATE_MAX),
+            (SLOW.., _) => (*late + 1).min(LATE_MAX),
+            (_, SLOW..) => *late,
+            _ => *late / 2,
         };
         self.judge(fastest);
         let split = self.split_by(fastest);
@@ -262,7 +271,7 @@ impl<const RAILS: usize> Loads<RAILS> {
             return false;
         }
         let load = &mut self.rails[rail];
-        load.alone = (load.alone + 1).min(ALONE);
+        (load.alone, load.prompt) = ((load.alone + 1).min(ALONE), 0);
         load.alone == ALONE
     }
 

@@ -10,7 +10,7 @@ const FRACTION: u32 = 20;
 const MOST: u64 = 1 << 40;
 
 /// `BYTES` and `TIME`: bytes and busy time after which the sums of a rail are halved. `FRESH`:
-/// bytes after which its cost is computed anew.
+/// bytes after which its cost is computed anew, at the latest after `TIME`.
 const BYTES: u64 = 16 << 20;
 const TIME: u64 = 50_000_000;
 const FRESH: u64 = 128 << 10;
@@ -39,10 +39,11 @@ pub(super) struct Load {
     period: u64,
     /// Time per byte, with [`FRACTION`] bits. 0 before the first completion.
     pub(super) cost: u64,
-    /// Number of times in a row that a long post completed after a silence, with nothing
-    /// outstanding on other rails.
+    /// Number of times that a long post completed after a silence, with nothing outstanding on
+    /// other rails. `prompt`: bytes completed without a silence since the last time.
     pub(super) alone: u8,
-    /// Number of times that the rail was late, halved each time that it was not.
+    pub(super) prompt: u64,
+    /// Number of times that the rail was late, halved each time that it is not slow.
     pub(super) late: u8,
     pub(super) avoided: u32,
     /// Maximum of bytes that may be outstanding.
@@ -73,6 +74,7 @@ impl Load {
         period: 0,
         cost: 0,
         alone: 0,
+        prompt: 0,
         late: 0,
         avoided: 0,
         room: FIRST,
@@ -130,7 +132,7 @@ impl Load {
         let room = self.room.saturating_add(bytes / 8);
         self.room = if room < PROVEN { room } else { u64::MAX };
         let idle = self.moving() == 0;
-        if !idle && self.fresh < FRESH {
+        if !idle && self.fresh < FRESH && self.spent < TIME {
             return None;
         }
         let period = busy.saturating_sub(self.began);
