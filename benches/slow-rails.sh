@@ -37,6 +37,11 @@ for tool in ip tc; do
     need "$tool" iproute2 || skip "no $tool, and iproute2 could not be installed"
 done
 need jq jq || skip "no jq, and it could not be installed"
+nft=""
+if [[ "$*" == *%* ]]; then
+    need nft nftables || skip "no nft, and it could not be installed"
+    nft=nft
+fi
 
 program=${FISHPLATE:-}
 if [ -z "$program" ]; then
@@ -83,7 +88,7 @@ for end in "$here" "$there"; do
     done
 done
 
-# shape RAIL KBIT [LOSS]: shapes both directions of a rail
+# shape RAIL KBIT [LOSS]: shapes both directions of a rail. LOSS of 100 packets are lost at random.
 shape() {
     local end
     for end in "$here" "$there"; do
@@ -91,10 +96,13 @@ shape() {
         tc -n "$end" qdisc add dev "rail$1" root handle 1: tbf rate "$2kbit" \
             burst "$burst" latency 100ms \
             2>"$work/why" || skip "no tbf: $(cat "$work/why")"
-        if [ -n "${3:-}" ]; then
-            tc -n "$end" qdisc add dev "rail$1" parent 1:1 handle 10: netem limit 1000 loss "$3" \
-                2>"$work/why" || skip "no netem: $(cat "$work/why")"
-        fi
+        # A packet of several segments would be lost as one.
+        ip -n "$end" link set "rail$1" gso_max_segs "$([ -n "${3:-}" ] && echo 1 || echo 65535)"
+        [ -z "$nft" ] || ip netns exec "$end" nft flush ruleset
+        [ -z "${3:-}" ] || ip netns exec "$end" nft "table inet loss { chain arrivals {
+            type filter hook input priority 0;
+            iifname rail$1 numgen random mod 100 < $3 drop; }; }" \
+            2>"$work/why" || skip "no loss of packets: $(cat "$work/why")"
     done
 }
 
@@ -130,7 +138,7 @@ printf "$row" rails verb size fast slow both ratio "p50 fast" "p50 both" ratio
 for ratio in "$@"; do
     loss=""
     case $ratio in
-        *%) loss=$ratio kbit=$((fast * 1000)) ;;
+        *%) loss=${ratio%\%} kbit=$((fast * 1000)) ;;
         *) kbit=$((fast * 1000 / ratio)) ;;
     esac
     shape 0 $((fast * 1000))
