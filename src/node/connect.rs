@@ -528,6 +528,8 @@ impl Node {
             joints.push(joint(ours, theirs, rail.max_message as usize));
             pairs.push(RailPair { ours, theirs, their_mbit: rail.end.mbit });
         }
+        // The peer is joined later, and the caller must hear of a bad address now.
+        self.home.engine.check_joints(&joints)?;
         let kind = Kind { pairs, joints, limits: limits(address) };
         self.peers.expect(&mut self.home.engine, peer, address.id, kind, &addresses)
     }

@@ -177,6 +177,22 @@ fn two_peers_that_talk_first_at_once_meet() {
     });
 }
 
+#[test]
+fn an_address_whose_rails_cannot_be_joined_is_refused_at_once() {
+    each(|name, open| {
+        let [mut a, mut b] = [open(), open()];
+        let address = b.address();
+        // The longest message of the first rail, after its speed and two hashes.
+        let mut damaged = address.clone();
+        damaged[62..66].copy_from_slice(&127u32.to_le_bytes());
+        let refused = a.connect(damaged).unwrap_err().to_string();
+        assert!(refused.contains("max_message must be at least 128 bytes"), "{name}: {refused}");
+        let to_b = a.connect(address).unwrap();
+        b.connect(a.address()).unwrap();
+        send(&mut a, to_b, 7, &mut b);
+    });
+}
+
 /// A program with an event loop must not stop in a call.
 #[test]
 fn messages_to_a_peer_that_makes_no_progress_are_queued() {

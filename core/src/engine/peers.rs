@@ -80,6 +80,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.join(peer, rails, Pairing { matching, ..pairing })
     }
 
+    /// Checks joints as [`join_peer`](Self::join_peer) does.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] if one is invalid.
+    pub fn check_joints(&self, joints: &[Joint]) -> Result<(), AttachError> {
+        Pairing::of(joints, self.rails.len()).map(drop)
+    }
+
     fn join(&mut self, peer: PeerId, rails: u16, mut pairing: Pairing) -> Result<(), AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         if slot.state != PeerState::Reserved {
