@@ -18,9 +18,9 @@
 //! rail may have [`FIRST`] bytes outstanding, and more as posts complete, so a slow rail delays few
 //! bytes. A post also waits for a full rail if the other rails would take longer. It waits at most
 //! for [`STOPPED`], because the full rail may never take posts to this peer. A rail too slow to be
-//! chosen gets a post now and then, because it may have become faster. Pieces for a slow rail are
-//! [cut](Loads::cut), so that an operation does not wait long for them. If all rails are slow,
-//! short operations are split too ([`Split`]).
+//! chosen gets a post now and then, because it may have become faster. Pieces for slow rails and
+//! new ones are [cut](Loads::cut), so that an operation does not wait long for them. If all rails
+//! are slow, short operations are split too ([`Split`]).
 //!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
 
@@ -28,7 +28,7 @@ mod speed;
 #[cfg(test)]
 mod tests;
 
-use self::speed::{FIRST, Load};
+use self::speed::{FEW, FIRST, Load};
 
 /// Posts of at least this many bytes are timed.
 pub(crate) const LONG: u64 = 4096;
@@ -215,6 +215,7 @@ impl<const RAILS: usize> Loads<RAILS> {
     fn long_ended(&mut self, rail: usize, bytes: u64, good: bool) -> bool {
         let now = self.now();
         let mut busy = self.busy_at(now, self.rails[rail].takes(bytes));
+        self.rails[rail].last = self.rails[rail].silent(now);
         self.rails[rail].settle(bytes);
         if !good {
             self.rails[rail].begin(now, busy);
@@ -233,7 +234,7 @@ impl<const RAILS: usize> Loads<RAILS> {
             busy = whole;
         }
         (self.last, self.busy) = (now, busy);
-        let few = self.split.piece.min(FIRST);
+        let few = self.split.piece.min(FEW);
         let load = &mut self.rails[rail];
         let Some(latest) = load.measure(bytes, now, busy, few) else { return false };
         let fastest = self.fastest();
@@ -272,6 +273,10 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
         let load = &mut self.rails[rail];
         (load.alone, load.prompt) = ((load.alone + 1).min(ALONE), 0);
+        if load.alone > 1 {
+            // It rests for long now, so do not wait for more of its posts to be late.
+            load.late = load.late.max(LATE);
+        }
         load.alone == ALONE
     }
 
@@ -287,8 +292,8 @@ impl<const RAILS: usize> Loads<RAILS> {
         left.min(if long { self.set.piece } else { self.split.piece })
     }
 
-    /// Returns how many of `len` bytes to post on a rail at once: fewer on a slow rail, or on one
-    /// that is suspected of being slow.
+    /// Returns how many of `len` bytes to post on a rail at once: fewer on a new rail, and on one
+    /// that is slow or suspected of it.
     #[inline(always)]
     pub(crate) fn cut(&self, rail: usize, len: u64) -> u64 {
         if RAILS == 1 || len <= LEAST { len } else { self.cut_long(rail, len) }
@@ -298,6 +303,9 @@ impl<const RAILS: usize> Loads<RAILS> {
     fn cut_long(&self, rail: usize, len: u64) -> u64 {
         let Load { cost, alone, .. } = self.rails[rail];
         let fastest = self.fastest();
+        if cost == 0 {
+            return LEAST;
+        }
         let slow = cost > SLOW.saturating_mul(fastest);
         // A power of two near the ratio of the costs.
         let times = if slow { cost.ilog2() - fastest.ilog2() } else { 0 };
@@ -395,7 +403,11 @@ impl<const RAILS: usize> Loads<RAILS> {
             }
             let expected = load.expected(bytes, busy);
             let new = load.cost == 0 && load.moving() == 0;
-            if !is_full && (load.passed >= REST.saturating_mul(expected) || new) {
+            // Two silences that the rail ended alone may not count, but the next probe may take as
+            // long.
+            let took = if load.alone > 1 { load.last.min(STOPPED[untimed]) } else { 0 };
+            let rest = REST.saturating_mul(expected.max(took));
+            if !is_full && (load.passed >= rest || new) {
                 probed = probed.or(Some(rail));
             }
             let stopped = load.is_full(bytes) && load.silent(now) >= STOPPED[untimed];

@@ -2,7 +2,9 @@
 
 /// Bytes that may be outstanding on a new rail. The limit grows, and is dropped once it reaches
 /// [`PROVEN`].
-pub(super) const FIRST: u64 = 64 << 10;
+pub(super) const FIRST: u64 = 16 << 10;
+/// Bytes that take little longer than one, at most.
+pub(super) const FEW: u64 = 64 << 10;
 const PROVEN: u64 = 2 << 20;
 
 /// `FRACTION`: fraction bits of a cost. `MOST`: the largest cost.
@@ -50,6 +52,9 @@ pub(super) struct Load {
     pub(super) room: u64,
     /// Expected time of all posts that went to other rails since the last post on this rail.
     pub(super) passed: u64,
+    /// Time until the last completion, from the one before or from the first post after the rail
+    /// was idle. By the clock.
+    pub(super) last: u64,
 }
 
 /// Returns the number of bytes that move in `time` at a cost.
@@ -79,6 +84,7 @@ impl Load {
         avoided: 0,
         room: FIRST,
         passed: 0,
+        last: 0,
     };
 
     pub(super) fn moving(&self) -> u64 {
