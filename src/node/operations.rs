@@ -289,7 +289,8 @@ impl Node {
     }
 
     /// Orders writes to the peer: writes issued after the fence land after everything issued before
-    /// it.
+    /// it. Succeeds for a peer that is not connected or could not be attached, because every
+    /// operation to it was refused.
     ///
     /// # Errors
     /// The peer is unknown or has failed.
@@ -303,17 +304,26 @@ impl Node {
     }
 
     /// Waits until the peer has applied everything sent to it, and all reads from it are complete.
+    /// Succeeds for a peer that is not connected, because every operation to it was refused.
     ///
     /// # Errors
-    /// [`Error::Wait`] names what is missing, or counts the silent operations that have failed.
+    /// [`Error::Wait`] names what is missing, or counts the silent operations that have failed. The
+    /// reason if the peer could not be attached.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
         match self
             .wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until))
         {
-            Err(Error::Op(OpError::UnknownPeer)) => Ok(self.unmet(peer)?),
+            Err(Error::Op(OpError::UnknownPeer)) => self.quiet_unmet(peer),
             quiet => quiet,
         }
+    }
+
+    #[cold]
+    fn quiet_unmet(&mut self, peer: PeerId) -> Result<(), Error> {
+        behind!(self, |node| node.quiet_unmet(peer));
+        self.attachable(peer)?;
+        Ok(self.unmet(peer)?)
     }
 
     /// Succeeds for a peer that is not connected yet, because nothing is in flight to it.

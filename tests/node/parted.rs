@@ -14,23 +14,25 @@ use super::distant::{LIMITS, connect, has_message, on, send, until};
 
 #[test]
 fn a_peer_that_cannot_be_attached_is_reported_by_each_call_that_names_it() {
-    let provider = Fake::new(Persona::shm(), 41);
-    let open = || on(&provider, "shm").open().unwrap();
+    let provider = Fake::new(Persona::tcp(), 41);
+    let open = || on(&provider, "tcp").open().unwrap();
     let (mut a, b) = (open(), open());
     let mut address = b.address().to_vec();
-    // The longest message of the peer's rail is shorter than any message.
-    address[62..66].copy_from_slice(&1u32.to_le_bytes());
+    // The provider refuses its address of the first rail.
+    address[86] = 0;
     let inbox = a.alloc(8).unwrap();
-    for call in 0..4 {
+    for call in 0..5 {
         let peer = a.connect(&address).unwrap();
         let failed = match call {
             0 => a.probe(Some(peer), 7, Tag::ZERO).err(),
             1 => a.mprobe(Some(peer), 7, Tag::ZERO).err(),
             2 => a.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), SOON).err(),
+            3 => a.send(peer, 7, b"x", Notice::Silent).err(),
             _ => a.recv(Some(peer), 7, Tag::ZERO, &mut [0; 8], SOON).err(),
         };
         assert!(matches!(failed, Some(Error::Attach(_))), "{call}: {failed:?}");
         assert_eq!(a.peer_error(peer).err(), failed);
+        assert_eq!(a.quiet(peer, SOON).err(), failed);
         a.disconnect(peer).unwrap();
     }
 }
