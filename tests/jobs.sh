@@ -50,7 +50,8 @@ trap 'exit 130' INT TERM
 left() {
     local exe found=1
     for exe in /proc/[0-9]*/exe; do
-        case $(readlink "$exe" 2>/dev/null) in "$program" | "$tool") ;; *) continue ;; esac
+        # Starts no process for each one that it looks at: a loaded machine has many.
+        [ "$exe" -ef "$program" ] || [ "$exe" -ef "$tool" ] || continue
         found=0
         exe=${exe#/proc/}
         echo "${exe%/exe}"
