@@ -56,6 +56,7 @@
 //! attach failover, or neither.
 
 mod back;
+mod held;
 mod leave;
 mod rejoin;
 mod resume;
@@ -193,6 +194,12 @@ pub struct FailoverStream {
     pub(super) answered: u32,
     /// The peer's gets that are not completely answered, oldest first.
     pub(super) gets: [Answer; GETS],
+    /// `oldest`: the oldest number in flight at the last look (see `held`). `since`: the
+    /// [`Failover::time`] at which it was first seen. `again`: time from then to the next request,
+    /// in units of `held::AGAIN`.
+    oldest: Seq,
+    since: u64,
+    again: u64,
     /// For a number that is posted again: the rail's id of the copy out of device memory, and the
     /// low 32 bits of the number.
     staging: (u32, u32),
@@ -214,6 +221,9 @@ impl FailoverStream {
         pieces: 0,
         answered: 0,
         gets: [Answer::NONE; GETS],
+        oldest: Seq(0),
+        since: 0,
+        again: 0,
         staging: (0, 0),
     };
 }

@@ -123,6 +123,8 @@ pub(crate) struct Loads<const RAILS: usize> {
     busy: u64,
     /// Rails that get no short posts, as a bitmask.
     slow: u16,
+    /// Rails that hold up a stream, as a bitmask.
+    held: u16,
     /// Rails that reach a peer together with another rail, as a bitmask. Only the speeds of these
     /// rails are compared.
     shared: u16,
@@ -142,6 +144,7 @@ impl<const RAILS: usize> Loads<RAILS> {
             last: 0,
             busy: 0,
             slow: 0,
+            held: 0,
             shared: 0,
             open: 0,
             set: split,
@@ -319,8 +322,21 @@ impl<const RAILS: usize> Loads<RAILS> {
     }
 
     fn judge(&mut self, fastest: u64) {
-        let slow = |load: &Load| load.cost > SLOW.saturating_mul(fastest) && load.late >= LATE;
-        self.slow = (0..RAILS).map(|rail| u16::from(slow(&self.rails[rail])) << rail).sum();
+        let all = |is: &dyn Fn(&Load) -> bool| {
+            (0..RAILS).map(|rail| u16::from(is(&self.rails[rail])) << rail).sum::<u16>()
+        };
+        let late = all(&|load| load.late >= LATE);
+        self.held &= late;
+        self.slow = late & (self.held | all(&|load| load.cost > SLOW.saturating_mul(fastest)));
+    }
+
+    /// Keeps short posts off a rail that holds up a stream, until that lapses or long posts show
+    /// that the rail is fast.
+    #[cold]
+    pub(crate) fn held_up(&mut self, rail: usize) {
+        self.rails[rail].late = (self.rails[rail].late + LATE).min(LATE_MAX);
+        self.held |= 1 << rail;
+        self.judge(self.fastest());
     }
 
     #[cold]

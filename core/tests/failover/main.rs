@@ -13,6 +13,7 @@ mod support;
 mod closing;
 mod devices;
 mod fences;
+mod held;
 mod leaving;
 mod mail;
 mod parting;

@@ -130,6 +130,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// that no longer need to be closed, and advances the time if the rails have no clock.
     pub(in super::super) fn fences_looked(&mut self) {
         self.state.closings_looked();
+        self.state.look_at_held();
         if self.state.loads.untimed() == 1
             && let Some(failover) = &mut self.state.failover
         {
