@@ -36,6 +36,28 @@ impl Moved {
     }
 }
 
+/// What happened to the rails. Counted on the measuring side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Rails {
+    /// Rails that failed.
+    pub failed: u64,
+    /// Rails that returned.
+    pub returned: u64,
+    /// Posts that were made again on another rail.
+    pub reposted: u64,
+}
+
+impl Rails {
+    /// Returns what happened since the counts `before`.
+    pub fn since(self, before: Rails) -> Rails {
+        Rails {
+            failed: self.failed - before.failed,
+            returned: self.returned - before.returned,
+            reposted: self.reposted - before.reposted,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub schema_version: u32,
@@ -84,6 +106,8 @@ pub struct Row {
     pub ipc_path: Option<IpcPath>,
     /// Numbers of payload copies by path, if payloads are in device memory.
     pub moved: Option<Moved>,
+    /// What happened to the rails, if there are several between two processes.
+    pub failover: Option<Rails>,
     /// Number of times that the row was measured again because the floor changed.
     pub repeats: u32,
     /// Whether the floor still changed in the reported repetition.
@@ -122,6 +146,7 @@ impl Row {
             devices: plan.devices.iter().map(ToString::to_string).collect(),
             ipc_path: (plan.transport == Transport::Gpu).then_some(plan.ipc_path),
             moved: None,
+            failover: None,
             repeats: 0,
             floor_unsteady: false,
         }
@@ -279,6 +304,11 @@ fn line(row: &Row) -> String {
     }
     if row.arrivals_out_of_order > 0 {
         line += &format!("  out of order {}", row.arrivals_out_of_order);
+    }
+    if let Some(Rails { failed, returned, reposted }) = row.failover
+        && failed + returned > 0
+    {
+        line += &format!("  rails failed {failed}, returned {returned}; posted again {reposted}");
     }
     if row.repeats > 0 {
         line += &format!("  repeated {}", row.repeats);
@@ -438,6 +468,14 @@ mod tests {
         let (header, line) = (header(), line(&row()));
         assert_eq!(header.len(), line.len(), "\n{header}\n{line}");
         assert_eq!(csv(&row()).split(',').count(), CSV_HEADER.len());
+    }
+
+    #[test]
+    fn a_row_says_what_happened_to_the_rails() {
+        let rails = Rails { failed: 2, returned: 1, reposted: 3 };
+        let row = |rails| line(&Row { failover: Some(rails), ..row() });
+        assert!(!row(Rails::default()).contains("rails"));
+        assert!(row(rails).ends_with("  rails failed 2, returned 1; posted again 3"));
     }
 
     #[test]

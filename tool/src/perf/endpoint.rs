@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
-use crate::report::Moved;
+use crate::report::{Moved, Rails};
 
 /// Time limit of one call, which is then repeated after a check.
 pub const SLICE: Duration = Duration::from_millis(100);
@@ -153,6 +153,21 @@ impl<const STARTS: bool> Endpoint<STARTS> {
     pub fn moved(&self) -> Option<Moved> {
         let stats = self.node.gpu_stats()?;
         Some(Moved { direct: stats.direct, relayed: stats.relayed, stored: stats.stored })
+    }
+
+    pub fn rails(&self) -> Rails {
+        let stats = self.node.stats();
+        Rails {
+            failed: stats.rails_failed,
+            returned: stats.rails_returned,
+            reposted: stats.reposted,
+        }
+    }
+
+    /// Describes each rail that is out of use.
+    pub fn out_of_use(&self) -> Vec<String> {
+        let errors = self.node.rail_errors(self.peer).unwrap_or_default();
+        errors.iter().map(|error| self.who.out_of_use(error)).collect()
     }
 
     pub fn on_device(&self, area: Area) -> Option<Memory> {

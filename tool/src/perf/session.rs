@@ -29,7 +29,7 @@ use crate::floor::{AMPLE, Floor, Floors, PAD_LEN, Pad};
 use crate::histogram::Histogram;
 use crate::interrupt;
 use crate::progress::Progress;
-use crate::report::{Moved, Report, Row};
+use crate::report::{Moved, Rails, Report, Row};
 use crate::sizes;
 
 const _: () = assert!(PAD_LEN <= super::endpoint::AREAS_AT);
@@ -88,6 +88,8 @@ pub struct Session<const STARTS: bool> {
     timeout: Duration,
     /// The counts of device-memory copies when the last row began.
     moved: Option<Moved>,
+    /// The counts of the rails when the last row ended.
+    rails: Rails,
 }
 
 impl<const STARTS: bool> Session<STARTS> {
@@ -100,7 +102,7 @@ impl<const STARTS: bool> Session<STARTS> {
         // the areas lie behind the pad.
         let pad = side.common.map(|start| unsafe { Pad::new(start) });
         let (transport, timeout) = (setup.transport, setup.timeout);
-        Ok(Session { side, met, transport, pad, timeout, moved: None })
+        Ok(Session { side, met, transport, pad, timeout, moved: None, rails: Rails::default() })
     }
 
     fn talk(&mut self, word: &[u8], deadline: Instant) -> Outcome<Vec<u8>> {
@@ -222,6 +224,9 @@ impl<const STARTS: bool> Session<STARTS> {
             let check = plan.check || always_checks(plan.test);
             let written = progress.around(|| finish_row(&mut report, files, row, check));
             fault = fault.and(written);
+            for note in self.side.out_of_use() {
+                report.comment(&note)?;
+            }
         }
         drop(progress);
         self.order(Order::Done)?;
@@ -335,6 +340,10 @@ impl<const STARTS: bool> Session<STARTS> {
             let moved = self.side.moved();
             row.moved = moved.map(|now| now.since(self.moved.unwrap_or_default()));
             self.moved = moved;
+            if plan.rails > 1 {
+                let rails = self.side.rails();
+                row.failover = Some(rails.since(std::mem::replace(&mut self.rails, rails)));
+            }
             let relayed = row.moved.map_or(0, |moved| moved.relayed);
             if plan.ipc_path == IpcPath::Direct && relayed != 0 {
                 return Err(Failure::run(format!(
@@ -441,6 +450,10 @@ impl<const STARTS: bool> Session<STARTS> {
     /// If the other side was lost, adds the state of its process and of the rails to the error.
     fn explain(&mut self, failure: Failure) -> Failure {
         let Failure::Lost(mut message) = self.met.explain(failure.clone()) else { return failure };
+        let out_of_use = self.side.out_of_use();
+        if !out_of_use.is_empty() {
+            return Failure::Lost(format!("{message}; {}", out_of_use.join("; ")));
+        }
         for (number, info) in self.side.node.rails().iter().enumerate() {
             if let Some(text) = self.side.node.last_error(RailId(info.id.0)) {
                 message += &format!("; rail {number} reports: {text}");

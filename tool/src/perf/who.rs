@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fishplate::node::Error;
+use fishplate::node::{Error, RailError};
 use fishplate_core::engine::protocol::Received;
 use fishplate_core::error::{
     Awaited, CompleteError, OpError, PeerError, PostError, Stuck, WaitError,
@@ -128,6 +128,12 @@ impl Who {
         text
     }
 
+    pub fn out_of_use(&self, error: &RailError) -> String {
+        let text = error.to_string();
+        let why = text.split_once(" is out of use").map_or("", |(_, why)| why);
+        format!("{} is out of use{why}", self.rail(error.rail))
+    }
+
     fn rail(&self, rail: RailId) -> String {
         let number = usize::from(rail.0).checked_sub(1);
         match number.and_then(|number| self.rails.get(number)) {
@@ -171,6 +177,9 @@ mod tests {
             told.contains("tcp on a") && told.contains("17") && told.contains("--timeout"),
             "{told}"
         );
+        let fault = Fault::Peer(PeerError::Removed);
+        let told = who.out_of_use(&RailError { rail: RailId(2), fault, provider: None });
+        assert_eq!(told, "rail 1 (tcp on b) is out of use: it was disabled");
         let told = who.wait_failed(WaitError::Deadline(Stuck::default())).to_string();
         assert!(told.contains("in time;"), "{told}");
     }
