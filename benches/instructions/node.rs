@@ -226,7 +226,7 @@ fn node_queue_psm2((node, me): &'static mut (Node, PeerId)) {
         queue.isend2_at_once(*me, tag, spans[1], 0).unwrap();
         queue.poll();
         for _ in 0..2 {
-            let (req, _) = queue.oldest().unwrap();
+            let req = queue.oldest().unwrap().req();
             queue.test2_with(req, |status| _ = black_box(status.context)).unwrap();
         }
     }

@@ -29,17 +29,15 @@ mod send;
 mod status;
 
 pub use provider::{Copied, Fast, Opt};
-pub use request::{MqReq, MqSlot};
+pub use request::{Completed, MqReq};
 pub use status::{Code, Stats, Status, Status2};
 
-use crate::engine::protocol::{Cancelled, Destination};
+use crate::engine::protocol::{Cancelled, Destination, Requests, Stage};
 use crate::engine::tag::Tag;
 use crate::engine::wait::Drive;
 use crate::engine::{ContextId, Engine};
 use crate::mem::{LocalAddr, PeerId, Span};
 use crate::rail::Rail;
-
-use request::{Requests, State};
 
 /// The memory that a send reads or a receive fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,46 +83,37 @@ impl From<Buffer> for Destination {
     }
 }
 
+impl From<Destination> for Buffer {
+    fn from(memory: Destination) -> Self {
+        match memory {
+            Destination::Nothing => Buffer::Nothing,
+            Destination::Region(at, len) => Buffer::Region(at, len as u32),
+            Destination::Span(span) => Buffer::Span(span),
+        }
+    }
+}
+
 /// Makes a send complete only once it has matched.
 #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
 pub const FLAG_SENDSYNC: u32 = 0x01;
 
-/// The state of a matched queue between calls: its requests and its counters. Use it with one
-/// engine while requests are open.
-pub struct MqState<'m> {
+/// The state of a matched queue between calls: its counters and options. Use it with one engine.
+/// The engine has the requests, one for each slot of
+/// [`MatchMemory::receives`](crate::engine::protocol::MatchMemory::receives), and they stay if the
+/// state is dropped. More requests need [more slots](Engine::grow_receives).
+#[derive(Debug)]
+pub struct MqState {
     context: ContextId,
-    requests: Requests<'m>,
     stats: Stats,
     /// The value of an option that has no effect.
     max_sysbuf_mbytes: u32,
 }
 
-impl<'m> MqState<'m> {
-    /// Creates the state of a queue that sends in `context` and has one slot per open request.
-    ///
-    /// # Errors
-    /// [`Code::ParamErr`] if there is no slot.
+impl MqState {
+    /// Creates the state of a queue that sends in `context`.
     #[doc(alias = "psm2_mq_init")]
-    pub fn new(context: ContextId, slots: &'m mut [MqSlot]) -> Result<Self, Code> {
-        if slots.is_empty() {
-            return Err(Code::ParamErr);
-        }
-        let requests = Requests::new(slots);
-        Ok(MqState { context, requests, stats: Stats::default(), max_sysbuf_mbytes: u32::MAX })
-    }
-
-    /// Returns the maximum number of open requests.
-    pub fn capacity(&self) -> usize {
-        self.requests.slots.len()
-    }
-
-    /// Moves the requests into longer memory. Afterwards the queue does not refer to the old
-    /// memory. Memory that is not longer is ignored. Slow path; allocates nothing.
-    ///
-    /// More receives also need [slots of the engine](Engine::grow_receives).
-    #[cold]
-    pub fn grow(&mut self, slots: &'m mut [MqSlot]) {
-        self.requests.slots.grow(slots, MqSlot::EMPTY);
+    pub fn new(context: ContextId) -> Self {
+        MqState { context, stats: Stats::default(), max_sysbuf_mbytes: u32::MAX }
     }
 }
 
@@ -132,7 +121,7 @@ impl<'m> MqState<'m> {
 #[doc(alias = "psm2_mq_t")]
 pub struct Mq<'e, 'm, R: Rail, const RAILS: usize> {
     engine: &'e mut Engine<'m, R, RAILS>,
-    state: &'e mut MqState<'m>,
+    state: &'e mut MqState,
 }
 
 impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
@@ -141,10 +130,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     /// # Errors
     /// [`Code::ParamErr`] if the engine has no matching, or no such context.
     #[inline]
-    pub fn new(
-        engine: &'e mut Engine<'m, R, RAILS>,
-        state: &'e mut MqState<'m>,
-    ) -> Result<Self, Code> {
+    pub fn new(engine: &'e mut Engine<'m, R, RAILS>, state: &'e mut MqState) -> Result<Self, Code> {
         if !engine.has_matching() || state.context.0 as u16 >= engine.config().contexts {
             return Err(Code::ParamErr);
         }
@@ -154,7 +140,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     /// Creates a queue over an engine and a state that [`new`](Self::new) has accepted. Checks
     /// nothing. The calls of another pair return errors.
     #[inline(always)]
-    pub fn resume(engine: &'e mut Engine<'m, R, RAILS>, state: &'e mut MqState<'m>) -> Self {
+    pub fn resume(engine: &'e mut Engine<'m, R, RAILS>, state: &'e mut MqState) -> Self {
         Mq { engine, state }
     }
 
@@ -163,8 +149,8 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         self.engine
     }
 
-    /// Makes one pass of the engine and collects completions. Returns the number of events that the
-    /// rails reported. For zero events, PSM returns `PSM2_OK_NO_PROGRESS`.
+    /// Makes one pass of the engine. Returns the number of events that the rails reported. For zero
+    /// events, PSM returns `PSM2_OK_NO_PROGRESS`.
     #[doc(alias = "psm2_poll")]
     #[inline]
     pub fn poll(&mut self) -> u32 {
@@ -177,26 +163,41 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     /// all slots.
     #[doc(alias = "psm2_mq_finalize")]
     pub fn finish(&mut self) -> bool {
-        self.collect();
         let mut over = true;
-        for index in 0..self.state.requests.slots.len() {
-            over &= match self.state.requests.slots[index].state {
-                State::Receiving(request) => self.engine.cancel(request) == Ok(Cancelled::Removed),
-                State::Sending(_) | State::Deferred(_) => false,
-                State::Claimed(_) | State::Completed | State::Dequeued => true,
+        for index in 0..self.requests().map_or(0, |requests| requests.slots.used()) {
+            let Some(requests) = self.requests() else { break };
+            let slot = &requests.slots[index as usize];
+            over &= match slot.stage {
+                Stage::Posted => {
+                    let request = slot.request();
+                    self.engine.cancel(request) == Ok(Cancelled::Removed)
+                }
+                Stage::Claimed | Stage::Ended | Stage::Dequeued => true,
+                _ => false,
             };
         }
-        self.collect();
-        while let Some(index) = self.state.requests.oldest() {
-            self.state.requests.end(index);
+        if let Some(requests) = self.engine.requests_mut() {
+            while let Some(index) = requests.oldest() {
+                requests.end_with(index, |_| ());
+            }
         }
         over
     }
 
     #[inline(always)]
+    fn requests(&self) -> Option<&Requests<'m>> {
+        self.engine.requests()
+    }
+
+    /// Returns whether a deferred send waits.
+    #[inline(always)]
+    fn waits(&self) -> bool {
+        self.requests().is_some_and(|requests| requests.waiting != 0)
+    }
+
+    #[inline(always)]
     fn after_pass(&mut self) {
-        self.collect();
-        if self.state.requests.waiting() != 0 {
+        if self.waits() {
             self.send_deferred();
         }
     }
@@ -205,9 +206,24 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     /// for it. Prefers a peer for which an open request may be waiting. If no request is open, the
     /// program may be waiting for any peer. Slow path: looks at every slot.
     pub fn crowding_peer(&self) -> Option<(PeerId, bool)> {
-        let awaits = |peer| (peer, self.state.requests.can_wait_for(peer));
+        let awaits = |peer| (peer, self.can_wait_for(peer));
         let mut peers = self.engine.crowding_peers().map(awaits);
         peers.clone().find(|(_, awaited)| *awaited).or_else(|| peers.next())
+    }
+
+    /// Returns whether an open request names the peer or any peer, or no request is open. Slow
+    /// path: scans all slots.
+    fn can_wait_for(&self, peer: PeerId) -> bool {
+        let Some(requests) = self.requests() else { return true };
+        let ended = |stage| matches!(stage, Stage::Claimed | Stage::Ended | Stage::Dequeued);
+        let mut idle = true;
+        for (_, slot) in requests.slots.taken().filter(|(_, slot)| !ended(slot.stage)) {
+            if self.engine.may_wait_for(slot, peer) {
+                return true;
+            }
+            idle = false;
+        }
+        idle
     }
 
     /// Returns the counters.
@@ -222,6 +238,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
             rx_user_num: matching.expected,
             rx_sys_bytes: matching.unexpected_bytes,
             rx_sys_num: matching.unexpected,
+            rx_shm_num: protocol.near,
             tx_num: self.state.stats.tx_eager_num + self.state.stats.tx_rndv_num,
             ..self.state.stats
         }
@@ -230,38 +247,6 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     #[inline]
     fn is_near(&self, peer: PeerId) -> bool {
         self.engine.rails_to(peer) & 1 != 0
-    }
-
-    #[inline(always)]
-    fn collect(&mut self) {
-        if self.engine.has_ended() {
-            self.collect_ended();
-        }
-    }
-
-    #[inline(never)]
-    fn collect_ended(&mut self) {
-        // Take operations that ended before some receive one by one, in order.
-        while self.engine.has_ended_operation()
-            && let Some(is_receive) = self.engine.is_receive_next()
-        {
-            if !is_receive {
-                if let Some(end) = self.engine.next_completion() {
-                    self.state.requests.sent(end);
-                }
-            } else if let Some(end) = self.engine.next_recv() {
-                let source =
-                    end.envelope.filter(|_| end.outcome.has_message()).map(|sent| sent.source);
-                self.state.stats.rx_shm_num +=
-                    u64::from(source.is_some_and(|source| self.is_near(source)));
-                self.state.requests.received(end);
-            }
-        }
-        let MqState { requests, stats, .. } = &mut *self.state;
-        self.engine.take_recvs(|end, near| {
-            stats.rx_shm_num += u64::from(near);
-            requests.received(end);
-        });
     }
 }
 

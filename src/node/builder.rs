@@ -231,7 +231,7 @@ impl Builder {
     }
 
     /// Maximum number of receives posted at once. A receive counts until its status is taken.
-    /// Default: 1024.
+    /// Default: 1024. Without effect if the node has [requests](Self::requests).
     pub fn receives(mut self, receives: usize) -> Self {
         self.receives = receives;
         self

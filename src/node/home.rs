@@ -8,7 +8,7 @@ use fishplate_core::engine::protocol::{MatchConfig, RecvSlot};
 use fishplate_core::engine::tag::PostedSlot;
 use fishplate_core::engine::{Config, ContextId, Engine, Waiter};
 use fishplate_core::error::AttachError;
-use fishplate_core::psm::{Mq, MqSlot, MqState};
+use fishplate_core::psm::MqState;
 use fishplate_core::rail::Rails;
 use fishplate_core::sync::event::{EventCount, Park};
 use fishplate_core::sync::host::{Host, Woken};
@@ -122,8 +122,7 @@ struct Parts {
     storage: Storage<RAILS_LIMIT>,
     matching: MatchStorage<RAILS_LIMIT>,
     failover: Option<FailoverStorage>,
-    requests: Vec<MqSlot>,
-    /// Longer tables of the queue. They have replaced the first tables.
+    /// Longer tables of requests. They have replaced the first tables.
     grown: Option<Grown>,
     host: LinuxHost,
     wait_object: NodeWaitObject,
@@ -145,14 +144,16 @@ pub(super) struct Home {
     pub waiter: ManuallyDrop<NodeWaiter>,
     /// The waiter for the rest of a long wait.
     pub sleeper: ManuallyDrop<NodeWaiter>,
-    pub queue: ManuallyDrop<Option<MqState<'static>>>,
+    pub queue: Option<MqState>,
+    /// The room for requests, and its limit.
+    room: usize,
     requests: usize,
     parts: NonNull<Parts>,
 }
 
 static_assertions::assert_impl_all!(NodeEngine: Send);
 static_assertions::assert_impl_all!(NodeWaiter: Send);
-static_assertions::assert_impl_all!(MqState<'static>: Send);
+static_assertions::assert_impl_all!(MqState: Send);
 static_assertions::assert_impl_all!(Parts: Send);
 
 // SAFETY: everything inside is `Send`, as asserted above, except the pointer to the parts, which
@@ -173,32 +174,32 @@ impl Home {
     ) -> Result<Home, AttachError> {
         let Sizes { config, matching, limits, receives, requests, failover } = sizes;
         let streams = usize::from(limits.peers) * usize::from(config.contexts);
+        // A program with a queue receives through the queue alone.
+        let room = if requests == 0 { receives } else { requests.min(FIRST_REQUESTS) };
         let parts = Box::new(Parts {
             storage: Storage::new(&config, limits),
             matching: MatchStorage::new(
                 &matching,
                 streams,
-                receives.max(requests.min(FIRST_REQUESTS)),
+                room,
                 OUTGOING.max(requests.min(FIRST_REQUESTS)),
             ),
             failover: failover.then(|| FailoverStorage::new(&config, limits)),
-            requests: vec![MqSlot::EMPTY; requests.min(FIRST_REQUESTS)],
             grown: None,
             host,
             wait_object,
         });
         let parts = Parked(NonNull::from(Box::leak(parts)));
-        // SAFETY: the six fields are disjoint, and each is borrowed once, here. They do not move
+        // SAFETY: the five fields are disjoint, and each is borrowed once, here. They do not move
         // and are not accessed otherwise until `Parked` is dropped. The engine and the waiters are
         // dropped before that: here because they are declared later, and in `Home` because its drop
         // starts with them.
-        let (storage, memory, failover, slots, host, wait_object) = unsafe {
+        let (storage, memory, failover, host, wait_object) = unsafe {
             let parts = parts.0.as_ptr();
             (
                 &mut *addr_of_mut!((*parts).storage),
                 (*addr_of_mut!((*parts).matching)).memory(),
                 (*addr_of_mut!((*parts).failover)).as_mut(),
-                &mut *addr_of_mut!((*parts).requests),
                 &*addr_of!((*parts).host),
                 &*addr_of!((*parts).wait_object),
             )
@@ -210,16 +211,14 @@ impl Home {
         }
         let waiter = Waiter::new(host, wait_object, policy);
         let sleeper = Waiter::new(host, wait_object, later).napping();
-        let queue = MqState::new(CONTEXT, slots)
-            .ok()
-            .and_then(|mut queue| Mq::new(&mut engine, &mut queue).is_ok().then_some(queue));
         let place = parts.0;
         std::mem::forget(parts);
         Ok(Home {
             engine: ManuallyDrop::new(engine),
             waiter: ManuallyDrop::new(waiter),
             sleeper: ManuallyDrop::new(sleeper),
-            queue: ManuallyDrop::new(queue),
+            queue: (requests != 0).then(|| MqState::new(CONTEXT)),
+            room,
             requests,
             parts: place,
         })
@@ -227,25 +226,23 @@ impl Home {
 
     #[cold]
     pub fn grow_requests(&mut self) -> bool {
-        let Some(queue) = self.queue.as_mut() else { return false };
-        let len = (2 * queue.capacity()).min(self.requests);
-        if len <= queue.capacity() {
+        let len = (2 * self.room).min(self.requests);
+        if self.queue.is_none() || len <= self.room {
             return false;
         }
         let mut grown = Grown::new(len);
         // SAFETY: the memory of a vector stays where it is if the vector is moved, as it is below.
-        // Nothing else uses it until the engine and the queue are dropped or have longer tables.
-        let (requests, receives, posted) = unsafe {
+        // Nothing else uses it until the engine is dropped or has longer tables.
+        let (receives, posted) = unsafe {
             (
-                &mut *std::ptr::from_mut(&mut grown.requests[..]),
                 &mut *std::ptr::from_mut(&mut grown.receives[..]),
                 &mut *std::ptr::from_mut(&mut grown.posted[..]),
             )
         };
-        queue.grow(requests);
+        self.room = len;
         self.engine.grow_receives(receives, posted);
         // SAFETY: the parts live as long as this value, and only this code uses the field. The
-        // engine and the queue have just released its old contents.
+        // engine has just released its old contents.
         unsafe { *addr_of_mut!((*self.parts.as_ptr()).grown) = Some(grown) };
         true
     }
@@ -265,18 +262,13 @@ impl Home {
 const FIRST_REQUESTS: usize = 1 << 14;
 
 struct Grown {
-    requests: Vec<MqSlot>,
     receives: Vec<RecvSlot>,
     posted: Vec<PostedSlot>,
 }
 
 impl Grown {
     fn new(len: usize) -> Grown {
-        Grown {
-            requests: vec![MqSlot::EMPTY; len],
-            receives: vec![RecvSlot::EMPTY; len],
-            posted: vec![PostedSlot::EMPTY; len],
-        }
+        Grown { receives: vec![RecvSlot::EMPTY; len], posted: vec![PostedSlot::EMPTY; len] }
     }
 }
 
@@ -302,7 +294,6 @@ impl Drop for Home {
         unsafe {
             ManuallyDrop::drop(&mut self.waiter);
             ManuallyDrop::drop(&mut self.sleeper);
-            ManuallyDrop::drop(&mut self.queue);
             ManuallyDrop::drop(&mut self.engine);
         }
         drop(Parked(self.parts));

@@ -7,7 +7,7 @@
 
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::mem::PeerId;
-use fishplate_core::psm::{Buffer, Code, Mq, MqReq, Opt, Stats, Status2};
+use fishplate_core::psm::{Buffer, Code, Completed, Mq, MqReq, Opt, Stats, Status2};
 
 use super::Node;
 use super::distant::Peers;
@@ -30,7 +30,7 @@ impl Node {
             self.meet_now_and_then();
         }
         let state = self.home.queue.as_mut()?;
-        // `Home::new` has checked that the queue accepts the engine.
+        // The engine of a node has matching, and the context.
         Some(Queue(Mq::resume(&mut self.home.engine, state), &mut self.peers))
     }
 
@@ -196,10 +196,9 @@ impl Queue<'_> {
         }
     }
 
-    /// Returns the oldest request that was found completed, and its status, as [`Mq::oldest`] does.
-    /// Makes no pass.
+    /// Returns the oldest completed request, as [`Mq::oldest`] does. Makes no pass.
     #[inline(always)]
-    pub fn oldest(&self) -> Option<(MqReq, &Status2)> {
+    pub fn oldest(&self) -> Option<Completed<'_>> {
         self.0.oldest()
     }
 

@@ -9,7 +9,7 @@ use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{ContextId, Engine};
 use fishplate_core::error::OpError;
 use fishplate_core::op::Outcome;
-use fishplate_core::psm::{Code, Mq, MqReq, MqSlot, MqState};
+use fishplate_core::psm::{Code, Mq, MqReq, MqState};
 use fishplate_core::queue::{Command, Queue, QueueStorage};
 use fishplate_core::rail::Rail;
 use fishplate_core::sync::event::Channels;
@@ -160,19 +160,15 @@ impl Drop for Queued {
 
 /// A matched queue, and its open requests.
 pub struct Matched {
-    state: Option<MqState<'static>>,
+    state: MqState,
     pub requests: Vec<MqReq>,
     /// Handles of ended requests.
     old: Vec<MqReq>,
-    slots: *mut [MqSlot],
 }
 
 impl Matched {
     fn new() -> Self {
-        let slots = Box::into_raw(vec![MqSlot::EMPTY; MOST].into_boxed_slice());
-        // SAFETY: `slots` was just allocated. `drop` frees it after the state that borrows it.
-        let state = MqState::new(CX, unsafe { &mut *slots }).unwrap();
-        Matched { state: Some(state), requests: vec![], old: vec![], slots }
+        Matched { state: MqState::new(CX), requests: vec![], old: vec![] }
     }
 
     /// Calls a function with the matched queue, and keeps the request that the function returns.
@@ -181,8 +177,7 @@ impl Matched {
         engine: &mut Engine<'static, R, RAILS>,
         call: impl FnOnce(&mut Mq<'_, 'static, R, RAILS>) -> Result<Option<MqReq>, Code>,
     ) -> Result<(), Code> {
-        let state = self.state.as_mut().expect("there until it is dropped");
-        let made = call(&mut Mq::new(engine, state).unwrap())?;
+        let made = call(&mut Mq::new(engine, &mut self.state).unwrap())?;
         self.requests.extend(made);
         Ok(())
     }
@@ -193,8 +188,7 @@ impl Matched {
         engine: &mut Engine<'static, R, RAILS>,
         tally: &mut Tally,
     ) {
-        let state = self.state.as_mut().expect("there until it is dropped");
-        let mut mq = Mq::new(engine, state).unwrap();
+        let mut mq = Mq::new(engine, &mut self.state).unwrap();
         while let Ok((request, _)) = mq.ipeek2() {
             let status = mq.test2(&mut Some(request)).expect("it has completed");
             match status.error_code {
@@ -217,15 +211,6 @@ impl Matched {
         &mut self,
         engine: &mut Engine<'static, R, RAILS>,
     ) -> bool {
-        let state = self.state.as_mut().expect("there until it is dropped");
-        Mq::new(engine, state).unwrap().finish()
-    }
-}
-
-impl Drop for Matched {
-    fn drop(&mut self) {
-        self.state = None;
-        // SAFETY: `new` allocated `slots`, and their borrower has been dropped.
-        drop(unsafe { Box::from_raw(self.slots) });
+        Mq::new(engine, &mut self.state).unwrap().finish()
     }
 }

@@ -44,14 +44,17 @@ unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Er
         }
         let home = endpoint.home;
         let queue = endpoint.queue()?;
-        let Some((oldest, found)) = queue.oldest() else {
+        let Some(oldest) = queue.oldest() else {
             // SAFETY: `req` was checked not null, and the caller guarantees the rest.
             return unsafe { peek_after_pass(endpoint, req, status) };
         };
         // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be
         // null or writable.
         unsafe {
-            tell(status, found, home);
+            if !status.is_null() {
+                tell(status, &oldest.status(), home);
+            }
+            let oldest = oldest.req();
             req.write(endpoint.handle(oldest));
         }
         finish(endpoint, true);

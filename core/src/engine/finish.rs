@@ -14,29 +14,6 @@ use super::table::PeerState;
 use super::{Engine, State};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    #[inline(always)]
-    pub(crate) fn has_ended(&self) -> bool {
-        let receives = self.state.protocol.as_ref().and_then(|protocol| protocol.requests.oldest());
-        self.state.pending.ended.head != NONE || receives.is_some()
-    }
-
-    #[inline(always)]
-    pub(crate) fn has_ended_operation(&self) -> bool {
-        self.state.pending.ended.head != NONE
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_receive_next(&self) -> Option<bool> {
-        let State { pending, protocol, .. } = &self.state;
-        let operation = pending.slots.get(pending.ended.head as usize).map(|slot| slot.end.0);
-        let receive = protocol.as_ref().and_then(|protocol| protocol.requests.oldest_order());
-        match (operation, receive) {
-            (None, None) => None,
-            (Some(operation), Some(receive)) => Some(receive < operation),
-            (operation, _) => Some(operation.is_none()),
-        }
-    }
-
     /// Takes the oldest completion, if any. Does not make progress.
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {
@@ -293,8 +270,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if kind == OpKind::Send {
             self.send_over(index);
         }
-        if inner {
-            self.read_over(index);
+        match kind {
+            _ if !inner => {}
+            OpKind::Send => self.request_over(index),
+            _ => self.read_over(index),
         }
         self.pending.end(index, report);
     }

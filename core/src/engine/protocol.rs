@@ -47,8 +47,9 @@ pub(crate) use head::FIRST_KIND;
 pub use receive::Claimed;
 pub(crate) use rendezvous::HINTS;
 pub use request::{Cancelled, Destination, Envelope, Received, RecvSlot, Request, Status};
-pub(crate) use send::Form;
+pub(crate) use request::{Requests, Sender, Stage};
 pub use send::Payload;
+pub(crate) use send::{Form, SendEnd};
 pub(crate) use stock::Kept;
 pub use stock::{Account, BlockSlot, HeaderSlot, SHORT};
 
@@ -59,7 +60,6 @@ use crate::rail::Rail;
 use super::table::{PeerSlot, lent};
 use super::tag::{MatchStats, Matcher, MatcherConfig, MatcherMemory, PostedSlot};
 use super::{Engine, State};
-use request::Requests;
 use stock::{Blocks, Headers, Room};
 
 /// Number of credits that a stream can reach even if no payload waits.
@@ -226,6 +226,8 @@ pub struct ProtocolStats {
     pub kept: u64,
     /// Bytes of the stored payloads.
     pub kept_bytes: u64,
+    /// Messages that matched a receive, from peers that the first rail reaches.
+    pub near: u64,
     /// Counters of the matcher.
     pub matching: MatchStats,
 }
@@ -250,6 +252,12 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     /// each.
     pub pieces: u8,
     pub stats: ProtocolStats,
+}
+
+/// Returns 1 if the first rail reaches the peer.
+#[inline(always)]
+fn near(peers: &[PeerSlot], peer: u16) -> u64 {
+    u64::from(peers[peer as usize].rails & 1)
 }
 
 impl<const RAILS: usize> Protocol<'_, RAILS> {
@@ -370,6 +378,39 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         {
             protocol.matcher.grow(posted);
             protocol.requests.slots.grow(receives, RecvSlot::EMPTY);
+        }
+    }
+
+    /// Returns the requests, if matching is enabled.
+    #[inline(always)]
+    pub(crate) fn requests(&self) -> Option<&Requests<'m>> {
+        self.state.protocol.as_ref().map(|protocol| &protocol.requests)
+    }
+
+    /// Returns the requests, if matching is enabled.
+    #[inline(always)]
+    pub(crate) fn requests_mut(&mut self) -> Option<&mut Requests<'m>> {
+        self.state.protocol.as_mut().map(|protocol| &mut protocol.requests)
+    }
+
+    /// Ends a request that is in no list and not in the matcher.
+    #[inline(always)]
+    pub(crate) fn end_request(&mut self, index: u32) {
+        if let Some(protocol) = &mut self.state.protocol {
+            protocol.requests.end(index, &mut self.state.pending.ends);
+        }
+    }
+
+    /// Returns whether a request may be waiting for a peer.
+    #[cold]
+    pub(crate) fn may_wait_for(&self, request: &RecvSlot, peer: PeerId) -> bool {
+        let protocol = self.state.protocol.as_ref();
+        match request.stage {
+            Stage::Posted => {
+                let named = protocol.and_then(|protocol| protocol.matcher.source(request.posted));
+                named.is_none_or(|source| source == u32::from(peer.index))
+            }
+            _ => request.source.get() == Some(peer),
         }
     }
 

@@ -335,6 +335,13 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
+    /// Returns the source that a waiting receive names, if it names one.
+    pub(crate) fn source(&self, receive: ReceiveId) -> Option<u32> {
+        let slot = self.posted.slot(receive).filter(|slot| slot.waits())?;
+        let exact = Posted::mask_of(slot, &self.shapes).source() != 0;
+        exact.then(|| slot.key.source())
+    }
+
     /// Returns whether a receive still waits.
     pub fn is_waiting(&self, receive: ReceiveId) -> bool {
         self.posted.slot(receive).is_some_and(|slot| slot.waits())

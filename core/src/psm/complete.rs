@@ -1,13 +1,14 @@
 //! Reports, waits for and takes completed requests.
 
 use crate::engine::Waiter;
+use crate::engine::protocol::Stage;
 use crate::engine::wait::{Drive, block};
 use crate::rail::Rail;
 use crate::sync::event::Park;
 use crate::sync::host::Host;
 
 use super::Mq;
-use super::request::{MqReq, State};
+use super::request::{Completed, MqReq};
 use super::status::{Code, Status, Status2};
 
 impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
@@ -24,7 +25,7 @@ impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
 
     fn is_due(&self) -> bool {
         // The engine does not notify when a deferred send has room, so keep polling.
-        self.state.requests.waiting() != 0 || self.engine.is_due()
+        self.waits() || self.engine.is_due()
     }
 }
 
@@ -46,30 +47,24 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[doc(alias = "psm2_mq_ipeek2")]
     #[inline(always)]
     pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
-        let index = self.look().ok_or(Code::NoCompletions)?;
-        Ok((self.state.requests.name(index), self.state.requests.slots[index as usize].status))
+        let oldest = self.look().ok_or(Code::NoCompletions)?;
+        Ok((oldest.req(), oldest.status()))
     }
 
-    /// Returns the oldest request that an earlier call has found completed, and its status. Does
-    /// not poll. If there is none, [`ipeek2`](Self::ipeek2) may find one.
+    /// Returns the oldest completed request. Does not poll. If there is none,
+    /// [`ipeek2`](Self::ipeek2) may find one.
     #[inline(always)]
-    pub fn oldest(&self) -> Option<(MqReq, &Status2)> {
-        let requests = &self.state.requests;
-        let slot = requests.slots.get(requests.oldest()? as usize)?;
-        Some((slot.req(), &slot.status))
+    pub fn oldest(&self) -> Option<Completed<'_>> {
+        self.requests()?.completed()
     }
 
     /// Returns the oldest completed request. Polls only if no request has completed.
     #[inline(always)]
-    pub(super) fn look(&mut self) -> Option<u32> {
-        // The engine's completions are later than those that were collected.
-        if self.state.requests.oldest().is_none() {
-            self.collect();
-        }
-        if self.state.requests.oldest().is_none() {
+    pub(super) fn look(&mut self) -> Option<Completed<'_>> {
+        if self.oldest().is_none() {
             self.poll();
         }
-        self.state.requests.oldest()
+        self.oldest()
     }
 
     /// Removes the oldest completed request from the completion queue. Free it with
@@ -80,8 +75,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[doc(alias = "psm2_mq_ipeek_dequeue")]
     pub fn ipeek_dequeue(&mut self) -> Result<(MqReq, Status2), Code> {
         let (req, status) = self.ipeek2()?;
-        if let Some(index) = self.state.requests.find(req) {
-            self.state.requests.dequeue(index);
+        if let Some(requests) = self.engine.requests_mut()
+            && let Some(index) = requests.oldest()
+        {
+            requests.dequeue(index);
         }
         Ok((req, status))
     }
@@ -92,9 +89,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// [`Code::ParamErr`] if the request was not dequeued.
     #[doc(alias = "psm2_mq_req_free")]
     pub fn req_free(&mut self, req: MqReq) -> Result<(), Code> {
-        match self.state.requests.find(req) {
-            Some(index) if self.state.requests.slots[index as usize].state == State::Dequeued => {
-                self.state.requests.free(index);
+        let requests = self.engine.requests_mut().ok_or(Code::ParamErr)?;
+        match requests.find(req.0) {
+            Ok(index) if requests.slots[index as usize].stage == Stage::Dequeued => {
+                requests.free(index);
                 Ok(())
             }
             _ => Err(Code::ParamErr),
@@ -135,23 +133,23 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         req: MqReq,
         take: impl FnOnce(&Status2) -> T,
     ) -> Result<T, Code> {
-        let index = match self.state.requests.find_completed(req) {
-            Some(index) => index,
-            None => self.collect_for(req)?,
-        };
-        Ok(self.state.requests.end_with(index, take))
+        let requests = self.engine.requests_mut().ok_or(Code::ParamErr)?;
+        match requests.find_completed(req) {
+            Some(index) => Ok(requests.end_with(index, take)),
+            None => Err(self.why_not(req)),
+        }
     }
 
+    /// Returns why a request cannot be taken.
     #[inline(never)]
-    fn collect_for(&mut self, req: MqReq) -> Result<u32, Code> {
-        self.collect();
-        let index = self.state.requests.find(req).ok_or(Code::ParamErr)?;
-        match self.state.requests.slots[index as usize].state {
-            State::Completed => Ok(index),
-            State::Claimed(_) | State::Dequeued => Err(Code::ParamErr),
-            State::Sending(_) | State::Deferred(_) | State::Receiving(_) => {
-                Err(Code::NoCompletions)
-            }
+    fn why_not(&self, req: MqReq) -> Code {
+        let slot = self.requests().and_then(|requests| {
+            let index = requests.find(req.0).ok()?;
+            requests.slots.get(index as usize)
+        });
+        match slot.map(|slot| slot.stage) {
+            None | Some(Stage::Claimed | Stage::Dequeued) => Code::ParamErr,
+            Some(_) => Code::NoCompletions,
         }
     }
 

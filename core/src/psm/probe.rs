@@ -1,11 +1,11 @@
 //! Probes for unexpected messages, and claims them.
 
-use crate::engine::protocol::Envelope;
+use crate::engine::protocol::{Envelope, Sender, Stage};
 use crate::engine::tag::Tag;
 use crate::mem::PeerId;
 use crate::rail::Rail;
 
-use super::request::{MqReq, State};
+use super::request::MqReq;
 use super::status::{self, Code, Status, Status2};
 use super::{Mq, narrow};
 
@@ -77,19 +77,26 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         tag: Tag,
         ignore: Tag,
     ) -> Result<(MqReq, Status2), Code> {
-        let (index, _) = self.state.requests.take(0, true, source).ok_or(Code::NoMemory)?;
-        match self.engine.mprobe(source, tag, ignore) {
+        let requests = self.engine.requests_mut().ok_or(Code::ParamErr)?;
+        let index = requests.slots.take().ok_or(Code::NoMemory)?;
+        let claimed = self.engine.mprobe(source, tag, ignore);
+        let requests = self.engine.requests_mut().ok_or(Code::ParamErr)?;
+        match claimed {
             Ok(Some(message)) => {
-                self.state.requests.slots[index as usize].state = State::Claimed(message);
-                Ok((self.state.requests.name(index), found(message.envelope)))
+                let slot = &mut requests.slots[index as usize];
+                let Envelope { source, tag, len } = message.envelope;
+                (slot.source, slot.tag, slot.len) = (Sender::new(source), tag, len);
+                (slot.stage, slot.sends, slot.unclaimed) = (Stage::Claimed, false, false);
+                slot.claimed = message.id;
+                Ok((MqReq(slot.request()), found(message.envelope)))
             }
             Ok(None) => {
-                self.state.requests.free(index);
+                requests.free(index);
                 self.after_pass();
                 Err(Code::NoCompletions)
             }
             Err(error) => {
-                self.state.requests.free(index);
+                requests.free(index);
                 Err(error.into())
             }
         }

@@ -92,18 +92,16 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     ) -> usize {
         let mut stored = 0;
         self.look();
+        let Some(requests) = self.engine.requests_mut() else { return 0 };
         while stored < entries
-            && let Some(index) = self.state.requests.oldest()
+            && let Some(index) = requests.oldest()
+            && let Some(oldest) = requests.completed()
         {
-            let copied = copy(
-                self.state.requests.name(index),
-                &self.state.requests.slots[index as usize].status,
-                stored,
-            );
+            let copied = copy(oldest.req(), &oldest.status(), stored);
             if copied == Copied::Refused {
                 break;
             }
-            self.state.requests.end(index);
+            requests.end_with(index, |_| ());
             stored += matches!(copied, Copied::Stored | Copied::StoredLast) as usize;
             if copied == Copied::StoredLast {
                 break;

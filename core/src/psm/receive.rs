@@ -1,13 +1,14 @@
 //! Posts receives, receives claimed messages, and cancels receives.
 
-use crate::engine::protocol::Cancelled;
+use crate::engine::protocol::{Cancelled, Claimed, Envelope, Received, Sender, Stage};
 use crate::engine::tag::Tag;
-use crate::error::OpError;
+use crate::error::{OpError, PeerError};
 use crate::mem::PeerId;
+use crate::op::Fault;
 use crate::rail::Rail;
 
-use super::request::{MqReq, State};
-use super::status::{Code, Status2};
+use super::request::MqReq;
+use super::status::Code;
 use super::{Buffer, Mq, narrow};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
@@ -60,26 +61,24 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         context: u64,
         req: MqReq,
     ) -> Result<(), Code> {
-        let index = self.state.requests.find(req).ok_or(Code::ParamErr)?;
-        let State::Claimed(message) = self.state.requests.slots[index as usize].state else {
-            return Err(Code::ParamErr);
-        };
+        let requests = self.requests().ok_or(Code::ParamErr)?;
+        let index = requests.find(req.0).map_err(|_| Code::ParamErr)?;
+        let slot = &requests.slots[index as usize];
+        let source = slot.source.get().filter(|_| slot.stage == Stage::Claimed);
+        let source = source.ok_or(Code::ParamErr)?;
+        let envelope = Envelope { source, tag: slot.tag, len: slot.len };
+        let message = Claimed { envelope, id: slot.claimed };
         let into = into.into();
         into.len()?;
-        match self.engine.mrecv(message, into, self.state.requests.word(index)) {
-            Ok(request) => {
-                let slot = &mut self.state.requests.slots[index as usize];
-                (slot.state, slot.context) = (State::Receiving(request), context);
-                slot.status.msg_peer = Some(message.envelope.source);
-                Ok(())
-            }
+        match self.engine.mrecv_in(index, message, into.into(), context) {
+            Ok(_) => Ok(()),
             Err(OpError::StaleToken) => {
-                // Collect earlier completions first, to preserve completion order.
-                self.collect();
-                let slot = &mut self.state.requests.slots[index as usize];
-                slot.context = context;
-                slot.status = Status2 { error_code: Code::InternalErr, context, ..Status2::EMPTY };
-                self.state.requests.complete(index);
+                if let Some(requests) = self.engine.requests_mut() {
+                    let slot = &mut requests.slots[index as usize];
+                    (slot.word, slot.source) = (context, Sender::NONE);
+                    slot.spoil(Received::Failed(Fault::Peer(PeerError::Removed)));
+                    self.engine.end_request(index);
+                }
                 Ok(())
             }
             Err(error) => Err(error.into()),
@@ -95,18 +94,15 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, req: &Option<MqReq>) -> Result<(), Code> {
         let Some(req) = *req else { return Err(Code::NoCompletions) };
-        let index = self.state.requests.find(req).ok_or(Code::ParamErr)?;
-        let slot = &self.state.requests.slots[index as usize];
-        match slot.state {
-            State::Receiving(request) => match self.engine.cancel(request) {
-                Ok(Cancelled::Removed) => {
-                    self.collect();
-                    Ok(())
-                }
-                _ => Err(Code::NoCompletions),
-            },
-            State::Completed | State::Dequeued if slot.receive => Err(Code::NoCompletions),
-            _ => Err(Code::ParamErr),
+        let requests = self.requests().ok_or(Code::ParamErr)?;
+        let index = requests.find(req.0).map_err(|_| Code::ParamErr)?;
+        let slot = &requests.slots[index as usize];
+        if slot.sends || slot.stage == Stage::Claimed {
+            return Err(Code::ParamErr);
+        }
+        match self.engine.cancel(req.0) {
+            Ok(Cancelled::Removed) => Ok(()),
+            _ => Err(Code::NoCompletions),
         }
     }
 
@@ -120,17 +116,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         context: u64,
     ) -> Result<MqReq, Code> {
         into.len()?;
-        let (index, name) =
-            self.state.requests.take(context, true, source).ok_or(Code::NoMemory)?;
-        match self.engine.recv_inline(source, tag, ignore, into.into(), name.to_raw()) {
-            Ok(request) => {
-                self.state.requests.slots[index as usize].state = State::Receiving(request);
-                Ok(name)
-            }
-            Err(error) => {
-                self.state.requests.free(index);
-                Err(error.into())
-            }
-        }
+        let request = self.engine.recv_inline(source, tag, ignore, into.into(), context)?;
+        Ok(MqReq(request))
     }
 }

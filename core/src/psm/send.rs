@@ -3,16 +3,17 @@
 
 use core::slice;
 
-use crate::engine::protocol::Payload;
+use crate::engine::protocol::{Form, Payload, Received, SendEnd, Stage};
 use crate::engine::tag::Tag;
 use crate::engine::{Issued, Notice, Waiter};
-use crate::error::OpError;
+use crate::error::{OpError, PeerError};
 use crate::mem::PeerId;
+use crate::op::Fault;
 use crate::rail::Rail;
 use crate::sync::event::Park;
 use crate::sync::host::Host;
 
-use super::request::{Deferred, MqReq, State};
+use super::request::{MqReq, SendArgs};
 use super::status::{Code, Stats};
 use super::{Buffer, FLAG_SENDSYNC, Mq};
 
@@ -108,7 +109,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             Ok(status) if status.error_code == Code::Ok => Ok(()),
             Ok(status) => Err(status.error_code),
             Err(error) => {
-                self.state.requests.forget(req);
+                self.engine.forget(req.0);
                 Err(error)
             }
         }
@@ -137,15 +138,13 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         context: u64,
     ) -> Option<MqReq> {
         let (tag, from): (Tag, Buffer) = (tag.into(), from.into());
-        // Collect earlier completions first, to preserve completion order.
-        self.collect();
         let len = from.len().ok()?;
-        self.state.requests.slots.first_free()?;
+        let index = self.requests()?.slots.first_free()?;
         if !self.send_at_once(to, tag, from) {
             return None;
         }
-        let send = Deferred { to, tag, from, len, sync: false };
-        self.state.requests.take_completed(send.status(context, Code::Ok))
+        let send = SendArgs { to, tag, from, len, sync: false, context };
+        Some(self.engine.requests_mut()?.take_sent(index, &send))
     }
 
     #[inline(always)]
@@ -156,7 +155,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             Buffer::Nothing => Payload::Bytes(&[]),
         };
         // A send waits behind deferred sends.
-        if self.state.requests.waiting() != 0 {
+        if self.waits() {
             return false;
         }
         let Some((len, rails)) = self.engine.post_eager(self.state.context, to, tag, payload)
@@ -199,26 +198,31 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             return Err(Code::ParamErr);
         }
         let len = from.len()?;
-        let (index, _) =
-            self.state.requests.take(context, false, Some(to)).ok_or(Code::NoMemory)?;
-        let send = Deferred { to, tag, from, len, sync: flags & FLAG_SENDSYNC != 0 };
+        let send = SendArgs { to, tag, from, len, sync: flags & FLAG_SENDSYNC != 0, context };
+        let requests = self.engine.requests_mut().ok_or(Code::ParamErr)?;
+        let index = requests.take_send(&send).ok_or(Code::NoMemory)?;
+        let req = MqReq(requests.name(index));
         // A send waits behind earlier deferred sends to the same peer.
-        let begun = match self.state.requests.deferred_to(to) {
-            Some(_) => Err(OpError::Again),
-            None => self.start(index, send),
+        let begun = match requests.is_deferred(to) {
+            true => Err(OpError::Again),
+            false => self.start(index, &send),
         };
-        match begun {
-            Ok(()) => {}
-            Err(OpError::Again) => self.state.requests.defer(index, send),
-            Err(error) => {
-                self.state.requests.free(index);
-                return Err(error.into());
+        if let Err(error) = begun
+            && let Some(requests) = self.engine.requests_mut()
+        {
+            match error {
+                OpError::Again => requests.defer(index, &send),
+                _ => {
+                    requests.free(index);
+                    return Err(error.into());
+                }
             }
         }
-        Ok(self.state.requests.name(index))
+        Ok(req)
     }
 
-    fn start(&mut self, index: u32, send: Deferred) -> Result<(), OpError> {
+    /// Sends the message of a request in stage `Sending`, which ends the request now or later.
+    fn start(&mut self, index: u32, send: &SendArgs) -> Result<(), OpError> {
         let short = send.len as usize <= self.engine.eager_max(send.to);
         let (payload, copied) = match send.from {
             Buffer::Region(at, len) => (Payload::Region(at, len as usize), false),
@@ -231,41 +235,32 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             Buffer::Span(span) => (Payload::Span(span), false),
             Buffer::Nothing => (Payload::Bytes(&[]), false),
         };
+        let request = self.requests().ok_or(OpError::NoMatching)?.name(index);
         // Without a credit the engine makes a copy, so a copied send is complete in any case.
-        let notice = match copied {
-            true => Notice::Silent,
-            false => Notice::Report(self.state.requests.word(index)),
+        let end = match copied {
+            true => SendEnd::Notice(Notice::Silent),
+            false => SendEnd::Request(request),
         };
-        let issued = match send.sync {
-            true => {
-                self.engine.send_sync(self.state.context, send.to, send.tag, payload, notice)?
-            }
-            false => self.engine.send(self.state.context, send.to, send.tag, payload, notice)?,
-        };
-        self.count(send, issued);
-        let slot = &mut self.state.requests.slots[index as usize];
-        slot.status = send.status(slot.context, Code::Ok);
+        let context = self.state.context;
+        let (issued, form) =
+            self.engine.send_slow(context, send.to, send.tag, payload, end, send.sync)?;
+        self.count(send, form);
         match issued {
-            Issued::Pending(token) if !copied => slot.state = State::Sending(token),
-            Issued::Pending(_) | Issued::Done { .. } => {
-                // Collect earlier completions first, to preserve completion order.
-                self.collect();
-                self.state.requests.complete(index);
-            }
+            Issued::Pending(_) if !copied => {}
+            Issued::Pending(_) | Issued::Done { .. } => self.engine.end_request(index),
         }
         Ok(())
     }
 
     /// Counts a message that the engine has accepted. A short message without a credit counts as
     /// rendezvous, because its payload stays here.
-    fn count(&mut self, send: Deferred, issued: Issued) {
+    fn count(&mut self, send: &SendArgs, form: Form) {
         let len = u64::from(send.len);
-        let stays = matches!(issued, Issued::Pending(token) if self.engine.is_fetched(token));
         let Stats { tx_eager_num, tx_eager_bytes, tx_rndv_num, tx_rndv_bytes, .. } =
             &mut self.state.stats;
-        let (num, bytes) = match stays {
-            true => (tx_rndv_num, tx_rndv_bytes),
-            false => (tx_eager_num, tx_eager_bytes),
+        let (num, bytes) = match form {
+            Form::Request => (tx_rndv_num, tx_rndv_bytes),
+            _ => (tx_eager_num, tx_eager_bytes),
         };
         (*num, *bytes) = (*num + 1, *bytes + len);
         self.state.stats.tx_shm_num += u64::from(self.is_near(send.to));
@@ -275,21 +270,25 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     pub(super) fn send_deferred(&mut self) {
         let mut stuck = 0;
         for _ in 0..self.engine.config().batch {
-            if stuck >= self.state.requests.waiting() {
+            let Some(requests) = self.engine.requests_mut() else { return };
+            if stuck >= requests.waiting {
                 return;
             }
-            let Some((index, send)) = self.state.requests.pop_deferred() else { return };
-            stuck = match self.start(index, send) {
+            let Some((index, send)) = requests.pop_deferred() else { return };
+            requests.slots[index as usize].stage = Stage::Sending;
+            let sent = self.start(index, &send);
+            let Some(requests) = self.engine.requests_mut() else { return };
+            stuck = match sent {
                 Err(OpError::Again) => {
-                    self.state.requests.push_deferred(index);
+                    requests.push_deferred(index);
                     stuck + 1
                 }
                 sent => {
-                    self.state.requests.behind_deferred(index);
+                    requests.behind_deferred(index);
                     if sent.is_err() {
-                        let slot = &mut self.state.requests.slots[index as usize];
-                        slot.status = send.status(slot.context, Code::InternalErr);
-                        self.state.requests.complete(index);
+                        let lost = Received::Failed(Fault::Peer(PeerError::Lost));
+                        requests.slots[index as usize].spoil(lost);
+                        self.engine.end_request(index);
                     }
                     0
                 }

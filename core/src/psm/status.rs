@@ -1,6 +1,6 @@
 //! The status of requests, as PSM defines it.
 
-use crate::engine::protocol::{Received, Status as Ended};
+use crate::engine::protocol::{Received, RecvSlot};
 use crate::error::OpError;
 use crate::mem::PeerId;
 
@@ -79,22 +79,23 @@ impl Status2 {
         context: 0,
     };
 
+    /// The status of a completed request.
     #[inline(always)]
-    pub(super) fn received(end: &Ended, context: u64) -> Self {
-        let error_code = match end.outcome {
+    pub(super) fn new(slot: &RecvSlot) -> Self {
+        let error_code = match slot.outcome() {
             // A cancelled receive is `Ok`, as in PSM: the caller knows that it cancelled the
             // receive.
             Received::Ok | Received::Cancelled => Code::Ok,
             Received::Truncated => Code::Truncation,
             Received::Failed(_) | Received::Unknown(_) => Code::InternalErr,
         };
-        let nbytes = length(end.delivered);
-        match end.envelope {
-            Some(envelope) => Status2 {
-                msg_peer: Some(envelope.source),
-                msg_tag: envelope.tag.words(),
-                msg_length: length(envelope.len),
-                nbytes,
+        let context = slot.word;
+        match slot.source.get() {
+            Some(peer) => Status2 {
+                msg_peer: Some(peer),
+                msg_tag: slot.tag.words(),
+                msg_length: length(slot.len),
+                nbytes: length(slot.delivered),
                 error_code,
                 context,
             },

@@ -5,7 +5,7 @@ use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, ContextId, Waiter};
 use fishplate_core::mem::{LocalId, PeerId};
 use fishplate_core::psm::{
-    Buffer, Code, Copied, FLAG_SENDSYNC, Fast, Mq, MqSlot, MqState, Opt, Status, Status2,
+    Buffer, Code, Copied, FLAG_SENDSYNC, Fast, Mq, MqState, Opt, Status, Status2,
 };
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::Park;
@@ -25,11 +25,10 @@ struct Bench {
     into: LocalId,
 }
 
-fn bench(slots: usize, matching: MatchConfig) -> Bench {
-    let Own1 { engine, me, out, into } = own1(Config::DEFAULT, matching, [Loopback::new()]);
+fn bench(requests: usize, matching: MatchConfig) -> Bench {
+    let Own1 { engine, me, out, into } = queue(requests, matching);
     let engine = Box::leak(Box::new(engine));
-    let slots = Box::leak(vec![MqSlot::EMPTY; slots].into_boxed_slice());
-    let state = Box::leak(Box::new(MqState::new(CX, slots).unwrap()));
+    let state = Box::leak(Box::new(MqState::new(CX)));
     Bench { mq: Mq::new(engine, state).unwrap(), me, out, into }
 }
 
@@ -123,21 +122,19 @@ fn a_send_at_once_has_completed_behind_all_earlier_completions() {
     let (from, to) = (bench.from(8), bench.to(8));
     let early = bench.mq.irecv2(None, [1, 2, 3], ALL3, to, 1).unwrap();
     let late = bench.mq.irecv2(None, [9, 9, 9], ALL3, to, 2).unwrap();
-    assert_eq!(bench.mq.oldest(), None);
+    assert!(bench.mq.oldest().is_none());
     let refused = bench.mq.isend2_at_once(bench.me, [1, 2, 3], bench.from(5000), 3);
     assert_eq!((refused, bench.mq.stats().tx_num), (None, 0), "too long to be sent at once");
     let first = bench.mq.isend2_at_once(bench.me, [1, 2, 3], from, 3).unwrap();
     let full = bench.mq.isend2_at_once(bench.me, [1, 2, 3], from, 4);
     assert_eq!((full, bench.mq.stats().tx_num), (None, 1), "no request is free");
-    assert_eq!(bench.mq.oldest().map(|(req, status)| (req, status.context)), Some((first, 3)));
+    assert_eq!(bench.mq.oldest().map(|oldest| oldest.status().context), Some(3));
     assert_eq!(bench.mq.test2_with(first, |status| status.msg_tag), Ok([1, 2, 3]));
     assert_eq!(bench.mq.test2_with(first, |_| panic!("taken twice")), Err(Code::ParamErr));
-    // The engine has the completion of the first receive, and the queue has not collected it.
     while bench.mq.engine_mut().progress() != 0 {}
-    assert_eq!(bench.mq.oldest(), None);
     let second = bench.mq.isend2_at_once(bench.me, [7, 7, 7], from, 4).unwrap();
     for (req, context) in [(early, 1), (second, 4)] {
-        assert_eq!(bench.mq.oldest().map(|(oldest, _)| oldest), Some(req));
+        assert_eq!(bench.mq.oldest().map(|oldest| oldest.req()), Some(req));
         assert_eq!(bench.mq.test2_with(req, |status| status.context), Ok(context));
     }
     assert_eq!(bench.mq.test2_with(late, |_| panic!("incomplete")), Err(Code::NoCompletions));
@@ -148,8 +145,7 @@ fn a_send_at_once_has_completed_behind_all_earlier_completions() {
 #[test]
 fn a_queue_of_a_context_that_does_not_exist_sends_nothing() {
     let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, ROOMY, [Loopback::<256>::new()]);
-    let mut slots = [MqSlot::EMPTY; 4];
-    let mut state = MqState::new(ContextId(1), &mut slots).unwrap();
+    let mut state = MqState::new(ContextId(1));
     assert!(Mq::new(&mut engine, &mut state).is_err());
     // `resume` does not check.
     let mut mq = Mq::resume(&mut engine, &mut state);

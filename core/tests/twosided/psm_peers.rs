@@ -4,7 +4,7 @@
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::mem::{LocalId, PeerId, RailId, Untrusted};
-use fishplate_core::psm::{Buffer, Code, Mq, MqReq, MqSlot, MqState};
+use fishplate_core::psm::{Buffer, Code, Mq, MqReq, MqState};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 
@@ -22,15 +22,14 @@ struct Bench {
     into: LocalId,
 }
 
-fn bench(slots: usize, matching: MatchConfig) -> Bench {
-    let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, matching, [Loopback::new()]);
+fn bench(requests: usize, matching: MatchConfig) -> Bench {
+    let Own1 { mut engine, me, out, into } = queue(requests, matching);
     let peers = [me, engine.reserve_peer().unwrap(), engine.reserve_peer().unwrap()];
     for peer in &peers[1..] {
         engine.connect_peer(*peer, 1).unwrap();
     }
     let engine = Box::leak(Box::new(engine));
-    let slots = Box::leak(vec![MqSlot::EMPTY; slots].into_boxed_slice());
-    let state = Box::leak(Box::new(MqState::new(CX, slots).unwrap()));
+    let state = Box::leak(Box::new(MqState::new(CX)));
     Bench { mq: Mq::new(engine, state).unwrap(), peers, out, into }
 }
 
@@ -270,12 +269,10 @@ fn a_failed_peer_is_not_a_parameter_error() {
 #[test]
 fn state_of_an_earlier_queue_completes_no_request_of_a_later_one() {
     let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, SMALL, [Loopback::<256>::new()]);
-    let mut slots = [MqSlot::EMPTY; 4];
     let to = Some((into.at(0), 8));
-    let mut state = MqState::new(CX, &mut slots).unwrap();
+    let mut state = MqState::new(CX);
     Mq::new(&mut engine, &mut state).unwrap().irecv(1, ALL, to, 1).unwrap();
-    let mut slots = [MqSlot::EMPTY; 4];
-    let mut state = MqState::new(CX, &mut slots).unwrap();
+    let mut state = MqState::new(CX);
     let mut later = Mq::new(&mut engine, &mut state).unwrap();
     let other = later.irecv(2, ALL, Some((into.at(64), 8)), 2).unwrap();
     let sent = later.isend(me, 0, 1, Some((out.at(0), 8)), 3).unwrap();

@@ -95,6 +95,15 @@ pub fn own1<R: Rail, const RAILS: usize>(
     Own1 { engine: own.engine, me: own.peer, out: own.source, into: own.target }
 }
 
+/// Like [`loopback`], for a matched queue with this number of requests.
+pub fn queue(requests: usize, matching: MatchConfig) -> Own1<Loopback<256>, 1> {
+    let mut own = own(Config::DEFAULT, [Loopback::new()], SIZE);
+    let mut memory = match_memory(matching, 4 * Config::DEFAULT.contexts as usize, 4);
+    memory.receives = leak(RecvSlot::EMPTY, requests);
+    own.engine.attach_matching(matching, memory).unwrap();
+    Own1 { engine: own.engine, me: own.peer, out: own.source, into: own.target }
+}
+
 pub fn loopback(matching: MatchConfig) -> Own1<Loopback<256>, 1> {
     own1(Config::DEFAULT, matching, [Loopback::new()])
 }

@@ -15,6 +15,7 @@ use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::window::{Action, Arrival, Parked};
 use super::super::wire::{NO_TOKEN, Place};
 use super::head::{self, Head, Offer, trailing};
+use super::near;
 use super::request::{Received, Sender, Stage};
 use super::stock::{HeaderSlot, Kept};
 
@@ -186,6 +187,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 // SAFETY: posting the receive checked the buffer against its region, and `fit`
                 // limited `n` to the buffer. The payload is readable during this call.
                 unsafe { copy_message(payload.as_ptr(), slot.ptr, n as usize) };
+                protocol.stats.near += near(self.peers, peer);
                 (slot.source, slot.tag, slot.len) = (Sender::new(source), tag, len as u64);
                 (slot.delivered, slot.fit) = (n, fit);
                 let account = &mut protocol.accounts[stream as usize];
@@ -329,6 +331,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 unsafe { copy_bytes(from, slot.ptr, n as usize) };
                 (slot.source, slot.len) = (Sender::new(description.source), description.len as u64);
                 (slot.delivered, slot.fit) = (n, fit);
+                protocol.stats.near += near(self.peers, description.source.index);
                 let (token, stream) = (description.token, description.stream);
                 if token == NO_TOKEN {
                     protocol.requests.end(index, &mut self.pending.ends);
@@ -356,6 +359,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
         (slot.delivered, slot.fit) = (0, fit);
         (slot.header, slot.token) = (header, token);
+        protocol.stats.near += near(self.peers, source.index);
         probe!("rendezvous_begin", index, len);
         if refused {
             slot.spoil(Received::Failed(Fault::Peer(PeerError::Closed)));

@@ -16,6 +16,7 @@ use super::super::wire::NO_TOKEN;
 use super::super::{Engine, State};
 use super::arrive::is_closing;
 use super::head;
+use super::near;
 use super::request::{Buffer, DEVICE, Destination, Received, Sender, Stage};
 use super::stock::Kept;
 
@@ -239,6 +240,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (slot.stream, slot.token) = (description.stream, description.token);
                 (slot.delivered, slot.fit) = slot.fit(slot.len);
                 slot.left = block as u64;
+                protocol.stats.near += near(self.peers, description.source.index);
                 let stage = Stage::Place(is_closing(self.peers, description.source));
                 protocol.requests.push_due(index, stage);
             }

@@ -57,7 +57,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 Stage::Place(_) | Stage::PlaceOurs => {}
                 // The pass that continues the receive, or the completion of its read, ends it.
                 Stage::InHand | Stage::Reading | Stage::ReadingDevice => {}
-                Stage::Posted | Stage::Ended => {}
+                Stage::Posted | Stage::Ended | Stage::Dequeued => {}
+                // A deferred send fails when it is posted, and a send in flight with its operation.
+                Stage::Deferred | Stage::Sending | Stage::Claimed => {}
             }
         }
     }

@@ -12,6 +12,7 @@ use super::super::stream::KEPT;
 use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::wire::NO_TOKEN;
 use super::head::{self, Head};
+use super::near;
 use super::request::Sender;
 
 impl<const RAILS: usize> State<'_, RAILS> {
@@ -70,6 +71,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     self.next_for_device(stream as u32, context, tag, payload);
                     return true;
                 };
+                protocol.stats.near += near(self.peers, peer.0);
                 let (n, fit) = receive.fit(len);
                 (receive.source, receive.tag, receive.len) = (source, tag, len);
                 (receive.delivered, receive.fit) = (n, fit);

@@ -26,7 +26,7 @@ const QUICK_PASSES: u32 = 256;
 pub struct Claimed {
     /// The source, tag and length of the message.
     pub envelope: Envelope,
-    id: UnexpectedId,
+    pub(crate) id: UnexpectedId,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -194,23 +194,42 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         into: impl Into<Destination>,
         word: u64,
     ) -> Result<Request, OpError> {
-        let (buffer, device) = self.buffer_anywhere(into.into())?;
+        let requests = self.state.protocol.as_mut().map(|protocol| &mut protocol.requests);
+        let index = requests.ok_or(OpError::NoMatching)?.slots.take().ok_or(OpError::Again)?;
+        let received = self.mrecv_in(index, message, into.into(), word);
+        if received.is_err()
+            && let Some(protocol) = &mut self.state.protocol
+        {
+            protocol.requests.slots.free(index);
+        }
+        received
+    }
+
+    /// [`mrecv`](Self::mrecv), in a taken slot. An error leaves the slot as it was.
+    pub(crate) fn mrecv_in(
+        &mut self,
+        index: u32,
+        message: Claimed,
+        into: Destination,
+        word: u64,
+    ) -> Result<Request, OpError> {
+        let (buffer, device) = self.buffer_anywhere(into)?;
         let state = &mut self.state;
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
-        let index = protocol.requests.slots.first_free().ok_or(OpError::Again)?;
         let Ok(arrived) = protocol.matcher.take(message.id) else {
             // While a connection closes, claimed messages are refused too.
             let Envelope { source, tag, len } = message.envelope;
             let lost = state.peer_mut(source).and_then(|slot| slot.usable().err());
             let Some(OpError::PeerFailed(why)) = lost else { return Err(OpError::StaleToken) };
             let Some(protocol) = &mut state.protocol else { return Err(OpError::NoMatching) };
-            let request = protocol.requests.open(index, &buffer, word, ReceiveId::NONE);
             let slot = &mut protocol.requests.slots[index as usize];
+            let request = slot.receive(&buffer, word, ReceiveId::NONE);
             (slot.source, slot.tag, slot.len) = (Sender::new(source), tag, len);
             state.fail_receive(index, Received::Failed(Fault::Peer(why)));
             return Ok(request);
         };
-        let request = protocol.requests.open(index, &buffer, word, ReceiveId::NONE);
+        let slot = &mut protocol.requests.slots[index as usize];
+        let request = slot.receive(&buffer, word, ReceiveId::NONE);
         match device {
             true => state.deliver_device(index, arrived.tag, Kept::unpack(arrived.cookie)),
             false => state.deliver(index, arrived.tag, Kept::unpack(arrived.cookie)),
@@ -229,7 +248,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.mrecv(message, Destination::Nothing, 0).map(|request| self.forget(request))
     }
 
-    pub(in super::super) fn forget(&mut self, request: Request) {
+    pub(crate) fn forget(&mut self, request: Request) {
         if let Some(protocol) = &mut self.state.protocol
             && let Ok(index) = protocol.requests.find(request)
         {
@@ -314,21 +333,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(always)]
     pub fn next_recv(&mut self) -> Option<Status> {
         self.state.protocol.as_mut()?.requests.take_oldest()
-    }
-
-    /// Takes the status of every receive that has ended, oldest first. Passes each to `each`, with
-    /// whether the first rail reaches the sender of its message. Does not make progress.
-    #[inline(always)]
-    pub(crate) fn take_recvs(&mut self, mut each: impl FnMut(Status, bool)) {
-        let State { peers, protocol: Some(protocol), .. } = &mut self.state else { return };
-        protocol.requests.take_all(|status| {
-            let source = status.envelope.map(|sent| sent.source);
-            let near = source.is_some_and(|source| {
-                let slot = peers.get(source.index as usize);
-                slot.is_some_and(|slot| slot.generation == source.generation && slot.rails & 1 != 0)
-            });
-            each(status, near && status.outcome.has_message());
-        });
     }
 
     /// Waits until a receive has ended, and takes its status. `deadline_ns` is in the clock of

@@ -2,7 +2,8 @@
 //! taken.
 //!
 //! A slot is free, posted (in the matcher), in flight (matched, its payload still moving), or
-//! ended. Nothing here allocates; every step is a few stores.
+//! ended. A [matched queue](crate::psm) also has slots for its sends and for claimed messages, so
+//! that all its requests complete in one order. Nothing here allocates; every step is a few stores.
 
 use core::fmt;
 
@@ -11,8 +12,8 @@ use crate::mem::{LocalAddr, PeerId, Span};
 use crate::op::Fault;
 
 use super::super::list::{Fifo, Links, Listed, NONE};
-use super::super::slots::{Name, Slot, Slots, release};
-use super::super::tag::{ReceiveId, Tag};
+use super::super::slots::{Name, Slot, Slots};
+use super::super::tag::{ReceiveId, Tag, UnexpectedId};
 use super::head;
 
 /// Identifies a receive until its status is taken. A stale id is an error and never looks
@@ -46,13 +47,6 @@ pub enum Received {
     Failed(Fault),
     /// The receive failed, and the buffer may still be written later: do not reuse it.
     Unknown(Fault),
-}
-
-impl Received {
-    #[inline(always)]
-    pub(crate) fn has_message(self) -> bool {
-        matches!(self, Received::Ok | Received::Truncated)
-    }
 }
 
 impl fmt::Display for Received {
@@ -176,11 +170,25 @@ pub(crate) enum Stage {
     /// In no list. The pass that took the receive off the due list continues it, even if its sender
     /// fails.
     InHand,
-    /// The receive has ended, or the slot is free.
+    /// A send of a matched queue that waits for room.
+    Deferred,
+    /// A send of a matched queue in flight. The completion of its operation ends it.
+    Sending,
+    /// A message that a matched queue has claimed.
+    Claimed,
+    /// The program has taken the request off the list of ended ones, and must free it.
+    Dequeued,
+    /// The request has ended, or the slot is free.
     Ended,
 }
 
 impl Stage {
+    /// Returns whether the request is a receive that has not ended.
+    fn receives(self) -> bool {
+        use Stage::*;
+        !matches!(self, Deferred | Sending | Claimed | Dequeued | Ended)
+    }
+
     #[cold]
     pub(super) fn is_rendezvous(self) -> bool {
         use Stage::*;
@@ -218,7 +226,7 @@ impl Sender {
     }
 }
 
-/// One receive, in three cache lines. A match of an expected message uses two of them.
+/// One receive, in four cache lines. A match of an expected message uses two of them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct RecvSlot {
@@ -239,6 +247,10 @@ pub struct RecvSlot {
     pub(crate) fit: Fit,
     /// Whether to drop the status when the receive ends.
     pub(crate) unclaimed: bool,
+    /// Whether this is a send. Its receiver is in `source`.
+    pub(crate) sends: bool,
+    /// Whether a deferred send is synchronous.
+    pub(crate) sync: bool,
     pub(crate) stream: u32,
     pub(crate) header: u32,
     /// The sender's token of the send. In stage `ChunksDevice`, the block that the chunks fill.
@@ -249,9 +261,17 @@ pub struct RecvSlot {
 
     /// The result, if the message is neither whole nor truncated.
     outcome: Received,
+    /// The memory of a deferred send.
+    pub(crate) from: Destination,
+    /// For a deferred send: the next deferred send to the same peer.
+    pub(crate) behind: u32,
+    /// For the first deferred send to a peer: the last deferred send to that peer.
+    pub(crate) last: u32,
+    /// In stage `Claimed`, the message.
+    pub(crate) claimed: UnexpectedId,
 }
 
-const _: () = assert!(size_of::<RecvSlot>() == 192);
+const _: () = assert!(size_of::<RecvSlot>() == 256);
 
 // SAFETY: the pointer names registered memory or a span. `Region::new` and `Span::new` require that
 // any thread may access it.
@@ -275,25 +295,52 @@ impl RecvSlot {
         stage: Stage::Ended,
         fit: Fit::Whole,
         unclaimed: false,
+        sends: false,
+        sync: false,
         stream: NONE,
         header: NONE,
         token: 0,
         left: 0,
         outcome: Received::Ok,
+        from: Destination::Nothing,
+        behind: NONE,
+        last: NONE,
+        claimed: UnexpectedId::NONE,
     };
 
     #[cold]
     pub(crate) fn uses(&self, region: u16) -> bool {
-        self.stage != Stage::Ended && self.capacity != 0 && self.region == region
+        self.stage.receives() && self.capacity != 0 && self.region == region
     }
 
     pub(crate) fn is_moving(&self) -> bool {
-        !matches!(self.stage, Stage::Posted | Stage::Ended)
+        self.stage.receives() && self.stage != Stage::Posted
     }
 
     /// Returns whether the message must be received or answered before a Bye to its sender.
     pub(crate) fn delays_bye(&self) -> bool {
         self.is_moving() && !matches!(self.stage, Stage::Tell(true) | Stage::Place(true))
+    }
+
+    #[inline(always)]
+    pub(super) fn receive(&mut self, buffer: &Buffer, word: u64, posted: ReceiveId) -> Request {
+        (self.ptr, self.capacity, self.region, self.word) =
+            (buffer.ptr, buffer.len, buffer.region, word);
+        (self.stage, self.unclaimed, self.sends) = (Stage::Posted, false, false);
+        (self.posted, self.source) = (posted, Sender::NONE);
+        (self.delivered, self.header) = (0, NONE);
+        self.request()
+    }
+
+    /// Makes this the slot of a send in this stage.
+    #[inline(always)]
+    pub(crate) fn begin_send(&mut self, stage: Stage) {
+        (self.stage, self.fit, self.unclaimed, self.sends) = (stage, Fit::Whole, false, true);
+    }
+
+    #[inline(always)]
+    pub(crate) fn request(&self) -> Request {
+        Request(self.name.word())
     }
 
     #[inline(always)]
@@ -307,7 +354,7 @@ impl RecvSlot {
     }
 
     #[inline(always)]
-    fn outcome(&self) -> Received {
+    pub(crate) fn outcome(&self) -> Received {
         match self.fit {
             Fit::Whole => Received::Ok,
             Fit::Cut => Received::Truncated,
@@ -318,7 +365,7 @@ impl RecvSlot {
     #[inline(always)]
     fn status(&self) -> Status {
         Status {
-            request: Request(self.name.word()),
+            request: self.request(),
             word: self.word,
             outcome: self.outcome(),
             envelope: self.source.get().map(|source| Envelope {
@@ -370,17 +417,21 @@ impl Slot for RecvSlot {
 
 pub(crate) struct Requests<'m> {
     pub slots: Slots<'m, RecvSlot>,
-    /// Receives with a status to take, oldest first.
-    ended: Fifo,
+    /// Requests with a status to take, oldest first.
+    pub ended: Fifo,
     /// Receives with something to post. `due_len` is their number.
     due: Fifo,
     due_len: u32,
+    /// The first deferred send to each peer. `waiting` is the number of these peers.
+    pub deferred: Fifo,
+    pub waiting: u32,
 }
 
 impl<'m> Requests<'m> {
     pub(crate) fn new(slots: &'m mut [RecvSlot]) -> Self {
         let slots = Slots::new(slots, RecvSlot::EMPTY);
-        Requests { slots, ended: Fifo::EMPTY, due: Fifo::EMPTY, due_len: 0 }
+        let (ended, due, deferred) = (Fifo::EMPTY, Fifo::EMPTY, Fifo::EMPTY);
+        Requests { slots, ended, due, due_len: 0, deferred, waiting: 0 }
     }
 
     #[inline(always)]
@@ -391,18 +442,12 @@ impl<'m> Requests<'m> {
         word: u64,
         posted: ReceiveId,
     ) -> Request {
-        let slot = self.slots.take_first(index);
-        (slot.ptr, slot.capacity, slot.region, slot.word) =
-            (buffer.ptr, buffer.len, buffer.region, word);
-        (slot.stage, slot.unclaimed, slot.posted, slot.source) =
-            (Stage::Posted, false, posted, Sender::NONE);
-        (slot.delivered, slot.header) = (0, NONE);
-        Request(slot.name.word())
+        self.slots.take_first(index).receive(buffer, word, posted)
     }
 
     #[inline(always)]
     pub(crate) fn name(&self, index: u32) -> Request {
-        Request(self.slots[index as usize].name.word())
+        self.slots[index as usize].request()
     }
 
     #[inline(always)]
@@ -452,27 +497,8 @@ impl<'m> Requests<'m> {
     }
 
     #[inline(always)]
-    pub(crate) fn oldest_order(&self) -> Option<u64> {
-        self.slots.get(self.ended.head as usize).map(|slot| slot.order)
-    }
-
-    #[inline(always)]
     pub(crate) fn status(&self, index: u32) -> Status {
         self.slots[index as usize].status()
-    }
-
-    /// Takes all ended receives, oldest first.
-    #[inline(always)]
-    pub(crate) fn take_all(&mut self, mut each: impl FnMut(Status)) {
-        let (slots, free) = self.slots.parts();
-        let mut index = core::mem::replace(&mut self.ended, Fifo::EMPTY).head;
-        // The end of the list is not an index.
-        while let Some(slot) = slots.get_mut(index as usize) {
-            let (status, next) = (slot.status(), slot.links.next);
-            release(slot, free, index);
-            each(status);
-            index = next;
-        }
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 
 use crate::error::OpError;
 use crate::mem::{LocalAddr, Peer, PeerId, Span, Untrusted};
-use crate::op::Token;
+use crate::op::Outcome;
 use crate::rail::{Posted, Rail};
 use crate::sync::seq::truncate;
 
@@ -20,7 +20,7 @@ use super::super::table::{NO_RAIL, PeerSlot, PeerState, locate, resolve_local};
 use super::super::tag::Tag;
 use super::super::{ContextId, Engine, State};
 use super::head::{self, Head, LONGEST, Offer};
-use super::request::UNREGISTERED;
+use super::request::{Received, Request, Stage, UNREGISTERED};
 use super::stock::{Account, SHORT};
 
 /// The payload of a send.
@@ -44,6 +44,20 @@ pub(crate) enum Form {
     Request,
     /// Sent with its payload, as a short message that the receiver has granted.
     Short,
+}
+
+/// How the end of a send is reported.
+#[derive(Clone, Copy)]
+pub(crate) enum SendEnd {
+    Notice(Notice),
+    /// The send ends this request, which is in stage [`Sending`](Stage::Sending).
+    Request(Request),
+}
+
+impl From<Notice> for SendEnd {
+    fn from(notice: Notice) -> Self {
+        SendEnd::Notice(notice)
+    }
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -80,7 +94,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<Issued, OpError> {
         match self.send_eager(context, to, tag, payload) {
             Some(issued) => Ok(issued),
-            None => self.send_slow(context, to, tag, payload, notice, false),
+            None => {
+                self.send_slow(context, to, tag, payload, notice.into(), false).map(|sent| sent.0)
+            }
         }
     }
 
@@ -101,14 +117,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         payload: Payload<'_>,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        self.send_slow(context, to, tag, payload, notice, true)
-    }
-
-    /// Returns whether the receiver of a send reads its payload. The completion of the send must
-    /// not have been taken.
-    pub(crate) fn is_fetched(&self, token: Token) -> bool {
-        let index = self.state.pending.find(token);
-        index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)
+        self.send_slow(context, to, tag, payload, notice.into(), true).map(|sent| sent.0)
     }
 
     /// Posts a message up to the eager limit at once, like [`send`](Self::send). The message needs
@@ -196,16 +205,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some((len as u64, rails))
     }
 
+    /// Sends without the fast path.
     #[inline(never)]
-    fn send_slow(
+    pub(crate) fn send_slow(
         &mut self,
         context: ContextId,
         to: PeerId,
         tag: Tag,
         payload: Payload<'_>,
-        notice: Notice,
+        end: SendEnd,
         sync: bool,
-    ) -> Result<Issued, OpError> {
+    ) -> Result<(Issued, Form), OpError> {
         let state = &mut self.state;
         if context.0 as u16 >= state.config.contexts {
             return Err(OpError::UnknownContext);
@@ -240,7 +250,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             && let Payload::Bytes(bytes) = payload
             && state.streams[stream as usize].fence & kept(RAILS) == 0
         {
-            return self.send_bytes(stream, to, tag, bytes, form);
+            return self.send_bytes(stream, to, tag, bytes, form).map(|issued| (issued, form));
         }
         if form == Form::Request && account.asked >= account.takes.headers {
             return Err(OpError::Again);
@@ -288,8 +298,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if matches!(form, Form::Eager | Form::Sync) {
             account.sent = account.sent.wrapping_add(1);
         }
-        state.pending.slots[index as usize].set_open(stream, OpKind::Send, notice);
         let slot = &mut state.pending.slots[index as usize];
+        match end {
+            SendEnd::Notice(notice) => slot.set_open(stream, OpKind::Send, notice),
+            SendEnd::Request(request) => {
+                slot.set_open(stream, OpKind::Send, Notice::Silent);
+                (slot.inner, slot.tag) = (true, request.0);
+            }
+        }
         (slot.local, slot.local_region, slot.left) = (local, region, len as u64);
         (slot.form, slot.envelope, slot.outgoing) = (form, tag, outgoing);
         slot.fetch = matches!(form, Form::Sync | Form::Request);
@@ -303,7 +319,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let token = state.pending.slots[index as usize].token();
         self.advance(stream);
         self.flush();
-        Ok(Issued::Pending(token))
+        Ok((Issued::Pending(token), form))
     }
 
     /// Posts bytes that have a credit or a grant, on any rail. Fails if no rail accepts them,
@@ -558,6 +574,24 @@ impl<const RAILS: usize> State<'_, RAILS> {
             (offer.size, offer.keys) = (region.len + region.device, region.keys);
         }
         offer
+    }
+
+    /// Ends the request of a send.
+    pub(in super::super) fn request_over(&mut self, op: u32) {
+        let slot = &mut self.pending.slots[op as usize];
+        slot.inner = false;
+        let Some(protocol) = &mut self.protocol else { return };
+        let Ok(index) = protocol.requests.find(Request(slot.tag)) else { return };
+        let request = &mut protocol.requests.slots[index as usize];
+        if request.stage != Stage::Sending {
+            return;
+        }
+        match slot.outcome {
+            Outcome::Done => {}
+            Outcome::Failed(fault) => request.spoil(Received::Failed(fault)),
+            Outcome::Unknown(fault) => request.spoil(Received::Unknown(fault)),
+        }
+        protocol.requests.end(index, &mut self.pending.ends);
     }
 
     pub(in super::super) fn stop_pulling(&mut self, index: u32) {

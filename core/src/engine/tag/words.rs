@@ -119,6 +119,11 @@ pub struct UnexpectedId {
     pub(super) generation: u32,
 }
 
+impl UnexpectedId {
+    /// Names no message, because no slot has this index.
+    pub(crate) const NONE: UnexpectedId = UnexpectedId { index: u32::MAX, generation: 0 };
+}
+
 /// A reserved shape: which bits a receive compares, and whether it names a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShapeId(pub(super) u8);
