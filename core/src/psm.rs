@@ -177,8 +177,8 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
             };
         }
         if let Some(requests) = self.engine.requests_mut() {
-            while let Some(index) = requests.oldest() {
-                requests.end_with(index, |_| ());
+            while requests.completed().is_some() {
+                requests.end_oldest();
             }
         }
         over

@@ -142,6 +142,20 @@ impl Queue<'_> {
         }
     }
 
+    /// Posts a receive like [`irecv2`](Self::irecv2). If this returns `None`, nothing was done.
+    /// `irecv2` then posts the receive, or returns the reason for an error.
+    #[inline(always)]
+    pub fn irecv2_at_once(
+        &mut self,
+        source: Option<PeerId>,
+        tag: impl Into<Tag>,
+        tagsel: impl Into<Tag>,
+        into: impl Into<Buffer>,
+        context: u64,
+    ) -> Option<MqReq> {
+        self.0.irecv2_at_once(source, tag, tagsel, into, context)
+    }
+
     /// Receives a message that [`improbe2`](Self::improbe2) has claimed.
     ///
     /// # Errors

@@ -209,10 +209,9 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
         let mut endpoint = find_mq(mq)?;
         let source = endpoint.named(from)?;
         let context = context.addr() as u64;
-        let posted = match endpoint.queue()?.irecv2(source, tag, tagsel, into, context) {
-            Ok(posted) => posted,
-            Err(Code::NoMemory) => post(&mut endpoint, source, [tag, tagsel], into, context)?,
-            Err(error) => return Err(error.into()),
+        let posted = match endpoint.queue()?.irecv2_at_once(source, tag, tagsel, into, context) {
+            Some(posted) => posted,
+            None => post(&mut endpoint, source, [tag, tagsel], into, context)?,
         };
         // SAFETY: `req` was checked not null; PSM2 requires it to be writable.
         unsafe { req.write(endpoint.handle(posted)) };
@@ -221,8 +220,7 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
     })
 }
 
-/// Posts a receive when all requests may be in use.
-#[cold]
+/// Posts a receive that may match an unexpected message, or find all requests in use.
 #[inline(never)]
 fn post(
     endpoint: &mut Endpoint,

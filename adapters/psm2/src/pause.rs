@@ -66,14 +66,18 @@ impl Idle {
         }
     }
 
-    /// Returns the step that the call takes last.
-    #[inline]
-    pub fn next(&mut self, found: bool) -> Next {
+    /// Counts a call. Returns whether it takes no last step.
+    #[inline(always)]
+    pub fn returns(&mut self, found: bool) -> bool {
         self.calls = self.calls.wrapping_add(1);
         self.empty = if found { 0 } else { self.empty.saturating_add(1) };
+        self.empty < SPINS && !self.calls.is_multiple_of(CALLS)
+    }
+
+    /// Returns the last step of a call for which [`returns`](Self::returns) returned `false`.
+    pub fn next(&mut self) -> Next {
         // A yield may take long, so a clock read follows each yield.
-        let reads = self.empty >= SPINS || self.calls.is_multiple_of(CALLS);
-        if reads && self.looked.elapsed() >= LOOK {
+        if self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             return Next::Look;
         }

@@ -370,24 +370,26 @@ impl Endpoint {
 
     /// Chooses the last step of a call, which follows after the lock is released. `found` is true
     /// if the call found something.
-    #[inline]
+    #[inline(always)]
     pub fn after(&mut self, found: bool) -> After {
-        if self.am.is_some() {
-            return self.after_am(found);
+        if self.am.is_none() && self.idle.returns(found) {
+            return After::Nothing;
         }
-        match self.idle.next(found) {
-            Next::Return => After::Nothing,
-            Next::Yield => After::Yield,
-            Next::Look => self.look(),
-        }
+        self.after_aside(found)
     }
 
-    /// [`Endpoint::after`] for an endpoint with active messages.
-    #[cold]
-    fn after_am(&mut self, found: bool) -> After {
-        match self.idle.next(found) {
+    /// [`after`](Self::after) for a call with a last step, or with active messages.
+    #[inline(never)]
+    fn after_aside(&mut self, found: bool) -> After {
+        let next = match self.am {
+            Some(_) if self.idle.returns(found) => Next::Return,
+            _ => self.idle.next(),
+        };
+        match next {
             Next::Look => self.look(),
-            next => After::Serve(self.home, self.serve, next == Next::Yield),
+            next if self.am.is_some() => After::Serve(self.home, self.serve, next == Next::Yield),
+            Next::Return => After::Nothing,
+            Next::Yield => After::Yield,
         }
     }
 

@@ -135,11 +135,17 @@ pub(crate) fn take<'a, T: Slot>(
 /// [`Slots::free`], for a slot and its index.
 #[inline(always)]
 pub(crate) fn release<T: Slot>(slot: &mut T, free: &mut FreeList, index: u32) {
-    let name = slot.name_mut();
-    if name.0 as u32 == index {
-        let generation = ((name.0 >> 32) as u32).wrapping_add(1).max(1);
-        *name = Name::free(generation, free.give(index));
+    let name = slot.name().0;
+    if name as u32 == index {
+        release_named(slot, free, name);
     }
+}
+
+/// [`release`], for the word of a current name.
+#[inline(always)]
+pub(crate) fn release_named<T: Slot>(slot: &mut T, free: &mut FreeList, name: u64) {
+    let generation = ((name >> 32) as u32).wrapping_add(1).max(1);
+    *slot.name_mut() = Name::free(generation, free.give(name as u32));
 }
 
 impl<T> Deref for Slots<'_, T> {

@@ -133,24 +133,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         req: MqReq,
         take: impl FnOnce(&Status2) -> T,
     ) -> Result<T, Code> {
-        let requests = self.engine.requests_mut().ok_or(Code::ParamErr)?;
-        match requests.find_completed(req) {
-            Some(index) => Ok(requests.end_with(index, take)),
-            None => Err(self.why_not(req)),
-        }
-    }
-
-    /// Returns why a request cannot be taken.
-    #[inline(never)]
-    fn why_not(&self, req: MqReq) -> Code {
-        let slot = self.requests().and_then(|requests| {
-            let index = requests.find(req.0).ok()?;
-            requests.slots.get(index as usize)
-        });
-        match slot.map(|slot| slot.stage) {
-            None | Some(Stage::Claimed | Stage::Dequeued) => Code::ParamErr,
-            Some(_) => Code::NoCompletions,
-        }
+        self.engine.requests_mut().ok_or(Code::ParamErr)?.end_with(req, take)
     }
 
     /// Waits for a request and takes it. Returns at once if `req` is `None`.

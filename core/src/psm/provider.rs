@@ -94,14 +94,13 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.look();
         let Some(requests) = self.engine.requests_mut() else { return 0 };
         while stored < entries
-            && let Some(index) = requests.oldest()
             && let Some(oldest) = requests.completed()
         {
             let copied = copy(oldest.req(), &oldest.status(), stored);
             if copied == Copied::Refused {
                 break;
             }
-            requests.end_with(index, |_| ());
+            requests.end_oldest();
             stored += matches!(copied, Copied::Stored | Copied::StoredLast) as usize;
             if copied == Copied::StoredLast {
                 break;

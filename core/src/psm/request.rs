@@ -4,12 +4,12 @@
 
 use crate::engine::list::NONE;
 use crate::engine::protocol::{RecvSlot, Request, Requests, Sender, Stage};
-use crate::engine::slots::release;
+use crate::engine::slots::release_named;
 use crate::engine::tag::Tag;
 use crate::mem::PeerId;
 
 use super::Buffer;
-use super::status::Status2;
+use super::status::{Code, Status2};
 
 /// The handle of a request. Using the handle of a finished request is a parameter error, never
 /// "done".
@@ -86,23 +86,53 @@ impl Requests<'_> {
         req
     }
 
-    /// Returns the slot of a completed request. Returns `None` if the request has not completed, or
-    /// there is no such request.
+    /// Frees a completed request. Passes its status to `take`.
+    ///
+    /// # Errors
+    /// [`Code::NoCompletions`] if the request has not completed. [`Code::ParamErr`] if there is no
+    /// such request, or it cannot complete.
     #[inline(always)]
-    pub(super) fn find_completed(&self, req: MqReq) -> Option<u32> {
-        let index = self.find(req.0).ok()?;
-        (self.slots[index as usize].stage == Stage::Ended).then_some(index)
+    pub(super) fn end_with<T>(
+        &mut self,
+        req: MqReq,
+        take: impl FnOnce(&Status2) -> T,
+    ) -> Result<T, Code> {
+        let (name, index) = (req.to_raw(), req.to_raw() as u32);
+        let (slots, free) = self.slots.parts();
+        let completed = |slot: &&mut RecvSlot| slot.is_ended(name);
+        let Some(slot) = slots.get_mut(index as usize).filter(completed) else {
+            return Err(self.why_not(req));
+        };
+        let taken = match slot.source.get() {
+            Some(peer) => take(&Status2::with_peer(slot, peer)),
+            None => Self::without_peer(slot, take),
+        };
+        release_named(slot, free, name);
+        self.ended.remove(slots, index);
+        Ok(taken)
     }
 
-    /// Ends a completed request. Passes its status to `take`.
-    #[inline(always)]
-    pub(super) fn end_with<T>(&mut self, index: u32, take: impl FnOnce(&Status2) -> T) -> T {
-        let (slots, free) = self.slots.parts();
-        let slot = &mut slots[index as usize];
-        let taken = take(&Status2::new(slot));
-        release(slot, free, index);
-        self.ended.remove(slots, index);
-        taken
+    /// Passes the status of a receive that matched no message to `take`.
+    #[cold]
+    #[inline(never)]
+    fn without_peer<T>(slot: &RecvSlot, take: impl FnOnce(&Status2) -> T) -> T {
+        take(&Status2::new(slot))
+    }
+
+    #[inline(never)]
+    fn why_not(&self, req: MqReq) -> Code {
+        match self.find(req.0).map(|index| self.slots[index as usize].stage) {
+            Err(_) | Ok(Stage::Claimed | Stage::Dequeued) => Code::ParamErr,
+            Ok(_) => Code::NoCompletions,
+        }
+    }
+
+    /// Frees the oldest completed request.
+    pub(super) fn end_oldest(&mut self) {
+        if let Some(oldest) = self.completed() {
+            let req = oldest.req();
+            _ = self.end_with(req, |_| ());
+        }
     }
 
     /// Frees a request that is in no list.

@@ -23,6 +23,19 @@ pub enum Code {
     Truncation = 61,
 }
 
+impl Code {
+    #[inline(always)]
+    fn of(slot: &RecvSlot) -> Code {
+        match slot.outcome() {
+            // A cancelled receive is `Ok`, as in PSM: the caller knows that it cancelled the
+            // receive.
+            Received::Ok | Received::Cancelled => Code::Ok,
+            Received::Truncated => Code::Truncation,
+            Received::Failed(_) | Received::Unknown(_) => Code::InternalErr,
+        }
+    }
+}
+
 impl From<OpError> for Code {
     fn from(error: OpError) -> Self {
         match error {
@@ -82,24 +95,23 @@ impl Status2 {
     /// The status of a completed request.
     #[inline(always)]
     pub(super) fn new(slot: &RecvSlot) -> Self {
-        let error_code = match slot.outcome() {
-            // A cancelled receive is `Ok`, as in PSM: the caller knows that it cancelled the
-            // receive.
-            Received::Ok | Received::Cancelled => Code::Ok,
-            Received::Truncated => Code::Truncation,
-            Received::Failed(_) | Received::Unknown(_) => Code::InternalErr,
-        };
-        let context = slot.word;
         match slot.source.get() {
-            Some(peer) => Status2 {
-                msg_peer: Some(peer),
-                msg_tag: slot.tag.words(),
-                msg_length: length(slot.len),
-                nbytes: length(slot.delivered),
-                error_code,
-                context,
-            },
-            None => Status2 { error_code, context, ..Status2::EMPTY },
+            Some(peer) => Self::with_peer(slot, peer),
+            None => Status2 { error_code: Code::of(slot), context: slot.word, ..Status2::EMPTY },
+        }
+    }
+
+    /// The status of a completed request with this peer.
+    #[inline(always)]
+    pub(super) fn with_peer(slot: &RecvSlot, peer: PeerId) -> Self {
+        Status2 {
+            msg_peer: Some(peer),
+            msg_tag: slot.tag.words(),
+            msg_length: length(slot.len),
+            // At most the length of a buffer of the queue.
+            nbytes: slot.delivered as u32,
+            error_code: Code::of(slot),
+            context: slot.word,
         }
     }
 }

@@ -13,7 +13,7 @@ use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::wire::NO_TOKEN;
 use super::head::{self, Head};
 use super::near;
-use super::request::Sender;
+use super::request::{Sender, end};
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Handles a message that is next in its stream and carries its payload, if its cursor and
@@ -67,7 +67,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         // The matcher's cookie is set later, if the message is kept.
         match protocol.matcher.arrive(peer.0 as u32, tag, len, 0) {
             Ok(Arrive::Matched { context, .. }) => {
-                let Some(receive) = protocol.requests.slots.get_mut(context as u32 as usize) else {
+                let index = context as u32;
+                let (slots, _) = protocol.requests.slots.parts();
+                let Some(receive) = slots.get_mut(index as usize) else {
                     self.next_for_device(stream as u32, context, tag, payload);
                     return true;
                 };
@@ -76,7 +78,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (receive.source, receive.tag, receive.len) = (source, tag, len);
                 (receive.delivered, receive.fit) = (n, fit);
                 let into = receive.ptr;
-                protocol.requests.end(context as u32, &mut self.pending.ends);
+                if end(slots, &mut protocol.requests.ended, index, &mut self.pending.ends) {
+                    protocol.requests.release(index);
+                }
                 // SAFETY: posting the receive checked the buffer against its region, and `fit`
                 // limits `n` to the buffer. The payload is readable during this call. Nothing reads
                 // the buffer before this returns.

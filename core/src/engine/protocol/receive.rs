@@ -79,7 +79,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Returns `None` and changes nothing if the slow path must take the call.
     #[inline(always)]
-    fn recv_now(
+    pub(crate) fn recv_now(
         &mut self,
         source: Option<PeerId>,
         tag: Tag,

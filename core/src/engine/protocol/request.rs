@@ -332,6 +332,12 @@ impl RecvSlot {
         self.request()
     }
 
+    /// Returns whether the slot has the request with this name, and the request has ended.
+    #[inline(always)]
+    pub(crate) fn is_ended(&self, name: u64) -> bool {
+        self.name.word() == name && self.stage == Stage::Ended
+    }
+
     /// Makes this the slot of a send in this stage.
     #[inline(always)]
     pub(crate) fn begin_send(&mut self, stage: Stage) {
@@ -457,13 +463,7 @@ impl<'m> Requests<'m> {
 
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, order: &mut u64) {
-        let slot = &mut self.slots[index as usize];
-        slot.stage = Stage::Ended;
-        slot.order = *order;
-        *order += 1;
-        let unclaimed = slot.unclaimed;
-        self.ended.push(&mut self.slots, index);
-        if unclaimed {
+        if end(self.slots.parts().0, &mut self.ended, index, order) {
             self.release(index);
         }
     }
@@ -519,8 +519,20 @@ impl<'m> Requests<'m> {
     }
 
     #[inline(always)]
-    fn release(&mut self, index: u32) {
+    pub(super) fn release(&mut self, index: u32) {
         self.slots.free(index);
         self.ended.remove(&mut self.slots, index);
     }
+}
+
+/// Ends a request, for a caller that has loaded the address of the slots. The caller must
+/// [release](Requests::release) the request if this returns `true`.
+#[inline(always)]
+pub(super) fn end(slots: &mut [RecvSlot], ended: &mut Fifo, index: u32, order: &mut u64) -> bool {
+    let slot = &mut slots[index as usize];
+    (slot.stage, slot.order) = (Stage::Ended, *order);
+    *order += 1;
+    let unclaimed = slot.unclaimed;
+    ended.push(slots, index);
+    unclaimed
 }
