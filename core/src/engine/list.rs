@@ -30,9 +30,10 @@ impl<const LIST: usize> Fifo<LIST> {
     #[inline(always)]
     pub(crate) fn push<T: Listed<LIST>>(&mut self, slots: &mut [T], index: u32) {
         *slots[index as usize].links_mut() = Links { next: NONE, prev: self.tail };
-        match self.tail {
-            NONE => self.head = index,
-            tail => slots[tail as usize].links_mut().next = index,
+        // The bounds check also detects the end of the list.
+        match slots.get_mut(self.tail as usize) {
+            Some(tail) => tail.links_mut().next = index,
+            None => self.head = index,
         }
         self.tail = index;
     }
@@ -54,13 +55,13 @@ impl<const LIST: usize> Fifo<LIST> {
     #[inline(always)]
     pub(crate) fn remove<T: Listed<LIST>>(&mut self, slots: &mut [T], index: u32) {
         let Links { next, prev } = slots[index as usize].links();
-        match prev {
-            NONE => self.head = next,
-            prev => slots[prev as usize].links_mut().next = next,
+        match slots.get_mut(prev as usize) {
+            Some(prev) => prev.links_mut().next = next,
+            None => self.head = next,
         }
-        match next {
-            NONE => self.tail = prev,
-            next => slots[next as usize].links_mut().prev = prev,
+        match slots.get_mut(next as usize) {
+            Some(next) => next.links_mut().prev = prev,
+            None => self.tail = prev,
         }
     }
 }

@@ -49,7 +49,7 @@ pub(crate) use rendezvous::HINTS;
 pub use request::{Cancelled, Destination, Envelope, Received, RecvSlot, Request, Status};
 pub(crate) use request::{Requests, Sender, Stage};
 pub use send::Payload;
-pub(crate) use send::{Form, SendEnd};
+pub(crate) use send::{Caller, Form, SendEnd};
 pub(crate) use stock::Kept;
 pub use stock::{Account, BlockSlot, HeaderSlot, SHORT};
 

@@ -165,18 +165,28 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         ignore: Tag,
         context: u64,
     ) -> Option<ReceiveId> {
-        if self.unexpected.len != 0 || self.check_width(tag | ignore).is_err() {
+        // The width of the mask was checked when its shape was taken.
+        if self.unexpected.len != 0 || self.check_width(tag).is_err() {
             return None;
         }
-        let mask = Key::mask(source.is_some(), ignore);
+        // Two copies of the code are shorter than one that computes with an optional source.
+        match source {
+            Some(source) => self.append_alike(true, Key::new(source, tag), ignore, context),
+            None => self.append_alike(false, Key::new(0, tag), ignore, context),
+        }
+    }
+
+    #[inline(always)]
+    fn append_alike(
+        &mut self,
+        exact: bool,
+        key: Key,
+        ignore: Tag,
+        context: u64,
+    ) -> Option<ReceiveId> {
+        let mask = Key::mask(exact, ignore);
         let shape = self.shapes.last(mask)?;
-        self.posted.append(
-            &mut self.shapes,
-            shape,
-            mask,
-            Key::new(source.unwrap_or(0), tag),
-            context,
-        )
+        self.posted.append(&mut self.shapes, shape, mask, key, context)
     }
 
     /// Posts a receive with a reserved shape. `source` is ignored if the shape compares no source.

@@ -3,7 +3,7 @@
 //! sends, and a list contains the first entry of each queue.
 
 use crate::engine::list::NONE;
-use crate::engine::protocol::{RecvSlot, Request, Requests, Sender, Stage};
+use crate::engine::protocol::{RecvSlot, Request, Requests, Stage};
 use crate::engine::slots::release_named;
 use crate::engine::tag::Tag;
 use crate::mem::PeerId;
@@ -60,27 +60,21 @@ pub(super) struct SendArgs {
     pub context: u64,
 }
 
-/// Writes a send to its slot.
-#[inline(always)]
-fn write(slot: &mut RecvSlot, send: &SendArgs, stage: Stage) {
-    (slot.source, slot.tag, slot.word) = (Sender::new(send.to), send.tag, send.context);
-    (slot.len, slot.delivered) = (u64::from(send.len), u64::from(send.len));
-    slot.begin_send(stage);
-}
-
 impl Requests<'_> {
     /// Takes a slot for a send that completes later.
     pub(super) fn take_send(&mut self, send: &SendArgs) -> Option<u32> {
         let index = self.slots.take()?;
-        write(&mut self.slots[index as usize], send, Stage::Sending);
+        let slot = &mut self.slots[index as usize];
+        slot.write_send(send.to, send.tag, u64::from(send.len), send.context);
+        slot.stage = Stage::Sending;
         Some(index)
     }
 
-    /// Takes a slot for a send that has completed. `index` comes from `first_free`.
+    /// Takes the slot of a send that has completed.
+    /// [`prepare_sent`](Self::prepare_sent) has just returned it.
     #[inline(always)]
-    pub(super) fn take_sent(&mut self, index: u32, send: &SendArgs) -> MqReq {
+    pub(super) fn take_sent(&mut self, index: u32) -> MqReq {
         let slot = self.slots.take_first(index);
-        write(slot, send, Stage::Ended);
         let req = MqReq(slot.request());
         self.ended.push(&mut self.slots, index);
         req
@@ -103,20 +97,10 @@ impl Requests<'_> {
         let Some(slot) = slots.get_mut(index as usize).filter(completed) else {
             return Err(self.why_not(req));
         };
-        let taken = match slot.source.get() {
-            Some(peer) => take(&Status2::with_peer(slot, peer)),
-            None => Self::without_peer(slot, take),
-        };
+        let taken = take(&Status2::new(slot));
         release_named(slot, free, name);
         self.ended.remove(slots, index);
         Ok(taken)
-    }
-
-    /// Passes the status of a receive that matched no message to `take`.
-    #[cold]
-    #[inline(never)]
-    fn without_peer<T>(slot: &RecvSlot, take: impl FnOnce(&Status2) -> T) -> T {
-        take(&Status2::new(slot))
     }
 
     #[inline(never)]

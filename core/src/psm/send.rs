@@ -3,7 +3,7 @@
 
 use core::slice;
 
-use crate::engine::protocol::{Form, Payload, Received, SendEnd, Stage};
+use crate::engine::protocol::{Caller, Form, Payload, Received, SendEnd, Stage};
 use crate::engine::tag::Tag;
 use crate::engine::{Issued, Notice, Waiter};
 use crate::error::{OpError, PeerError};
@@ -70,7 +70,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         deadline_ns: u64,
     ) -> Result<(), Code> {
         let from = from.into();
-        if flags == 0 && self.send_at_once(to, Tag::from(tag), from) {
+        if flags == 0 && self.send2_at_once(to, tag, from) {
             return Ok(());
         }
         let req = self.isend(to, flags, tag, from, 0)?;
@@ -92,7 +92,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         deadline_ns: u64,
     ) -> Result<(), Code> {
         let from = from.into();
-        if flags == 0 && self.send_at_once(to, Tag::from_words(tag), from) {
+        if flags == 0 && self.send2_at_once(to, tag, from) {
             return Ok(());
         }
         let req = self.isend2(to, flags, tag, from, 0)?;
@@ -124,7 +124,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         tag: impl Into<Tag>,
         from: impl Into<Buffer>,
     ) -> bool {
-        self.send_at_once(to, tag.into(), from.into())
+        self.send_at_once(to, tag.into(), from.into(), Caller::Queue).is_some()
     }
 
     /// Sends a short message at once, like [`send2_at_once`](Self::send2_at_once). Returns its
@@ -138,34 +138,25 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         context: u64,
     ) -> Option<MqReq> {
         let (tag, from): (Tag, Buffer) = (tag.into(), from.into());
-        let len = from.len().ok()?;
-        let index = self.requests()?.slots.first_free()?;
-        if !self.send_at_once(to, tag, from) {
-            return None;
-        }
-        let send = SendArgs { to, tag, from, len, sync: false, context };
-        Some(self.engine.requests_mut()?.take_sent(index, &send))
+        from.len().ok()?;
+        let index = self.send_at_once(to, tag, from, Caller::Request(context))?;
+        Some(self.engine.requests_mut()?.take_sent(index))
     }
 
+    /// Returns the free slot to which the caller's request was written.
     #[inline(always)]
-    fn send_at_once(&mut self, to: PeerId, tag: Tag, from: Buffer) -> bool {
+    fn send_at_once(&mut self, to: PeerId, tag: Tag, from: Buffer, caller: Caller) -> Option<u32> {
         let payload = match from {
             Buffer::Region(at, len) => Payload::Region(at, len as usize),
             Buffer::Span(span) => Payload::Span(span),
             Buffer::Nothing => Payload::Bytes(&[]),
         };
-        // A send waits behind deferred sends.
-        if self.waits() {
-            return false;
-        }
-        let Some((len, rails)) = self.engine.post_eager(self.state.context, to, tag, payload)
-        else {
-            return false;
-        };
+        let (len, rails, request) =
+            self.engine.post_eager(self.state.context, to, tag, payload, caller)?;
         self.state.stats.tx_eager_num += 1;
         self.state.stats.tx_eager_bytes += len;
         self.state.stats.tx_shm_num += u64::from(rails & 1);
-        true
+        Some(request)
     }
 
     /// Short messages are sent at once if there is room, and all others on the slow path.

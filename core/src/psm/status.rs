@@ -95,17 +95,8 @@ impl Status2 {
     /// The status of a completed request.
     #[inline(always)]
     pub(super) fn new(slot: &RecvSlot) -> Self {
-        match slot.source.get() {
-            Some(peer) => Self::with_peer(slot, peer),
-            None => Status2 { error_code: Code::of(slot), context: slot.word, ..Status2::EMPTY },
-        }
-    }
-
-    /// The status of a completed request with this peer.
-    #[inline(always)]
-    pub(super) fn with_peer(slot: &RecvSlot, peer: PeerId) -> Self {
         Status2 {
-            msg_peer: Some(peer),
+            msg_peer: slot.source.get(),
             msg_tag: slot.tag.words(),
             msg_length: length(slot.len),
             // At most the length of a buffer of the queue.

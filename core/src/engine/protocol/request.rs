@@ -338,10 +338,13 @@ impl RecvSlot {
         self.name.word() == name && self.stage == Stage::Ended
     }
 
-    /// Makes this the slot of a send in this stage.
+    /// Writes a send that has completed.
     #[inline(always)]
-    pub(crate) fn begin_send(&mut self, stage: Stage) {
-        (self.stage, self.fit, self.unclaimed, self.sends) = (stage, Fit::Whole, false, true);
+    pub(crate) fn write_send(&mut self, to: PeerId, tag: Tag, len: u64, word: u64) {
+        (self.source, self.tag, self.word) = (Sender::new(to), tag, word);
+        (self.len, self.delivered) = (len, len);
+        (self.stage, self.fit, self.unclaimed, self.sends) =
+            (Stage::Ended, Fit::Whole, false, true);
     }
 
     #[inline(always)]
@@ -356,6 +359,10 @@ impl RecvSlot {
 
     #[cold]
     pub(crate) fn spoil(&mut self, outcome: Received) {
+        if self.source == Sender::NONE {
+            // The slot has the tag and the length of an earlier message.
+            (self.tag, self.len) = (Tag::ZERO, 0);
+        }
         (self.fit, self.outcome, self.delivered) = (Fit::Told, outcome, 0);
     }
 
@@ -438,6 +445,20 @@ impl<'m> Requests<'m> {
         let slots = Slots::new(slots, RecvSlot::EMPTY);
         let (ended, due, deferred) = (Fifo::EMPTY, Fifo::EMPTY, Fifo::EMPTY);
         Requests { slots, ended, due, due_len: 0, deferred, waiting: 0 }
+    }
+
+    /// Writes a send that is about to complete to the free slot that is taken next.
+    #[inline(always)]
+    pub(super) fn prepare_sent(
+        &mut self,
+        to: PeerId,
+        tag: Tag,
+        len: u64,
+        word: u64,
+    ) -> Option<u32> {
+        let index = self.slots.first_free()?;
+        self.slots.get_mut(index as usize)?.write_send(to, tag, len, word);
+        Some(index)
     }
 
     #[inline(always)]

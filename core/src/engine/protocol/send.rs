@@ -46,6 +46,16 @@ pub(crate) enum Form {
     Short,
 }
 
+/// Who posts a message at once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caller {
+    Program,
+    /// A matched queue, which needs no request.
+    Queue,
+    /// A matched queue, for a request with this word.
+    Request(u64),
+}
+
 /// How the end of a send is reported.
 #[derive(Clone, Copy)]
 pub(crate) enum SendEnd {
@@ -131,11 +141,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         tag: Tag,
         payload: Payload<'_>,
     ) -> Option<Issued> {
-        let (value, _) = self.post_eager(context, to, tag, payload)?;
+        let (value, ..) = self.post_eager(context, to, tag, payload, Caller::Program)?;
         Some(Issued::Done { value })
     }
 
-    /// Like [`send_eager`](Self::send_eager). Returns the length, and the rails to the peer.
+    /// Like [`send_eager`](Self::send_eager). Returns the length, the rails to the peer, and the
+    /// free slot to which the caller's request was written.
     #[inline(always)]
     pub(crate) fn post_eager(
         &mut self,
@@ -143,7 +154,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         to: PeerId,
         tag: Tag,
         payload: Payload<'_>,
-    ) -> Option<(u64, u16)> {
+        caller: Caller,
+    ) -> Option<(u64, u16, u32)> {
         let (from, len) = match payload {
             Payload::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
             Payload::Span(span) => (span.ptr().as_ptr().cast_const(), span.len()),
@@ -172,7 +184,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             bytes as u64,
         )?;
         let stream = context.0 as usize * state.peers.len() + to.index as usize;
-        let account = state.protocol.as_mut()?.accounts.get_mut(stream)?;
+        let protocol = state.protocol.as_mut()?;
+        let account = protocol.accounts.get_mut(stream)?;
         let s = state.streams.get_mut(stream)?;
         if s.unposted != NONE
             || s.fence & kept(RAILS) != 0
@@ -182,6 +195,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return None;
         }
+        // A send of a queue waits behind deferred sends.
+        if caller != Caller::Program && protocol.requests.waiting != 0 {
+            return None;
+        }
+        let request = match caller {
+            Caller::Request(word) => protocol.requests.prepare_sent(to, tag, len as u64, word)?,
+            Caller::Program | Caller::Queue => NONE,
+        };
         let head = Head {
             word: s.word(state.mask),
             ack: truncate::<32>(s.window.expected().0),
@@ -202,7 +223,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         account.sent = account.sent.wrapping_add(1);
         sent_at_once(s, account, &mut state.open);
-        Some((len as u64, rails))
+        Some((len as u64, rails, request))
     }
 
     /// Sends without the fast path.
