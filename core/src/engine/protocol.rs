@@ -189,7 +189,8 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     /// The matcher's memory: at least one slot for each of `receives`, and at least
     /// [`MatchConfig::unexpected`]`(S)` slots for messages.
     pub matcher: MatcherMemory<'m>,
-    /// One slot per receive, until the status of the receive is taken.
+    /// One slot per receive, until the status of the receive is taken. A
+    /// [matched queue](crate::psm) also takes one for each of its sends and claimed messages.
     pub receives: &'m mut [RecvSlot],
     /// One account per stream: `S`.
     pub accounts: &'m mut [Account],

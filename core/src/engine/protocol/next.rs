@@ -30,10 +30,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(account) = protocol.accounts.get_mut(stream) else { return false };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
-        // One combined check: the kind, an `op` of 0 or 1, a tag of 96 bits. The slow path handles
-        // streams with operations that are not fully posted, and streams that are kept for
-        // failover.
-        if (head.kind ^ head::TAGGED) as u64 | head.op as u64 >> 1 | head.words[1] >> 32 != 0
+        // One combined check: the kind, an `op` of 0 or 1, a tag of 96 bits. Both bytes come from
+        // one word, so one mask compares them. The slow path handles streams with operations that
+        // are not fully posted, and streams that are kept for failover.
+        let form = u32::from(head.kind) | u32::from(head.op & !1) << 16;
+        if u64::from(form ^ u32::from(head::TAGGED)) | head.words[1] >> 32 != 0
             || peer.0 as usize >= count
             || !s.unhurried
             || acked as u64 > s.in_flight()
