@@ -314,14 +314,15 @@ impl Node {
         match self
             .wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until))
         {
-            Err(Error::Op(OpError::UnknownPeer)) => self.quiet_unmet(peer),
+            Err(Error::Op(OpError::UnknownPeer)) => self.quiet_unmet(peer, timeout),
             quiet => quiet,
         }
     }
 
     #[cold]
-    fn quiet_unmet(&mut self, peer: PeerId) -> Result<(), Error> {
-        behind!(self, |node| node.quiet_unmet(peer));
+    fn quiet_unmet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
+        // The peer may be connected by now.
+        behind!(self, |node| node.quiet(peer, timeout));
         self.attachable(peer)?;
         Ok(self.unmet(peer)?)
     }
