@@ -214,10 +214,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
 
     /// Sends the message of a request in stage `Sending`, which ends the request now or later.
     fn start(&mut self, index: u32, send: &SendArgs) -> Result<(), OpError> {
-        let short = send.len as usize <= self.engine.eager_max(send.to);
+        let short = send.len as usize <= self.engine.eager_max(send.to) && !send.sync;
         let (payload, copied) = match send.from {
             Buffer::Region(at, len) => (Payload::Region(at, len as usize), false),
-            Buffer::Span(span) if short && !send.sync => {
+            Buffer::Span(span) if short => {
                 // SAFETY: the creator of a span guarantees that it is valid and unchanged during
                 // this call. Its pointer is not null.
                 let bytes = unsafe { slice::from_raw_parts(span.ptr().as_ptr(), span.len()) };
@@ -226,13 +226,20 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             Buffer::Span(span) => (Payload::Span(span), false),
             Buffer::Nothing => (Payload::Bytes(&[]), false),
         };
+        let context = self.state.context;
+        // No earlier send to this peer is deferred here, so this message is the next one. The slow
+        // path would need an operation, even for a message that can be posted at once.
+        if short && self.engine.send_eager(context, send.to, send.tag, payload).is_some() {
+            self.count(send, Form::Eager);
+            self.engine.end_request(index);
+            return Ok(());
+        }
         let request = self.requests().ok_or(OpError::NoMatching)?.name(index);
         // Without a credit the engine makes a copy, so a copied send is complete in any case.
         let end = match copied {
             true => SendEnd::Notice(Notice::Silent),
             false => SendEnd::Request(request),
         };
-        let context = self.state.context;
         let (issued, form) =
             self.engine.send_slow(context, send.to, send.tag, payload, end, send.sync)?;
         self.count(send, form);

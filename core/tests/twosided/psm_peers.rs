@@ -1,10 +1,11 @@
 //! Tests the PSM layer with several peers: no peer delays another, and no peer leaves requests that
 //! cannot complete.
 
-use fishplate_core::engine::Config;
-use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::engine::protocol::{MatchConfig, Payload};
+use fishplate_core::engine::{Config, Notice};
+use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalId, PeerId, RailId, Untrusted};
-use fishplate_core::psm::{Buffer, Code, Mq, MqReq, MqState};
+use fishplate_core::psm::{Buffer, Code, FLAG_SENDSYNC, Mq, MqReq, MqState};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 
@@ -99,6 +100,28 @@ fn probes_retry_deferred_sends() {
         assert!(found, "the second send was never tried again; claim {claim}");
         assert_eq!(bench.mq.test(&mut Some(first)).unwrap().error_code, Code::Ok);
         assert_eq!(bench.mq.test(&mut Some(second)), Err(Code::NoCompletions));
+    }
+}
+
+/// Synchronous sends to a peer that receives nothing fill the table of operations. A short message
+/// needs no operation, so other peers still get theirs, in order.
+#[test]
+fn a_short_send_needs_no_operation_while_another_send_is_deferred() {
+    let mut bench = bench(16, MatchConfig { headers: 300, ..SMALL });
+    let (silent, from, payload) =
+        (bench.peers[0], bench.from(8), Payload::Region(bench.out.at(0), 8));
+    let mut sends = (0..300)
+        .map(|_| bench.mq.engine_mut().send_sync(CX, silent, tag(9), payload, Notice::Silent));
+    assert!(sends.any(|sent| sent == Err(OpError::Again)), "the table is not full");
+    bench.mq.isend(silent, FLAG_SENDSYNC, 9, from, 9).unwrap();
+    // The last of these sends has no credit at first.
+    let sends: Vec<_> = (1..=u64::from(SMALL.credits) + 1).map(|n| bench.send(1, n)).collect();
+    for n in 1..=SMALL.credits + 1 {
+        assert!(bench.receives(1, n), "message {n} waits for another peer");
+    }
+    for send in sends {
+        let status = bench.mq.test2(&mut Some(send)).expect("sent at once");
+        assert_eq!((status.error_code, status.nbytes), (Code::Ok, 8));
     }
 }
 
