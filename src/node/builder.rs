@@ -231,7 +231,7 @@ impl Builder {
     }
 
     /// Maximum number of receives posted at once. A receive counts until its status is taken.
-    /// Default: 1024. Without effect if the node has [requests](Self::requests).
+    /// Default: 1024. Without effect if the node has a [matched queue](Self::requests).
     pub fn receives(mut self, receives: usize) -> Self {
         self.receives = receives;
         self
@@ -239,7 +239,7 @@ impl Builder {
 
     /// Maximum number of open requests in the node's [matched queue](Node::queue). The queue begins
     /// with room for up to 16,384 requests, and [`Node::grow_requests`] doubles the room. Default:
-    /// 0, which means no queue.
+    /// 0, which means no queue. Without effect if the node has a [worker](Self::worker).
     pub fn requests(mut self, requests: usize) -> Self {
         self.requests = requests;
         self

@@ -165,7 +165,8 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
         .matching(nothing)
         .fabric(Fabric::Off)
         .open_here()?;
-    let (mut node, wait_object) = builder.open_here()?;
+    // The program cannot reach a queue of the node behind. So that node has only receives.
+    let (mut node, wait_object) = builder.requests(0).open_here()?;
     let policies = parks(options.policy, wait_object.longest(!node.address.rails.is_empty()));
     front.encoded.clone_from(&node.encoded);
     front.rails.clone_from(&node.rails);
@@ -307,6 +308,7 @@ mod tests {
     use crate::Notice;
     use crate::config::Settings;
     use crate::node::{Error, Gpu};
+    use fishplate_core::engine::tag::Tag;
     use std::os::unix::thread::JoinHandleExt;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::time::{Duration, Instant};
@@ -325,6 +327,17 @@ mod tests {
         assert_eq!(node.quiet_all(Duration::from_secs(20)), Err(Error::Op(OpError::Abandoned)));
         assert_eq!((node.progress(), node.next_completion()), (0, None));
         assert_eq!(node.close(Duration::from_secs(20)), Err(Error::Op(OpError::Abandoned)));
+    }
+
+    #[test]
+    fn requests_do_not_limit_the_receives_of_a_node_with_a_worker() {
+        let builder = Node::builder().fabric(Fabric::Off).requests(2).receives(16);
+        let mut node = builder.worker(Options::default()).open().unwrap();
+        let memory = node.alloc(64).unwrap();
+        assert!(node.queue().is_none());
+        for n in 0..16 {
+            node.post_recv(None, n, Tag::ZERO, memory.slice(..), n).unwrap();
+        }
     }
 
     #[test]
