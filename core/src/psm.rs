@@ -2,9 +2,10 @@
 //!
 //! Calls keep the names and the rules of `psm2_mq.h`. This module defines the cases that the header
 //! leaves open. Examples are the contents of a status after a cancel or a probe, and a synchronous
-//! send to oneself that is tested early. An [`Mq`] must be the only user of its engine, because it
-//! takes all of the engine's completions. It never allocates. Only [`Mq::wait`], [`Mq::wait2`],
-//! [`Mq::send`] and [`Mq::send2`] block, and they take a deadline.
+//! send to oneself that is tested early. The queue and the receives of its engine share one list of
+//! completions. So a program that uses an [`Mq`] must send and receive all its messages through it.
+//! It never allocates. Only [`Mq::wait`], [`Mq::wait2`], [`Mq::send`] and [`Mq::send2`] block, and
+//! they take a deadline.
 //!
 //! # Rules
 //!
@@ -97,7 +98,10 @@ impl From<Destination> for Buffer {
 #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
 pub const FLAG_SENDSYNC: u32 = 0x01;
 
-/// The state of a matched queue between calls: its counters and options. Use it with one engine.
+/// The state of a matched queue between calls: its counters and options. Use it with one engine. An
+/// engine has one matched queue, so use one state at a time, and always the same context. A poll
+/// sends all deferred sends in the context of its own state.
+///
 /// The engine has the requests, one for each slot of
 /// [`MatchMemory::receives`](crate::engine::protocol::MatchMemory::receives), and they stay if the
 /// state is dropped. More requests need [more slots](Engine::grow_receives).
@@ -157,23 +161,31 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         self.pass()
     }
 
-    /// Ends the use of the queue: cancels every unmatched receive and frees every completed
-    /// request. Returns whether all accesses to the program's memory have ended. Returns `false`
-    /// while a send is deferred or in flight, or a matched receive is incomplete. Slow path: scans
-    /// all slots.
+    /// Ends the use of the queue: cancels every unmatched receive, discards every claimed message,
+    /// and frees every completed or dequeued request. Returns whether all accesses to the program's
+    /// memory have ended. Returns `false` while a send is deferred or in flight, or a matched
+    /// receive is incomplete. Slow path: scans all slots.
     #[doc(alias = "psm2_mq_finalize")]
     pub fn finish(&mut self) -> bool {
         let mut over = true;
         for index in 0..self.requests().map_or(0, |requests| requests.slots.used()) {
-            let Some(requests) = self.requests() else { break };
+            let Some(requests) = self.engine.requests_mut() else { break };
             let slot = &requests.slots[index as usize];
             over &= match slot.stage {
                 Stage::Posted => {
                     let request = slot.request();
                     self.engine.cancel(request) == Ok(Cancelled::Removed)
                 }
-                Stage::Claimed | Stage::Ended | Stage::Dequeued => true,
-                _ => false,
+                Stage::Claimed => {
+                    self.discard(index);
+                    true
+                }
+                Stage::Dequeued => {
+                    requests.free(index);
+                    true
+                }
+                Stage::Ended => true,
+                _ => slot.is_discarded(),
             };
         }
         if let Some(requests) = self.engine.requests_mut() {

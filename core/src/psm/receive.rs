@@ -1,6 +1,6 @@
 //! Posts receives, receives claimed messages, and cancels receives.
 
-use crate::engine::protocol::{Cancelled, Claimed, Envelope, Received, Sender, Stage};
+use crate::engine::protocol::{Cancelled, Claimed, Destination, Envelope, Received, Sender, Stage};
 use crate::engine::tag::Tag;
 use crate::error::{OpError, PeerError};
 use crate::mem::PeerId;
@@ -68,8 +68,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// completes with [`Code::InternalErr`].
     ///
     /// # Errors
-    /// [`Code::ParamErr`] for an invalid buffer, or if the handle names no claimed message.
-    /// [`Code::NoMemory`] as for [`irecv`](Self::irecv). The message stays claimed.
+    /// [`Code::ParamErr`] for an invalid buffer, or if the handle names no claimed message. The
+    /// message stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn imrecv(
         &mut self,
@@ -79,11 +79,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     ) -> Result<(), Code> {
         let requests = self.requests().ok_or(Code::ParamErr)?;
         let index = requests.find(req.0).map_err(|_| Code::ParamErr)?;
-        let slot = &requests.slots[index as usize];
-        let source = slot.source.get().filter(|_| slot.stage == Stage::Claimed);
-        let source = source.ok_or(Code::ParamErr)?;
-        let envelope = Envelope { source, tag: slot.tag, len: slot.len };
-        let message = Claimed { envelope, id: slot.claimed };
+        let message = self.claimed(index).ok_or(Code::ParamErr)?;
         let into = into.into();
         into.len()?;
         match self.engine.mrecv_in(index, message, into.into(), context) {
@@ -99,6 +95,28 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Discards a claimed message. Its request is freed at once, or as soon as the sender has been
+    /// answered.
+    pub(super) fn discard(&mut self, index: u32) {
+        let Some(message) = self.claimed(index) else { return };
+        match self.engine.mrecv_in(index, message, Destination::Nothing, 0) {
+            Ok(request) => self.engine.forget(request),
+            // The message was lost with its sender.
+            Err(_) => {
+                if let Some(requests) = self.engine.requests_mut() {
+                    requests.free(index);
+                }
+            }
+        }
+    }
+
+    fn claimed(&self, index: u32) -> Option<Claimed> {
+        let slot = self.requests()?.slots.get(index as usize)?;
+        let source = slot.source.get().filter(|_| slot.stage == Stage::Claimed)?;
+        let envelope = Envelope { source, tag: slot.tag, len: slot.len };
+        Some(Claimed { envelope, id: slot.claimed })
     }
 
     /// Cancels an unmatched receive. The receive completes, and `wait` or `test` still takes its

@@ -1,4 +1,4 @@
-//! The requests of a queue. They use the engine's slots for receives, so a receive has one slot.
+//! The requests of a queue. They use the engine's slots for receives, so each request has one slot.
 //! The engine lists the completed ones in completion order. Each peer has a queue of deferred
 //! sends, and a list contains the first entry of each queue.
 

@@ -5,7 +5,7 @@ use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, ContextId, Waiter};
 use fishplate_core::mem::{LocalId, PeerId};
 use fishplate_core::psm::{
-    Buffer, Code, Copied, FLAG_SENDSYNC, Fast, Mq, MqState, Opt, Status, Status2,
+    Buffer, Code, Copied, FLAG_SENDSYNC, Fast, Mq, MqReq, MqState, Opt, Status, Status2,
 };
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::Park;
@@ -43,7 +43,7 @@ impl Bench {
         Buffer::Region(self.into.at(0), len)
     }
 
-    fn wait(&mut self, req: fishplate_core::psm::MqReq) -> Status2 {
+    fn wait(&mut self, req: MqReq) -> Status2 {
         self.mq.wait2(&mut Some(req), &mut waiter(), SOON).unwrap()
     }
 }
@@ -237,6 +237,47 @@ fn probes_find_claim_and_fill_every_field() {
         ([1, 0, 0], 10)
     );
     assert_eq!((bench.wait(second).context, bench.mq.stats().rx_sys_num), (21, 3));
+}
+
+#[test]
+fn finish_discards_claimed_messages_and_frees_every_request() {
+    for len in [8, 5000] {
+        let mut bench = bench(3, ROOMY);
+        let send = bench.mq.isend(bench.me, FLAG_SENDSYNC, 1, bench.from(len), 0).unwrap();
+        bench.mq.isend(bench.me, 0, 2, bench.from(8), 0).unwrap();
+        let (dequeued, _) = bench.mq.ipeek_dequeue().unwrap();
+        let (claimed, _) = bench.mq.improbe(1, ALL).unwrap();
+        assert!(!bench.mq.finish(), "the first send is open");
+        for _ in 0..10 {
+            bench.mq.poll();
+        }
+        let status = bench.mq.test2(&mut Some(send)).expect("its message was discarded");
+        assert_eq!(status.error_code, Code::Ok);
+        assert!(bench.mq.finish());
+        for req in [claimed, dequeued] {
+            assert_eq!(bench.mq.test2(&mut Some(req)), Err(Code::ParamErr));
+        }
+        for n in 7..10 {
+            bench.mq.irecv(n, ALL, bench.to(8), n).expect("all requests are free");
+        }
+    }
+}
+
+#[test]
+fn a_stale_handle_does_not_name_a_receive_of_the_engine_in_its_slot() {
+    let mut bench = bench(1, ROOMY);
+    let req = bench.mq.isend(bench.me, 0, 1, bench.from(8), 0).unwrap();
+    bench.wait(req);
+    let into = Some((bench.into.at(0), 8));
+    let receive = bench.mq.engine_mut().recv(None, tag(9), EXACT, into, 3).unwrap();
+    assert_eq!(receive.to_raw() as u32, req.to_raw() as u32, "another slot");
+    for stale in [req, MqReq::from_raw(req.to_raw())] {
+        assert_eq!(bench.mq.test2(&mut Some(stale)), Err(Code::ParamErr));
+        assert_eq!(bench.mq.cancel(&Some(stale)), Err(Code::ParamErr));
+        assert_eq!(bench.mq.req_free(stale), Err(Code::ParamErr));
+        assert_eq!(bench.mq.imrecv(bench.to(8), 4, stale), Err(Code::ParamErr));
+    }
+    assert_eq!(bench.mq.engine_mut().test_recv(receive), Ok(None));
 }
 
 #[test]

@@ -206,6 +206,69 @@ fn a_claimed_message_of_a_removed_sender_fails() {
     }
 }
 
+#[test]
+fn a_claimed_message_of_a_failed_sender_has_a_receive_that_ends() {
+    for (len, code) in [(8, Code::Ok), (5000, Code::InternalErr)] {
+        let mut bench = bench(4, MatchConfig { credits: 8, ..SMALL });
+        let (from, into) = (bench.from(len), bench.to(len));
+        bench.mq.isend(bench.peers[1], 0, 1, from, 1).unwrap();
+        bench.mq.poll();
+        let (req, _) = bench.mq.improbe(1, ALL).unwrap();
+        bench.fail(1);
+        assert_eq!(bench.mq.imrecv(into, 7, req), Ok(()));
+        bench.mq.poll();
+        let status = bench.mq.test2(&mut Some(req)).unwrap();
+        let nbytes = if code == Code::Ok { len } else { 0 };
+        assert_eq!((status.error_code, status.context, status.nbytes), (code, 7, nbytes));
+        assert_eq!((status.msg_peer, status.msg_length), (Some(bench.peers[1]), len));
+    }
+}
+
+#[test]
+fn finish_frees_the_claims_of_failed_and_removed_senders() {
+    for (removed, len) in [(false, 8), (false, 5000), (true, 8), (true, 5000)] {
+        let mut bench = bench(2, MatchConfig { credits: 8, ..SMALL });
+        let (gone, from, into) = (bench.peers[1], bench.from(len), bench.to(8));
+        let sent = bench.mq.isend(gone, 0, 1, from, 1).unwrap();
+        bench.mq.poll();
+        let (req, _) = bench.mq.improbe(1, ALL).unwrap();
+        match removed {
+            false => bench.fail(1),
+            true => bench.mq.engine_mut().remove_peer(gone).unwrap(),
+        }
+        bench.mq.poll();
+        assert!(bench.mq.finish(), "removed {removed}, {len} bytes");
+        assert_eq!(bench.mq.test2(&mut Some(req)), Err(Code::ParamErr));
+        assert_eq!(bench.mq.test2(&mut Some(sent)), Err(Code::ParamErr));
+        for n in 0..2 {
+            bench.mq.irecv(n, ALL, into, n).expect("all requests are free");
+        }
+    }
+}
+
+/// The deadline of a deferred send expires, and another send waits behind it.
+#[test]
+fn a_deferred_send_that_nobody_waits_for_is_still_sent_in_order() {
+    let mut bench = bench(4, TIGHT);
+    let (to, from, into) = (bench.peers[0], bench.from(8), bench.to(8));
+    let first = bench.send(0, 1);
+    let late = bench.mq.send(to, 0, 2, from, &mut waiter(), 2000);
+    assert_eq!(late, Err(Code::NoCompletions));
+    let last = bench.send(0, 3);
+    for tag in 1..=3 {
+        let any = bench.mq.irecv2(Some(to), [0; 3], [0; 3], into, 0).unwrap();
+        let status = bench.mq.wait2(&mut Some(any), &mut waiter(), SOON).unwrap();
+        assert_eq!(status.msg_tag[0], tag);
+    }
+    for req in [first, last] {
+        bench.mq.wait(&mut Some(req), &mut waiter(), SOON).unwrap();
+    }
+    assert_eq!(bench.mq.ipeek(), Err(Code::NoCompletions));
+    for n in 0..4 {
+        bench.mq.irecv(n, ALL, into, n).expect("all requests are free");
+    }
+}
+
 impl Bench {
     /// Returns the context words of all completions, in order.
     fn completed(&mut self) -> Vec<u64> {
@@ -228,8 +291,7 @@ impl Bench {
     }
 }
 
-/// The engine's owner makes passes, so requests complete before the queue collects their
-/// completions.
+/// The engine's owner makes the passes, so requests complete between the calls of the queue.
 #[test]
 fn earlier_completions_are_reported_before_a_request_that_completes_at_once() {
     for claimed in [false, true] {

@@ -1,9 +1,10 @@
-//! Receives: a fixed table of slots. A slot is in use from posting a receive until its status is
-//! taken.
+//! Receives and the requests of a matched queue: a fixed table of slots. A slot is in use until the
+//! status of its request is taken.
 //!
-//! A slot is free, posted (in the matcher), in flight (matched, its payload still moving), or
-//! ended. A [matched queue](crate::psm) also has slots for its sends and for claimed messages, so
-//! that all its requests complete in one order. Nothing here allocates; every step is a few stores.
+//! The slot of a receive is posted (in the matcher), in flight (matched, its payload still moving),
+//! or ended. A [matched queue](crate::psm) also has slots for its sends and for claimed messages,
+//! so that all its requests complete in one order. Nothing here allocates; every step is a few
+//! stores.
 
 use core::fmt;
 
@@ -16,8 +17,8 @@ use super::super::slots::{Name, Slot, Slots};
 use super::super::tag::{ReceiveId, Tag, UnexpectedId};
 use super::head;
 
-/// Identifies a receive until its status is taken. A stale id is an error and never looks
-/// completed. Another engine may use the same ids.
+/// Identifies a receive, or a request of a matched queue, until its status is taken. A stale id is
+/// an error and never looks completed. Another engine may use the same ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(pub(crate) u64);
 
@@ -28,7 +29,7 @@ impl Request {
     }
 
     /// Converts a number back to an id. A number that [`to_raw`](Self::to_raw) never returned names
-    /// no receive.
+    /// no request.
     pub const fn from_raw(raw: u64) -> Request {
         Request(raw)
     }
@@ -87,7 +88,8 @@ pub struct Status {
     pub envelope: Option<Envelope>,
     /// Bytes delivered into the buffer, from its start.
     pub delivered: u64,
-    /// Position in the order of all completions, of receives and operations.
+    /// Position in the order of all completions, of receives and operations. Has no meaning for a
+    /// send of a matched queue.
     pub order: u64,
 }
 
@@ -226,7 +228,8 @@ impl Sender {
     }
 }
 
-/// One receive, in four cache lines. A match of an expected message uses two of them.
+/// A receive or another request of a matched queue, in four cache lines. A match of an expected
+/// message uses two of them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct RecvSlot {
@@ -273,12 +276,12 @@ pub struct RecvSlot {
 
 const _: () = assert!(size_of::<RecvSlot>() == 256);
 
-// SAFETY: the pointer names registered memory or a span. `Region::new` and `Span::new` require that
-// any thread may access it.
+// SAFETY: its pointers name registered memory or spans. `Region::new` and `Span::new` require that
+// any thread may access them.
 unsafe impl Send for RecvSlot {}
 
 impl RecvSlot {
-    /// A slot without a receive.
+    /// A free slot.
     pub const EMPTY: RecvSlot = RecvSlot {
         links: Links::NONE,
         name: Name::FRESH,
@@ -315,6 +318,12 @@ impl RecvSlot {
 
     pub(crate) fn is_moving(&self) -> bool {
         self.stage.receives() && self.stage != Stage::Posted
+    }
+
+    /// Returns whether this receive drops its message, and no status will be taken.
+    #[cold]
+    pub(crate) fn is_discarded(&self) -> bool {
+        self.stage.receives() && self.unclaimed && self.capacity == 0
     }
 
     /// Returns whether the message must be received or answered before a Bye to its sender.
@@ -447,7 +456,7 @@ impl<'m> Requests<'m> {
         Requests { slots, ended, due, due_len: 0, deferred, waiting: 0 }
     }
 
-    /// Writes a send that is about to complete to the free slot that is taken next.
+    /// Fills the next free slot with a send that is about to complete.
     #[inline(always)]
     pub(super) fn prepare_sent(
         &mut self,
