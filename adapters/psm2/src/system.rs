@@ -1,6 +1,6 @@
 //! The system calls that the lock of an endpoint makes. The models of the lock replace them.
 
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 use std::arch::asm;
 use std::sync::atomic::{Ordering, compiler_fence};
 use std::thread;
@@ -14,18 +14,18 @@ const SLEEP: Duration = Duration::from_micros(50);
 
 /// Returns a number that identifies this thread. Another thread has the same number only if it
 /// begins after this thread has ended.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 #[inline(always)]
 pub(crate) fn me() -> u64 {
     let me;
     // A call to `pthread_self` would make the caller save all that it holds in registers.
-    // SAFETY: the ABI of x86-64 keeps the address of the thread's control block, which is unique
-    // to the thread, in the word at offset 0 of `fs`. Reading it has no effects.
-    unsafe { asm!("mov {}, fs:0", out(reg) me, options(pure, nomem, nostack, preserves_flags)) };
+    // SAFETY: the ABI of x86-64 ELF keeps the address of the thread's control block, which is
+    // unique to the thread, in the word at offset 0 of `fs`. Reading it has no effects.
+    unsafe { asm!("mov {}, fs:0", out(reg) me, options(pure, readonly, nostack, preserves_flags)) };
     me
 }
 
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri))))]
 #[inline(always)]
 pub(crate) fn me() -> u64 {
     // SAFETY: the call has no preconditions.
