@@ -248,7 +248,7 @@ pub unsafe extern "C" fn psm2_mq_imrecv(
         // SAFETY: PSM2 requires the buffer to stay valid until the request completes.
         let into = unsafe { buffer(bytes, len)? };
         let (mut endpoint, number) = of_queue(mq, *claimed)?;
-        endpoint.request(|queue| queue.imrecv(into, context.addr() as u64, number))
+        Ok(endpoint.queue()?.imrecv(into, context.addr() as u64, number)?)
     })
 }
 
