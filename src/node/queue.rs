@@ -1,9 +1,9 @@
 //! The matched queue of a node. Its sends, receives and probes follow PSM2's rules, as
 //! [`fishplate_core::psm`] defines them.
 //!
-//! Nothing here blocks. Only [`Node::grow_requests`] and connecting a peer allocate. The queue
-//! takes all completions of the node. So a program that uses the queue must send and receive all
-//! its messages through it.
+//! Nothing here blocks. Only [`Node::grow_requests`] and connecting a peer allocate. The queue and
+//! the receives of the node share one list of completions. So a program that uses the queue must
+//! send and receive all its messages through it.
 
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::mem::PeerId;

@@ -66,7 +66,7 @@ impl Idle {
         }
     }
 
-    /// Counts a call. Returns whether it takes no last step.
+    /// Counts a call. Returns `true` if the call may return without a yield or a liveness check.
     #[inline(always)]
     pub fn returns(&mut self, found: bool) -> bool {
         self.calls = self.calls.wrapping_add(1);

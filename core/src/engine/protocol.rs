@@ -227,7 +227,8 @@ pub struct ProtocolStats {
     pub kept: u64,
     /// Bytes of the stored payloads.
     pub kept_bytes: u64,
-    /// Messages that matched a receive, from peers that the first rail reaches.
+    /// Messages that matched a receive, from peers that the first rail reaches. Includes messages
+    /// that were refused while the connection closed.
     pub near: u64,
     /// Counters of the matcher.
     pub matching: MatchStats,

@@ -151,7 +151,7 @@ pub struct Stats {
     pub tx_rndv_bytes: u64,
     /// Number of messages sent to peers that the first rail reaches.
     pub tx_shm_num: u64,
-    /// Number of messages received from peers that the first rail reaches.
+    /// Number of messages that matched a receive, from peers that the first rail reaches.
     pub rx_shm_num: u64,
     /// Number of payloads that were stored until their receive was posted.
     pub rx_sysbuf_num: u64,
