@@ -511,7 +511,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         for (i, rail) in self.rails.iter_mut().enumerate() {
             rail.check_peers(&mut self.state.sink(i));
         }
-        self.fences_looked();
+        self.rails_checked();
     }
 }
 

@@ -200,6 +200,8 @@ pub struct FailoverStream {
     oldest: Seq,
     since: u64,
     again: u64,
+    /// Whether the peer has sent an acknowledgement since the last request.
+    heard_from: bool,
     /// For a number that is posted again: the rail's id of the copy out of device memory, and the
     /// low 32 bits of the number.
     staging: (u32, u32),
@@ -224,6 +226,7 @@ impl FailoverStream {
         oldest: Seq(0),
         since: 0,
         again: 0,
+        heard_from: false,
         staging: (0, 0),
     };
 }

@@ -90,9 +90,9 @@ const LEAST: u64 = 16 << 10;
 /// An operation is split if one rail would take at least this time, in nanoseconds.
 const SPLIT: u64 = 200_000;
 
-/// A rail is late if its latest bytes took `SLOW` times as long as on the fastest rail. A rail gets
-/// no short posts if it was late [`LATE`] times, or once by `STALL` times, and costs more than
-/// `SLOW` times as much as the fastest rail.
+/// A rail is late if its latest bytes took at least `SLOW` times as long as on the fastest rail. A
+/// rail gets no short posts if it was late [`LATE`] times, or once by `STALL` times, and costs more
+/// than `SLOW` times as much as the fastest rail.
 const SLOW: u64 = 4;
 const STALL: u64 = 32;
 const LATE: u8 = 3;
@@ -218,12 +218,12 @@ impl<const RAILS: usize> Loads<RAILS> {
     fn long_ended(&mut self, rail: usize, bytes: u64, good: bool) -> bool {
         let now = self.now();
         let mut busy = self.busy_at(now, self.rails[rail].takes(bytes));
-        self.rails[rail].last = self.rails[rail].silent(now);
         self.rails[rail].settle(bytes);
         if !good {
             self.rails[rail].begin(now, busy);
             return false;
         }
+        self.rails[rail].last = self.rails[rail].age(now);
         // A longer interval is a stop of this process or of a peer, or the clock has jumped.
         let most = STUCK[self.untimed()];
         let whole = self.busy.saturating_add(now.wrapping_sub(self.last).min(most));
@@ -277,7 +277,7 @@ impl<const RAILS: usize> Loads<RAILS> {
         let load = &mut self.rails[rail];
         (load.alone, load.prompt) = ((load.alone + 1).min(ALONE), 0);
         if load.alone > 1 {
-            // It rests for long now, so do not wait for more of its posts to be late.
+            // The rail may rest for long now, and short posts must not use it until then.
             load.late = load.late.max(LATE);
         }
         load.alone == ALONE
@@ -434,6 +434,7 @@ impl<const RAILS: usize> Loads<RAILS> {
                 (best, least) = (Some(rail), (stopped, expected));
             }
         }
+        self.open = 0;
         let chosen = probed.or(best)?;
         if full >> chosen & 1 != 0 {
             if wait.since == 0 {

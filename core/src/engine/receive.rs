@@ -7,6 +7,7 @@ use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
 use crate::op::{Amo, AmoOp, Fault, SignalOp};
 use crate::rail::Sink;
+use crate::sync::seq::Seq;
 
 use super::State;
 use super::post_tag::{GENERATION_MASK, Owner, PostTag};
@@ -241,7 +242,12 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 }
             }
             Body::Reply { token, value } => self.replied(peer.0, token, value)?,
-            Body::Ack { wanted: None, freed } => self.credits_freed(stream, freed)?,
+            Body::Ack { wanted: None, freed } => {
+                self.credits_freed(stream, freed)?;
+                if self.is_kept(stream) {
+                    self.note_answer(stream);
+                }
+            }
             Body::Ack { wanted: Some(wanted), freed } => {
                 self.credits_freed(stream, freed)?;
                 let window = self.config.window as u64;
@@ -249,7 +255,12 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 if !wanted.is_before(s.window.expected().plus(window + 1)) {
                     return Err(Violation::Sequence);
                 }
-                if !wanted.is_before(s.ack_wanted) {
+                if wanted == s.ack_wanted {
+                    // Asked again: an earlier answer may be delayed, so answer with what has
+                    // arrived.
+                    s.ack_sent = Seq(s.window.expected().0.wrapping_sub(1));
+                    s.age = self.config.ack_age;
+                } else if !wanted.is_before(s.ack_wanted) {
                     s.ack_wanted = wanted;
                     // The request may have overtaken the numbers that it names.
                     s.unhurried = !s.window.expected().is_before(wanted);

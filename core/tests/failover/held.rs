@@ -1,48 +1,109 @@
 //! A rail that delays what it carries, as TCP does after lost packets, holds up other rails little.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use fishplate_core::engine::{Config, ContextId, Engine, Notice, Signal};
-use fishplate_core::rail::sim::Dials;
+use fishplate_core::rail::sim::{Dials, Sim};
 
 use super::support::failover;
-use super::support::fleet::{self, End};
+use super::support::fleet::{self, End, Node};
 use super::support::scope::Scope;
-use super::support::tap::{NOW, Tap, shared};
+use super::support::tap::{Event, NOW, Shared, Tap, shared};
 
 /// The time of a poll of the fabric, and the delay of the late rail in polls.
 const POLL_NS: u64 = 10_000;
 const DELAY: u32 = 25_000;
+
+/// Two nodes with two rails, and what each node's taps do.
+fn pair(sim: &'static Sim<'static>) -> (Vec<Node<Tap<End, true>, 2>>, [Shared; 2]) {
+    let controls = [shared(), shared()];
+    let keep = |engine: &mut Engine<'static, Tap<End, true>, 2>| {
+        engine.attach_failover(failover(&Config::DEFAULT, 2)).unwrap();
+    };
+    let wrap =
+        |node: u16, rail: u16, end: End| Tap::timed(end, rail.into(), &controls[node as usize]);
+    (fleet::prepared::<_, 2>(sim, 2, Config::DEFAULT, 4096, wrap, keep), controls)
+}
+
+/// Puts with a signal from node 0 to node 1, and waits for the end. Every 10 ms, the rails check
+/// their peers.
+fn put(nodes: &mut [Node<Tap<End, true>, 2>], sim: &Sim<'static>, count: u64) {
+    let to = nodes[0].remotes[1];
+    let (from, signal) = (nodes[0].source.at(0), Signal::add(to.at(0), 1));
+    nodes[0]
+        .engine
+        .put_signal(ContextId(0), from, 8, to.at(8), signal, Notice::Report(count))
+        .unwrap();
+    let mut looked = sim.now();
+    fleet::turn_until(nodes, "the operation is done", |nodes| {
+        NOW.set(1 + sim.now() * POLL_NS);
+        if (sim.now() - looked) * POLL_NS >= 10_000_000 {
+            looked = sim.now();
+            nodes.iter_mut().for_each(|node| node.engine.check_peers());
+        }
+        nodes[0].engine.next_completion().is_some()
+    });
+}
 
 #[test]
 fn short_operations_leave_a_rail_that_holds_them_up() {
     for late in [0, 1] {
         let _scope = Scope::new();
         NOW.set(1);
-        let control = shared();
         let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
-        let keep = |engine: &mut Engine<'static, Tap<End, true>, 2>| {
-            engine.attach_failover(failover(&Config::DEFAULT, 2)).unwrap();
-        };
-        let wrap = |_, rail: u16, end: End| Tap::timed(end, rail.into(), &control);
-        let mut nodes = fleet::prepared::<_, 2>(sim, 2, Config::DEFAULT, 4096, wrap, keep);
+        let (mut nodes, _) = pair(sim);
         sim.set_dials(late, Dials { min_delay: DELAY, max_delay: DELAY, ..Dials::CALM });
-        let (begun, mut looked) = (sim.now(), 0);
-        for count in 1..=100 {
-            let to = nodes[0].remotes[1];
-            let (from, signal) = (nodes[0].source.at(0), Signal::add(to.at(0), 1));
-            let notice = Notice::Report(count);
-            nodes[0].engine.put_signal(ContextId(0), from, 8, to.at(8), signal, notice).unwrap();
-            fleet::turn_until(&mut nodes, "the operation is done", |nodes| {
-                NOW.set(1 + sim.now() * POLL_NS);
-                // As in waits, every 10 ms.
-                if (sim.now() - looked) * POLL_NS >= 10_000_000 {
-                    looked = sim.now();
-                    nodes.iter_mut().for_each(|node| node.engine.check_peers());
-                }
-                nodes[0].engine.next_completion().is_some()
-            });
-        }
+        let begun = sim.now();
+        (1..=100).for_each(|count| put(&mut nodes, sim, count));
         let delays = (sim.now() - begun) / u64::from(DELAY);
         println!("rail {late}: {delays} delays");
         assert!(delays < 20, "rail {late}: {delays} delays for 100 operations");
     }
+}
+
+#[test]
+fn an_acknowledgement_that_a_rail_holds_back_is_sent_again() {
+    for late in [0, 1] {
+        let _scope = Scope::new();
+        NOW.set(1);
+        let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
+        let (mut nodes, controls) = pair(sim);
+        let held = Rc::new(Cell::new(0));
+        let count = held.clone();
+        // Node 0 receives no messages from this rail during the test.
+        controls[0].borrow_mut().edit = Some(Box::new(move |rail, event| match event {
+            Event::Message(..) if rail == late => {
+                count.set(count.get() + 1);
+                vec![]
+            }
+            _ => vec![event],
+        }));
+        (1..=20).for_each(|count| put(&mut nodes, sim, count));
+        assert!(held.get() > 0, "rail {late} held back nothing");
+    }
+}
+
+#[test]
+fn no_rail_is_blamed_for_a_peer_that_makes_no_progress() {
+    let _scope = Scope::new();
+    NOW.set(1);
+    let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
+    let (mut nodes, controls) = pair(sim);
+    let to = nodes[0].remotes[1];
+    let (from, signal) = (nodes[0].source.at(0), Signal::add(to.at(0), 1));
+    nodes[0].engine.put_signal(ContextId(0), from, 8, to.at(8), signal, Notice::Report(0)).unwrap();
+    // Node 1 computes for a second.
+    for _ in 0..1000 {
+        NOW.set(NOW.get() + 1_000_000);
+        nodes[0].engine.progress();
+        nodes[0].engine.check_peers();
+    }
+    fleet::turn_until(&mut nodes, "the operation is done", |nodes| {
+        nodes[0].engine.next_completion().is_some()
+    });
+    controls[0].borrow_mut().posts.clear();
+    (1..=50).for_each(|count| put(&mut nodes, sim, count));
+    let of = |rail| controls[0].borrow().posts.iter().filter(|post| post.rail == rail).count();
+    assert!(of(0) > 20 && of(1) > 20, "{} and {} posts", of(0), of(1));
 }

@@ -8,8 +8,8 @@ use super::sent::Carried;
 /// request or the answer may be delayed. Doubles with each request.
 const AGAIN: [u64; 2] = [10_000_000, 10_486];
 
-/// Number of times `AGAIN` after which the rail of the oldest number counts as late. By then
-/// acknowledgements were requested on several rails.
+/// Number of times `AGAIN` after which the rail of the oldest number counts as late, if the peer
+/// answers requests meanwhile. A peer that makes no progress is no fault of a rail.
 const LATE: u64 = 16;
 
 impl<const RAILS: usize> State<'_, RAILS> {
@@ -40,17 +40,28 @@ impl<const RAILS: usize> State<'_, RAILS> {
         };
         if !waits || kept.oldest != acked || kept.since == 0 {
             (kept.oldest, kept.since, kept.again) = (acked, time, 1);
+            kept.heard_from = false;
             return;
         }
         if time - kept.since < AGAIN[untimed] * kept.again {
             return;
         }
-        let late = kept.again >= LATE;
-        kept.again *= 2;
+        let late = kept.again >= LATE && kept.heard_from;
+        (kept.again, kept.heard_from) = (kept.again * 2, false);
         if late && let Carried::By(rail) = failover.at(stream, acked).carried {
             self.loads.held_up(rail.into());
         }
         self.streams[stream as usize].asked = acked;
         self.ask(stream);
+    }
+
+    /// Notes that the peer has acknowledged, so it makes progress.
+    #[cold]
+    pub(in super::super) fn note_answer(&mut self, stream: u32) {
+        if let Some(failover) = &mut self.failover
+            && let Some(kept) = failover.streams.get_mut(stream as usize)
+        {
+            kept.heard_from = true;
+        }
     }
 }

@@ -126,9 +126,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         fence
     }
 
-    /// Updates the fences after the rails have checked which peers are alive. Forgets endpoints
-    /// that no longer need to be closed, and advances the time if the rails have no clock.
-    pub(in super::super) fn fences_looked(&mut self) {
+    /// Updates the state of failover after the rails have checked which peers are alive. Forgets
+    /// endpoints that no longer need to be closed, looks for streams that are held up, and advances
+    /// the time if the rails have no clock.
+    pub(in super::super) fn rails_checked(&mut self) {
         self.state.closings_looked();
         self.state.look_at_held();
         if self.state.loads.untimed() == 1

@@ -3,7 +3,7 @@
 /// Bytes that may be outstanding on a new rail. The limit grows, and is dropped once it reaches
 /// [`PROVEN`].
 pub(super) const FIRST: u64 = 16 << 10;
-/// Bytes that take little longer than one, at most.
+/// Largest size that may take about as long as one byte.
 pub(super) const FEW: u64 = 64 << 10;
 const PROVEN: u64 = 2 << 20;
 
@@ -104,7 +104,12 @@ impl Load {
     }
 
     pub(super) fn silent(&self, now: u64) -> u64 {
-        if self.moving() != 0 { now.wrapping_sub(self.since) } else { 0 }
+        if self.moving() != 0 { self.age(now) } else { 0 }
+    }
+
+    /// Returns the time since the last completion, or since the first post after the rail was idle.
+    pub(super) fn age(&self, now: u64) -> u64 {
+        now.wrapping_sub(self.since)
     }
 
     pub(super) fn is_full(&self, more: u64) -> bool {
