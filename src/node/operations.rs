@@ -311,20 +311,32 @@ impl Node {
     /// reason if the peer could not be attached.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
-        match self
-            .wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until))
-        {
-            Err(Error::Op(OpError::UnknownPeer)) => self.quiet_unmet(peer, timeout),
-            quiet => quiet,
+        // The first attempt does not read the clock.
+        match self.home.engine.quiet(CONTEXT, peer, &mut self.home.waiter, 0) {
+            Ok(()) => Ok(()),
+            Err(error) => self.quiet_longer(error, peer, timeout),
         }
     }
 
     #[cold]
-    fn quiet_unmet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
-        // The peer may be connected by now.
-        behind!(self, |node| node.quiet(peer, timeout));
-        self.attachable(peer)?;
-        Ok(self.unmet(peer)?)
+    #[inline(never)]
+    fn quiet_longer(
+        &mut self,
+        error: WaitError,
+        peer: PeerId,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        match self.wait_longer(error, timeout, |engine, waiter, until| {
+            engine.quiet(CONTEXT, peer, waiter, until)
+        }) {
+            Err(Error::Op(OpError::UnknownPeer)) => {
+                // The peer may be connected by now.
+                behind!(self, |node| node.quiet(peer, timeout));
+                self.attachable(peer)?;
+                Ok(self.unmet(peer)?)
+            }
+            quiet => quiet,
+        }
     }
 
     /// Succeeds for a peer that is not connected yet, because nothing is in flight to it.
