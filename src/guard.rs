@@ -163,6 +163,11 @@ impl<S: Sink> Sink for Judge<'_, S> {
     }
 
     #[cold]
+    fn repeats(&mut self, cx: u64) -> bool {
+        self.sink.repeats(cx)
+    }
+
+    #[cold]
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         let alive = self.watch.find(peer).and_then(|watched| {
             watched.up = false;

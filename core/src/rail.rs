@@ -10,12 +10,13 @@
 //!    [`PostError::Again`], poll and post again.
 //! 2. **One completion per post.** A post that returned [`Posted::Pending`] yields exactly one
 //!    [`Sink::done`] with its context word, even if the peer fails. A post that returned
-//!    [`Posted::Done`] yields none. Success means only that the local memory may be reused.
+//!    [`Posted::Done`] yields none, and so does a message that the engine [repeats](Sink::repeats).
+//!    Success means only that the local memory may be reused.
 //! 3. **Data before its word.** At the target, [`Sink::landed`] is reported only when all bytes of
 //!    that write are visible to the target's processor. Messages arrive whole.
 //! 4. **Once, in any order.** An accepted post arrives exactly once, or it completes with an error,
-//!    or the peer is reported down.
-//!    [`Caps::order`] says which posts keep their order. All other posts may be reordered.
+//!    or the peer is reported down. [`Caps::order`] says which posts keep their order. All other
+//!    posts may be reordered.
 //! 5. **Messages are copied** before the post returns. The caller may reuse the bytes at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for
 //!    a peer, with two exceptions. Methods documented as slow paths may block, allocate or wait.
@@ -168,6 +169,13 @@ pub trait Sink {
     /// Reports an arrived message. The bytes are valid during the call and may change. Copy them
     /// once, then check the copy.
     fn message(&mut self, peer: Peer, bytes: Untrusted<'_>);
+    /// Returns whether the engine repeats a pending message that failed because its connection
+    /// broke. The rail then reports no completion of it, and connects again. Otherwise it reports
+    /// the peer as failed.
+    #[cold]
+    fn repeats(&mut self, _cx: u64) -> bool {
+        false
+    }
     /// Reports that the peer has failed on this rail. Each of its pending posts was or will be
     /// reported as failed.
     fn peer_down(&mut self, peer: Peer, why: PeerError);

@@ -164,6 +164,7 @@ unsafe impl Rail for Recorder {
         sink.done_alike(2, 3);
         sink.landed(Peer(4), 5);
         sink.message(Peer(6), Untrusted::from_slice(&[7; 8]));
+        assert!(sink.repeats(3));
         sink.peer_down(Peer(9), PeerError::Closed);
         self.note("poll", budget - 1)
     }
@@ -235,6 +236,10 @@ impl Sink for Words {
     }
     fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         self.0.push(format!("message {} of {} bytes", peer.0, bytes.len()));
+    }
+    fn repeats(&mut self, cx: u64) -> bool {
+        self.0.push(format!("repeats {cx}"));
+        true
     }
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         self.0.push(format!("down {} {why:?}", peer.0));

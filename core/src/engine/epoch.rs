@@ -34,7 +34,8 @@
 //! A Hello also says whether its sender keeps what `failover` needs. Unless both sides keep it, the
 //! peer fails when its first rail fails. A rail that fails during the exchange may have lost
 //! Hellos. The rail reports this to the sender, which sends its Hello again. The receiver then
-//! repeats its answer. A Hello that fails alone is sent again too, a few times.
+//! repeats its answer. A Hello whose connection broke is sent again too, a few
+//! times.
 //!
 //! # Epochs of rails
 //!
@@ -62,7 +63,7 @@ pub(super) use hello::{Bond, Hello};
 /// that is not for the bound peer.
 const ANSWERS: usize = 4;
 
-/// Maximum number of Hellos to one attachment that may fail before the rail counts as failed.
+/// Maximum number of Hellos to one attachment that are sent again after their connection broke.
 const LOST: u8 = 8;
 
 /// An epoch that is less than this distance below the bound epoch belongs to an earlier attachment
@@ -84,7 +85,7 @@ pub(crate) struct Meeting {
     keeps: bool,
     /// Whether the next Hello reports that earlier Hellos may have been lost.
     again: bool,
-    /// Number of Hellos that failed.
+    /// Number of Hellos whose connection broke.
     lost: u8,
 }
 
@@ -216,8 +217,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.answer(peer, theirs);
     }
 
-    /// Sends a Hello again that failed. Returns `false` if the peer has answered, or if too many
-    /// Hellos failed.
+    /// Sends a Hello again whose connection broke. Returns `false` if the peer has answered, or if
+    /// this happened too often.
     #[cold]
     pub(super) fn loses_hello(&mut self, peer: u16) -> bool {
         let meeting = &mut self.pairings[peer as usize].meeting;

@@ -277,17 +277,18 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
             return;
         }
         self.stats.failed += 1;
-        // The post may belong to an earlier peer of this slot.
-        let slot = self.peers.get(peer.0 as usize);
-        if slot.is_some_and(|slot| slot.generation & GENERATION_MASK == generation) {
-            if matches!(error, CompleteError::Failed(_)) && self.loses_hello(peer.0) {
-                return;
-            }
+        if self.is_control_of(peer, generation) {
             // The next acknowledgement replaces a lost one. But a rail that loses messages must not
             // be used for this peer again.
             let id = RailId(rail as u8);
             self.rail_failed(peer.0, rail, Fault::Rail(id, error), PeerError::Rail(id));
         }
+    }
+
+    /// Returns whether a post belongs to this peer, not to an earlier peer of this slot.
+    fn is_control_of(&self, peer: Peer, generation: u16) -> bool {
+        let slot = self.peers.get(peer.0 as usize);
+        slot.is_some_and(|slot| slot.generation & GENERATION_MASK == generation)
     }
 
     #[cold]
@@ -320,6 +321,21 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
                 self.state.control_failed(self.rail, peer, generation, error);
             }
         }
+    }
+
+    #[cold]
+    fn repeats(&mut self, cx: u64) -> bool {
+        let PostTag { owner: Owner::Control(peer, generation), bytes } = PostTag::unpack(cx) else {
+            return false;
+        };
+        let repeats = self.state.is_control_of(peer, generation) && self.state.loses_hello(peer.0);
+        if repeats {
+            self.state.stats.failed += 1;
+            if self.state.loads.ended(self.rail, 1, bytes as u64, false) {
+                self.state.limit_single();
+            }
+        }
+        repeats
     }
 
     #[inline]

@@ -40,6 +40,10 @@ impl<S: Sink> Sink for Watch<'_, S> {
         self.sink.message(peer, bytes);
     }
 
+    fn repeats(&mut self, cx: u64) -> bool {
+        self.sink.repeats(cx)
+    }
+
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         self.fallen.push(peer);
         self.sink.peer_down(peer, why);

@@ -8,6 +8,7 @@ use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::Sink;
 
 use super::device::Reached;
+use super::peers::FIRST;
 use super::pool::{ContextKind, Slot};
 use super::{BATCH, Event, FabricRail, HEAD, USER, WORD};
 use crate::fabric::cq::{self, CqError, Entry};
@@ -440,8 +441,9 @@ impl FabricRail {
         let place = &mut self.peers.slots[peer as usize];
         // If both sides connect at once, libfabric 1.17's tcp may break the connection that it made
         // first. The engine repeats the messages that a peer has not answered.
-        if kind == ContextKind::Send && error.code.is_break() && place.may_connect_again() {
-            return sink.done(cx, Err(CompleteError::Failed(error.code.0)));
+        if kind == ContextKind::Send && error.code.is_break() && place.up && sink.repeats(cx) {
+            place.first = FIRST;
+            return;
         }
         // The rail never cancels posts, so `ECANCELED` means that the provider dropped the post
         // with its connection.

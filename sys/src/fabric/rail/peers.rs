@@ -36,8 +36,6 @@ pub(super) struct PeerSlot {
     /// names no peer. Once this is 0, short messages are injected. Never 0 while the peer is not
     /// up.
     pub first: u8,
-    /// Number of messages that failed with their connection.
-    pub breaks: u8,
     /// [`accepted`](Self::accepted) at the last rejection.
     pub refused_at: u32,
     /// Number of posts with a completion, and how many of them have completed. Both wrap.
@@ -60,13 +58,10 @@ pub(super) struct PeerSlot {
 
 const_assert_eq!(size_of::<PeerSlot>(), 64);
 
-/// Number of messages to a new peer that are posted with a completion. Engines exchange fewer
-/// messages than this to connect.
-const FIRST: u8 = 8;
-
-/// Maximum number of messages that may fail with their connection before anything from the peer has
-/// arrived.
-const BREAKS: u8 = 3;
+/// Number of messages that are posted with a completion, to a new peer and after a message whose
+/// connection broke. Engines exchange fewer messages than this to connect, unless they repeat some
+/// because the peer does not know them yet.
+pub(super) const FIRST: u8 = 8;
 
 const GONE: PeerSlot = PeerSlot {
     addr: 0,
@@ -77,7 +72,6 @@ const GONE: PeerSlot = PeerSlot {
     refused: false,
     fenced: false,
     first: FIRST,
-    breaks: 0,
     refused_at: 0,
     posted: 0,
     ended: 0,
@@ -101,13 +95,6 @@ impl PeerSlot {
     /// Returns a counter that changes with every sign of life of the peer.
     pub fn heard(&self) -> u32 {
         self.ended.wrapping_add(self.arrived)
-    }
-
-    /// Counts a message that failed with its connection. Returns `false` if that means that the
-    /// peer has failed: something from it has arrived, or this happened before.
-    pub fn may_connect_again(&mut self) -> bool {
-        self.breaks = self.breaks.saturating_add(1);
-        self.up && self.arrived == 0 && self.breaks <= BREAKS
     }
 
     pub fn is_refused(&self) -> bool {
