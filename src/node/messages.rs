@@ -25,15 +25,28 @@ use super::{Driver, Error, Node, behind};
 const KEPT: usize = 16;
 const KEPT_LEN: usize = 1 << 20;
 
+/// A send with a copy that the receiver has not read yet, or an abandoned fetch.
+struct Operation {
+    token: Token,
+    /// The receiver of a send, and the copy.
+    sends: Option<(PeerId, Memory)>,
+}
+
 /// The node's own operations, and its memory for messages from and into slices. The program does
 /// not see the completions of these operations.
 #[derive(Default)]
 pub(super) struct Own {
     free: Vec<Memory>,
-    /// Sends with a copy that the receiver has not read yet, and abandoned fetches.
-    pub operations: Vec<(Token, Option<Memory>)>,
+    operations: Vec<Operation>,
     /// Receives that the program abandoned after they had matched.
     receives: Vec<(Request, Memory)>,
+}
+
+impl Own {
+    /// Takes over a fetch that the program no longer waits for.
+    pub fn abandon(&mut self, token: Token) {
+        self.operations.push(Operation { token, sends: None });
+    }
 }
 
 impl Node {
@@ -42,12 +55,17 @@ impl Node {
     ///
     /// The first message to a peer on this host waits until the peer is connected. Messages to a
     /// peer on another host are queued until the peer answers. [`quiet`](Self::quiet) tells if it
-    /// does not. For queued bytes, and for bytes longer than [`eager_max`](Self::eager_max), the
-    /// call allocates. If no region is left, it waits until the peer has read earlier messages.
+    /// does not. Queued bytes take a region each: one peer gets an eighth of
+    /// [`Limits::locals`](super::Limits::locals). If its share is used up, the call waits until the
+    /// peer answers, for at most [`Builder::patience`](super::Builder::patience).
+    ///
+    /// For queued bytes, and for bytes longer than [`eager_max`](Self::eager_max), the call
+    /// allocates. If no region is left, it waits until the peer has read earlier messages.
     ///
     /// # Errors
-    /// [`Error::Op`]: nothing was sent. [`Error::NotConnected`]. [`OpError::Unreported`]: the
-    /// completion of a send of bytes cannot be [reported](Notice::Report).
+    /// [`Error::Op`]: nothing was sent. [`OpError::Again`]: there is no room, or the peer's share
+    /// is used up. [`Error::NotConnected`]. [`OpError::Unreported`]: the completion of a send of
+    /// bytes cannot be [reported](Notice::Report).
     #[doc(alias = "MPI_Isend")]
     #[inline(always)]
     pub fn send<'a>(
@@ -99,9 +117,9 @@ impl Node {
     ) -> Result<Issued, Error> {
         // The engine queues no bytes.
         if let Source::Bytes(bytes) = from
-            && self.home.engine.has_answered(to) == Ok(false)
+            && self.is_unanswered(to)
         {
-            return self.send_copy(to, tag, bytes);
+            return self.send_queued(to, tag, bytes);
         }
         let payload = match from {
             Source::Memory(Slice { at, len }) => Payload::Region(at, len),
@@ -122,13 +140,36 @@ impl Node {
         }
     }
 
+    fn is_unanswered(&self, peer: PeerId) -> bool {
+        let engine = &self.home.engine;
+        engine.peer_error(peer) == Ok(None) && engine.has_answered(peer) == Ok(false)
+    }
+
+    /// Queues a copy, unless the copies for this peer already use its share of the regions.
+    fn send_queued(&mut self, to: PeerId, tag: Tag, bytes: &[u8]) -> Result<Issued, Error> {
+        let share = usize::from(self.builder.limits.locals / 8).max(1);
+        let is_to = |own: &&Operation| own.sends.is_some_and(|(peer, _)| peer == to);
+        let mut room =
+            RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
+        while self.is_unanswered(to) {
+            if self.own.operations.iter().filter(is_to).count() < share {
+                return self.send_copy(to, tag, bytes);
+            }
+            if !self.waits_for(&mut room) {
+                return Err(OpError::Again.into());
+            }
+        }
+        self.send(to, tag, bytes, Notice::Silent)
+    }
+
     fn send_copy(&mut self, to: PeerId, tag: Tag, bytes: &[u8]) -> Result<Issued, Error> {
         let copy = self.copy_of(bytes.len())?;
         self.write(copy.at(0), bytes)?;
         let payload = Payload::Region(copy.at(0), bytes.len());
         match issue!(self, engine => engine.send(CONTEXT, to, tag, payload, Notice::Report(0))) {
             Ok(Issued::Pending(token)) => {
-                self.own.operations.push((token, Some(copy)));
+                self.own.operations.push(Operation { token, sends: Some((to, copy)) });
+                self.home.engine.count_failure(token)?;
                 Ok(Issued::Pending(Token::NONE))
             }
             issued => {
@@ -434,7 +475,7 @@ impl Node {
 
     pub(super) fn reap(&mut self) {
         for at in (0..self.own.operations.len()).rev() {
-            if let Ok(Some(end)) = self.home.engine.test(self.own.operations[at].0) {
+            if let Ok(Some(end)) = self.home.engine.test(self.own.operations[at].token) {
                 self.reap_operation(&end);
             }
         }
@@ -447,13 +488,14 @@ impl Node {
     }
 
     pub(super) fn reap_operation(&mut self, end: &Completion) -> bool {
-        let own = self.own.operations.iter().position(|(token, _)| *token == end.token);
-        let Some(at) = own else { return false };
-        match (self.own.operations.swap_remove(at), end.outcome) {
+        let Some(at) = self.own.operations.iter().position(|own| own.token == end.token) else {
+            return false;
+        };
+        match (self.own.operations.swap_remove(at).sends, end.outcome) {
             // A rail may still read the copy, so it is not reused.
-            ((_, Some(copy)), Outcome::Unknown(_)) => self.drop_copy(copy),
-            ((_, Some(copy)), _) => self.give_back(copy),
-            _ => {}
+            (Some((_, copy)), Outcome::Unknown(_)) => self.drop_copy(copy),
+            (Some((_, copy)), _) => self.give_back(copy),
+            (None, _) => {}
         }
         true
     }
@@ -477,6 +519,7 @@ mod tests {
     #[test]
     fn a_copy_that_something_may_still_access_serves_no_other_message() {
         let mut node = Node::builder().fabric(Fabric::Off).open().unwrap();
+        let me = node.connect(node.address()).unwrap();
         let fault = Fault::Peer(PeerError::Lost);
         let gone = Err(AttachError::UnknownRegion.into());
         for (outcome, again) in [
@@ -486,7 +529,7 @@ mod tests {
         ] {
             let copy = node.copy_of(100_000).unwrap();
             let token = Token::from_raw(77);
-            node.own.operations.push((token, Some(copy)));
+            node.own.operations.push(Operation { token, sends: Some((me, copy)) });
             let end = Completion { token, tag: 0, outcome, value: 0, order: 0 };
             assert!(node.reap_operation(&end) && !node.reap_operation(&end));
             assert_eq!(node.own.free.pop(), again.then_some(copy), "{outcome:?}");

@@ -268,7 +268,7 @@ impl Node {
             Ok(end) if end.outcome == Outcome::Done => Ok(end),
             Ok(end) => Err(Error::Failed(end.outcome)),
             Err(error) => {
-                self.own.operations.push((token, None));
+                self.own.abandon(token);
                 Err(error)
             }
         }
@@ -289,8 +289,8 @@ impl Node {
     }
 
     /// Orders writes to the peer: writes issued after the fence land after everything issued before
-    /// it. Succeeds for a peer that is not connected or could not be attached, because every
-    /// operation to it was refused.
+    /// it. Succeeds for a peer that is not connected or could not be attached, because nothing is
+    /// in flight to it.
     ///
     /// # Errors
     /// The peer is unknown or has failed.
@@ -304,7 +304,7 @@ impl Node {
     }
 
     /// Waits until the peer has applied everything sent to it, and all reads from it are complete.
-    /// Succeeds for a peer that is not connected, because every operation to it was refused.
+    /// Succeeds for a peer that is not connected, because nothing is in flight to it.
     ///
     /// # Errors
     /// [`Error::Wait`] names what is missing, or counts the silent operations that have failed. The

@@ -1,5 +1,6 @@
 //! Tests peers on other hosts, which are attached at their first use or by their first message.
 
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,10 +8,10 @@ use std::time::{Duration, Instant};
 use fishplate::config::Settings;
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
-use fishplate::core::error::PeerError;
+use fishplate::core::error::{OpError, PeerError, WaitError};
 use fishplate::core::mem::RailId;
 use fishplate::core::psm::Buffer;
-use fishplate::node::{Builder, Error, Fabric};
+use fishplate::node::{Builder, Error, Fabric, Memory};
 use fishplate::{Cmp, Limits, Node, Notice, PeerId, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
 
@@ -193,6 +194,20 @@ fn an_address_whose_rails_cannot_be_joined_is_refused_at_once() {
     });
 }
 
+/// Receives the next message of the first node at the second.
+fn receive([a, b]: [&mut Node; 2], from: PeerId, tag: u64, into: Memory) -> Vec<u8> {
+    let request = b.post_recv(Some(from), tag, Tag::ZERO, into.slice(..), 0).unwrap();
+    let mut got = vec![];
+    until([a, b], |[_, b]| {
+        let Some(status) = b.test_recv(request).unwrap() else { return false };
+        assert_eq!(status.outcome, Received::Ok);
+        got.resize(status.delivered as usize, 0);
+        b.read(into.at(0), &mut got).unwrap();
+        true
+    });
+    got
+}
+
 /// A program with an event loop must not stop in a call.
 #[test]
 fn messages_to_a_peer_that_makes_no_progress_are_queued() {
@@ -200,27 +215,81 @@ fn messages_to_a_peer_that_makes_no_progress_are_queued() {
         let [mut a, mut b] = [open(), open()];
         let [to_b, to_a] = connect(&mut a, &mut b);
         let memory = a.alloc(100_000).unwrap();
+        a.write(memory.at(0), &[4; 100_000]).unwrap();
         let begun = Instant::now();
         a.send(to_b, 1, b"first", Notice::Silent).unwrap();
-        a.send(to_b, 2, b"", Notice::Silent).unwrap();
+        a.send(to_b, 1, b"", Notice::Silent).unwrap();
         a.send(to_b, 3, &vec![3; 100_000], Notice::Silent).unwrap();
-        a.send(to_b, 4, memory.slice(..), Notice::Silent).unwrap();
-        a.send(to_b, 5, b"fifth", Notice::Silent).unwrap();
+        a.send(to_b, 1, memory.slice(..), Notice::Silent).unwrap();
+        a.send(to_b, 1, b"fifth", Notice::Silent).unwrap();
         assert!(begun.elapsed() < Duration::from_secs(5), "{name}");
         a.quiet(to_b, Duration::ZERO).unwrap_err();
         let into = b.alloc(100_000).unwrap();
-        for (tag, len) in [(1, 5), (2, 0), (3, 100_000), (4, 100_000), (5, 5)] {
-            let request = b.post_recv(Some(to_a), tag, Tag::ZERO, into.slice(..), 0).unwrap();
-            until([&mut a, &mut b], |[_, b]| match b.test_recv(request).unwrap() {
-                Some(status) => {
-                    assert_eq!((status.outcome, status.delivered), (Received::Ok, len), "{name}");
-                    true
-                }
-                None => false,
-            });
+        for (tag, bytes) in
+            [(1, &b"first"[..]), (1, b""), (1, &[4; 100_000]), (1, b"fifth"), (3, &[3; 100_000])]
+        {
+            let got = receive([&mut a, &mut b], to_a, tag, into);
+            assert!(got == bytes, "{name}: {tag}, {} of {} bytes", got.len(), bytes.len());
         }
         close_all([a, b]);
     });
+}
+
+#[test]
+fn messages_to_a_silent_peer_leave_room_for_others() {
+    if WORKER {
+        // A worker answers at once.
+        return;
+    }
+    each(|name, open| {
+        // Boxed, because several nodes are too large for the stack.
+        let open = || Box::new(open());
+        let (mut a, mut b, mut c) = (open(), open(), open());
+        a.set_patience(Duration::from_millis(1)).unwrap();
+        let [to_b, to_a] = connect(&mut a, &mut b);
+        let [to_c, a_at_c] = connect(&mut a, &mut c);
+        let share = LIMITS.locals / 8;
+        for n in 0..share {
+            a.send(to_b, 7, &[n as u8; 5], Notice::Silent).unwrap();
+        }
+        let full = a.send(to_b, 7, b"later", Notice::Silent);
+        assert_eq!(full, Err(OpError::Again.into()), "{name}");
+        send(&mut a, to_c, 8, &mut c);
+        until([&mut a, &mut c], |[_, c]| has_message(c, a_at_c, 8));
+        let into = b.alloc(64).unwrap();
+        for n in 0..share {
+            assert_eq!(receive([&mut a, &mut b], to_a, 7, into), [n as u8; 5], "{name}");
+        }
+        send(&mut a, to_b, 9, &mut b);
+    });
+}
+
+#[test]
+fn a_queued_message_to_a_peer_that_fails_is_reported() {
+    if WORKER {
+        // A worker answers at once.
+        return;
+    }
+    let provider = Fake::new(Persona::tcp(), 71);
+    let open = || on(&provider, "tcp").open().unwrap();
+    let [mut a, mut b] = [open(), open()];
+    let [to_b, _] = connect(&mut a, &mut b);
+    a.send(to_b, 7, b"first", Notice::Silent).unwrap();
+    let (lifeline, held) = UnixStream::pair().unwrap();
+    a.watch(to_b, lifeline).unwrap();
+    drop(held);
+    let begun = Instant::now();
+    while a.peer_error(to_b) == Ok(None) {
+        // Only waits look at lifelines.
+        _ = a.recv(None, 7, Tag::ZERO, &mut [0; 8], Duration::from_millis(20));
+        assert!(begun.elapsed() < SOON);
+    }
+    let failed = Err(WaitError::PeerFailed(to_b, PeerError::Died).into());
+    assert_eq!(a.quiet_all(SOON), failed);
+    // The error is that of the peer, even if no memory is left.
+    while a.alloc(4096).is_ok() {}
+    let sent = a.send(to_b, 7, b"second", Notice::Silent);
+    assert_eq!(sent, Err(OpError::PeerFailed(PeerError::Died).into()));
 }
 
 #[test]

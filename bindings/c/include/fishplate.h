@@ -215,7 +215,7 @@ typedef struct fp_message {
 
 /* Sends bytes of the program, which may be reused on return. Long messages are copied. The first
  * message to a peer of this host waits until fp_peer_state returns 1. Messages to other peers are
- * queued until they answer. */
+ * queued until they answer, as far as there is room. */
 int fp_send (fp_node *node, fp_peer to, fp_tag tag, const void *from, size_t len);
 int fp_send_mem (fp_node *node, fp_peer to, fp_tag tag, fp_mem memory, uint64_t offset, size_t len,
                  fp_token *token);

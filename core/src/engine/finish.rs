@@ -37,6 +37,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         Ok(if slot.state == Stage::Ended { Some(self.state.take(index)) } else { None })
     }
+
+    /// Makes [`quiet`](Self::quiet) report a failure of this send too, as if it were silent. For
+    /// owners that use its completion only to learn when its memory is free.
+    ///
+    /// # Errors
+    /// [`OpError::StaleToken`] if the completion was taken before.
+    pub fn count_failure(&mut self, token: Token) -> Result<(), OpError> {
+        let index = self.state.pending.find(token)?;
+        self.state.pending.slots[index as usize].counted = true;
+        Ok(())
+    }
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
@@ -263,7 +274,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let s = &mut self.streams[stream as usize];
             s.closing.remove(&mut self.pending.slots, index);
             s.open -= 1;
-            if failed && !report && !inner {
+            if failed && self.pending.slots[index as usize].is_counted() {
                 self.lose(stream);
             }
         }
@@ -331,7 +342,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);
                     slot.again = false;
                     self.streams[stream].open -= 1;
-                    if !slot.report && !slot.inner && slot.outcome != Outcome::Done {
+                    if slot.outcome != Outcome::Done && slot.is_counted() {
                         self.lose(stream as u32);
                     }
                     // The receiver is gone, so stop sending the payload.

@@ -57,6 +57,8 @@ pub struct PendingSlot {
     pub(crate) acked: bool,
     /// Whether the completion is reported. Of a silent operation, only a failure is counted.
     pub(crate) report: bool,
+    /// Whether the failure of a reported send is counted too.
+    pub(crate) counted: bool,
     /// Whether the writes wait until everything before them is acknowledged.
     pub(crate) fenced: bool,
     /// Whether a reply is expected, or a read may have to be posted again.
@@ -111,6 +113,7 @@ impl PendingSlot {
         posted: false,
         acked: false,
         report: false,
+        counted: false,
         fenced: false,
         fetch: false,
         numbered: false,
@@ -147,6 +150,12 @@ impl PendingSlot {
             Notice::Report(tag) => (true, tag),
             Notice::Silent => (false, 0),
         };
+    }
+
+    /// Returns whether a quiet reports the failure of this operation.
+    #[cold]
+    pub(crate) fn is_counted(&self) -> bool {
+        !self.inner && (!self.report || self.kind == OpKind::Send && self.counted)
     }
 
     #[inline(always)]

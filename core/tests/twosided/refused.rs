@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Notice};
-use fishplate_core::error::{OpError, PeerError, PostError};
+use fishplate_core::error::{OpError, PeerError, PostError, WaitError};
 use fishplate_core::mem::RailId;
 use fishplate_core::op::{Fault, Outcome};
 use fishplate_core::rail::faulty::{Faults, Faulty};
@@ -172,6 +172,7 @@ fn a_pulled_send_of_a_lost_peer_completes_with_its_post() {
     }));
     let receive = own.recv(1, EXACT, 0, 3000);
     let token = pending(own.send_region(1, 0, 3000, false));
+    own.engine.count_failure(token).unwrap();
     passes(&mut own.engine, 10);
     assert!(control.borrow().posts.iter().any(|post| post.bytes.first() == Some(&PULL)));
     control.borrow_mut().inject.push_back(Event::Down(own.me.peer(), PeerError::Died));
@@ -182,4 +183,7 @@ fn a_pulled_send_of_a_lost_peer_completes_with_its_post() {
     control.borrow_mut().inject.extend(late.borrow_mut().drain(..));
     passes(&mut own.engine, 10);
     assert_eq!(own.engine.test(token).unwrap().unwrap().outcome, Outcome::Failed(lost));
+    // Only a counted failure is reported here.
+    let failed = Err(WaitError::PeerFailed(own.me, PeerError::Died));
+    assert_eq!(own.engine.quiet_all(CX, &mut waiter(), SOON), failed);
 }
