@@ -4,7 +4,8 @@
 # transport is libfabric's tcp with default settings.
 #
 #   benches/slow-rails.sh [RATIO...]   10: second rail is 10 times slower (default 1 3 10 100 1000);
-#                                      20%: equal speed, but it loses 20 of 100 packets
+#                                      20%: equal speed, but it loses 20 of 100 packets (whole
+#                                      percents only)
 #
 #   FAST=400          Mbit/s of the faster rail
 #   SECONDS_EACH=10   how long a run would take on the faster rail alone

@@ -60,18 +60,22 @@ pub struct RailError {
 
 impl fmt::Display for RailError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rail {} is out of use: ", self.rail.0)?;
-        match self.fault {
-            Fault::Peer(PeerError::Removed) => f.write_str("it was disabled")?,
-            Fault::Peer(PeerError::Rail(_)) => {
-                f.write_str("its link is down, or its connection broke")?
-            }
-            Fault::Peer(error) => write!(f, "{error}")?,
-            fault => write!(f, "{fault}")?,
-        }
+        write!(f, "rail {} is out of use: {}", self.rail.0, self.why())
+    }
+}
+
+impl RailError {
+    /// Returns the reason as text, without the rail. Allocates.
+    pub fn why(&self) -> String {
+        let why = match self.fault {
+            Fault::Peer(PeerError::Removed) => "it was disabled".into(),
+            Fault::Peer(PeerError::Rail(_)) => "its link is down, or its connection broke".into(),
+            Fault::Peer(error) => error.to_string(),
+            fault => fault.to_string(),
+        };
         match &self.provider {
-            Some(words) => write!(f, " ({words})"),
-            None => Ok(()),
+            Some(words) => format!("{why} ({words})"),
+            None => why,
         }
     }
 }

@@ -129,9 +129,7 @@ impl Who {
     }
 
     pub fn out_of_use(&self, error: &RailError) -> String {
-        let text = error.to_string();
-        let why = text.split_once(" is out of use").map_or("", |(_, why)| why);
-        format!("{} is out of use{why}", self.rail(error.rail))
+        format!("{} is out of use: {}", self.rail(error.rail), error.why())
     }
 
     fn rail(&self, rail: RailId) -> String {
