@@ -34,8 +34,7 @@
 //! A Hello also says whether its sender keeps what `failover` needs. Unless both sides keep it, the
 //! peer fails when its first rail fails. A rail that fails during the exchange may have lost
 //! Hellos. The rail reports this to the sender, which sends its Hello again. The receiver then
-//! repeats its answer. A Hello whose connection broke is sent again too, a few
-//! times.
+//! repeats its answer. A Hello whose connection broke is sent again too, a few times.
 //!
 //! # Epochs of rails
 //!
