@@ -277,7 +277,7 @@ impl<const RAILS: usize> Loads<RAILS> {
         let load = &mut self.rails[rail];
         (load.alone, load.prompt) = ((load.alone + 1).min(ALONE), 0);
         if load.alone > 1 {
-            // The rail may rest for long now, and short posts must not use it until then.
+            // The rail may get no long post for some time, so nothing else shows that it is late.
             load.late = load.late.max(LATE);
         }
         load.alone == ALONE
@@ -322,12 +322,13 @@ impl<const RAILS: usize> Loads<RAILS> {
     }
 
     fn judge(&mut self, fastest: u64) {
-        let all = |is: &dyn Fn(&Load) -> bool| {
-            (0..RAILS).map(|rail| u16::from(is(&self.rails[rail])) << rail).sum::<u16>()
-        };
-        let late = all(&|load| load.late >= LATE);
+        let (mut late, mut dear) = (0, 0);
+        for (rail, load) in self.rails.iter().enumerate() {
+            late |= u16::from(load.late >= LATE) << rail;
+            dear |= u16::from(load.cost > SLOW.saturating_mul(fastest)) << rail;
+        }
         self.held &= late;
-        self.slow = late & (self.held | all(&|load| load.cost > SLOW.saturating_mul(fastest)));
+        self.slow = late & (self.held | dear);
     }
 
     /// Keeps short posts off a rail that holds up a stream, until that lapses or long posts show
@@ -450,7 +451,7 @@ impl<const RAILS: usize> Loads<RAILS> {
             }
             load.room = load.moving().saturating_add(bytes).saturating_add(FIRST);
         }
-        // Only an accepted post keeps a rail from the others.
+        // The others count this post only once a rail accepts it.
         self.open = rails;
         Some(chosen)
     }
