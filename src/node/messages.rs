@@ -56,7 +56,7 @@ impl Node {
     /// The first message to a peer on this host waits until the peer is connected. Messages to a
     /// peer on another host are queued until the peer answers. [`quiet`](Self::quiet) tells if it
     /// does not. Queued bytes take a region each: one peer gets an eighth of
-    /// [`Limits::locals`](super::Limits::locals). If its share is used up, the call waits until the
+    /// [`Limits::locals`](crate::Limits::locals). If its share is used up, the call waits until the
     /// peer answers, for at most [`Builder::patience`](super::Builder::patience).
     ///
     /// For queued bytes, and for bytes longer than [`eager_max`](Self::eager_max), the call

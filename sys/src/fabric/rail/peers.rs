@@ -490,14 +490,14 @@ mod tests {
         };
         attach(&mut peers, 0);
         let rebuilt = rebuilds(&mut peers, 1..1000, attach);
-        assert!(rebuilt <= 12, "each time with twice the room: {rebuilt}");
+        assert_eq!(rebuilt, 9, "each time with twice the room");
         // The same peers, each time with another signature and another address.
         let rebuilt = rebuilds(&mut peers, (1..1000).cycle().take(10_000), |peers, peer| {
             let number = peers.slots[peer as usize].number + 1000;
             peers.detach(peer);
             peers.attach(peer, number.into(), number, None);
         });
-        assert!(rebuilt <= 20, "{rebuilt}");
+        assert_eq!(rebuilt, 0);
         let rebuilt = rebuilds(&mut peers, 1..1000, |peers, peer| peers.detach(peer));
         assert_eq!(rebuilt, 0);
     }
