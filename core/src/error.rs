@@ -53,7 +53,8 @@ pub enum CompleteError {
 pub enum PeerError {
     /// The peer's process has ended.
     Died,
-    /// Either side has closed the connection in an orderly way, or is closing it.
+    /// Either side has closed the connection in an orderly way, or is closing it. Also: the peer
+    /// closed its node, or its process ended, before it connected.
     Closed,
     /// The peer violated the protocol in a message or in shared memory, and is quarantined.
     Protocol(Violation),

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use fishplate_core::engine::Joint;
 use fishplate_core::engine::protocol::MatchLimits;
-use fishplate_core::error::PeerError;
+use fishplate_core::error::{OpError, PeerError};
 use fishplate_core::mem::{PeerId, RailId};
 use fishplate_core::sync::host::Host;
 use fishplate_gpu::GpuLink;
-use fishplate_shm::{HandshakeError, Link};
+use fishplate_shm::{HandshakeError, Link, Listener};
 
 use super::address::{Address, socket};
 use super::home::Home;
@@ -28,8 +28,8 @@ use crate::topology::{FabricEnd, joined};
 /// The rail to peers on this host.
 pub(super) const LOCAL: RailId = RailId(0);
 
-/// Minimum and maximum time between two attempts to dial a peer, in milliseconds. The time grows by
-/// an eighth with each attempt.
+/// Minimum and maximum time between two attempts to dial a peer, or two checks that it still
+/// listens, in milliseconds. The time grows by an eighth with each attempt.
 const REDIAL: [u16; 2] = [20, 1000];
 
 /// Maximum number of unconnected peers that one pass polls, so that absent peers do not slow the
@@ -80,7 +80,7 @@ pub(super) struct Meeting {
     step: Step,
     /// Whether both nodes have a device.
     gpu: bool,
-    /// Time to dial, and pause after a failed attempt, in milliseconds.
+    /// Time of the next attempt, and pause after it, in milliseconds.
     at: u32,
     pause: u16,
 }
@@ -91,28 +91,25 @@ enum Step {
     /// This node has dialled. It never dials twice at once, because both sides must use the same
     /// link.
     Dialled,
-    /// The peer dials.
+    /// The peer dials. Meanwhile this node checks that it still listens.
     Waits,
     /// Connected. The two nodes still exchange the settings of their devices.
     Agrees,
 }
 
 impl Meeting {
-    fn later(&mut self, now: u32) {
+    fn later(&mut self, step: Step, now: u32) {
         let pause = self.pause;
-        (self.step, self.at) = (Step::Dials, now.wrapping_add(pause.into()));
+        (self.step, self.at) = (step, now.wrapping_add(pause.into()));
         self.pause = (pause + pause / 8).min(REDIAL[1]);
     }
 
     fn again(&mut self, dials: bool, now: u32) {
-        match dials {
-            true => self.later(now),
-            false => self.step = Step::Waits,
-        }
+        self.later(if dials { Step::Dials } else { Step::Waits }, now);
     }
 
     fn is_due(&self, now: u32) -> bool {
-        self.step == Step::Dials && now.wrapping_sub(self.at) <= u32::MAX / 2
+        matches!(self.step, Step::Dials | Step::Waits) && now.wrapping_sub(self.at) <= u32::MAX / 2
     }
 }
 
@@ -246,9 +243,12 @@ impl Node {
     pub fn peer_error(&mut self, peer: PeerId) -> Result<Option<PeerError>, Error> {
         behind!(self, |node| node.peer_error(peer));
         self.home.engine.check_peers();
-        self.attachable(peer)?;
-        match self.peers.find(peer) {
-            Some(contact) if contact.stage.is_meeting() => Ok(None),
+        match self.peers.find(peer).map(|contact| &contact.stage) {
+            Some(Stage::Failed(error)) => match **error {
+                Error::Op(OpError::PeerFailed(why)) => Ok(Some(why)),
+                error => Err(error),
+            },
+            Some(Stage::Meets(_)) => Ok(None),
             None if self.peers.silent.has(peer) => Ok(None),
             _ => Ok(self.home.engine.peer_error(peer)?),
         }
@@ -372,7 +372,7 @@ impl Node {
             };
             let Some(contact) = self.peers.contacts.iter_mut().find(dialled) else { continue };
             match contact.meeting() {
-                Some(meeting) if !is_final(why) => meeting.later(now_ms),
+                Some(meeting) if !is_final(why) => meeting.later(Step::Dials, now_ms),
                 _ => contact.stage = Stage::failed(Error::Handshake(why)),
             }
         }
@@ -381,12 +381,20 @@ impl Node {
             let contact = &mut self.peers.contacts[self.turn];
             self.turn += 1;
             let door = contact.door;
-            if let Some(meeting) = contact.meeting().filter(|meeting| meeting.is_due(now_ms)) {
-                match self.listener.dial(socket(door), &self.profile) {
-                    Ok(()) => meeting.step = Step::Dialled,
-                    // The peer does not listen yet.
-                    Err(_) => meeting.later(now_ms),
+            let Some(meeting) = contact.meeting().filter(|meeting| meeting.is_due(now_ms)) else {
+                continue;
+            };
+            let attempt = match meeting.step {
+                Step::Waits => is_listening(door),
+                _ => self.listener.dial(socket(door), &self.profile),
+            };
+            match (attempt, meeting.step) {
+                (Ok(()), Step::Dials) => meeting.step = Step::Dialled,
+                // A node listens before it has an address, until it closes or its process ends.
+                (Err(HandshakeError::System(libc::ECONNREFUSED)), _) => {
+                    contact.stage = Stage::failed(OpError::PeerFailed(PeerError::Closed).into());
                 }
+                (_, step) => meeting.later(step, now_ms),
             }
         }
         self.peers.dials = self.peers.contacts.iter().any(|contact| contact.stage.is_meeting());
@@ -489,9 +497,10 @@ impl Node {
     }
 
     fn begin_local(&mut self, peer: PeerId, address: &Address, gpu: bool) -> Result<Stage, Error> {
-        let (step, at) =
-            (if self.address.id < address.id { Step::Dials } else { Step::Waits }, self.now_ms());
-        let meeting = Meeting { step, gpu, at, pause: REDIAL[0] };
+        let mut meeting = Meeting { step: Step::Dials, gpu, at: self.now_ms(), pause: REDIAL[0] };
+        if self.address.id > address.id {
+            meeting.later(Step::Waits, meeting.at);
+        }
         if address.id == self.address.id {
             self.home.engine.set_up_peer(peer)?;
             if let Some(mut rail) = self.home.engine.rail_mut(LOCAL) {
@@ -549,6 +558,14 @@ fn attach_gpu(
 
 fn join_local(home: &mut Home, peer: PeerId, limits: MatchLimits) -> Result<(), Error> {
     Ok(home.engine.join_peer(peer, &[joint(LOCAL, LOCAL, usize::MAX)], Some(limits))?)
+}
+
+/// Checks that a node listens, without a connection that it would have to accept.
+fn is_listening(door: u64) -> Result<(), HandshakeError> {
+    match Listener::bind(socket(door)) {
+        Ok(_) => Err(HandshakeError::System(libc::ECONNREFUSED)),
+        Err(_) => Ok(()),
+    }
 }
 
 /// Returns whether a handshake would fail again in every attempt.

@@ -241,10 +241,13 @@ impl Node {
                 return Err(match error {
                     AttachError::Unsupported => Error::NoGpuRail(peer),
                     // The engine imports from no failed peer, and does not say why it failed.
-                    AttachError::UnknownPeer => match self.home.engine.peer_error(peer) {
-                        Ok(Some(failure)) => Error::Op(OpError::PeerFailed(failure)),
-                        _ => error.into(),
-                    },
+                    AttachError::UnknownPeer | AttachError::Unattached(_) => {
+                        self.home.engine.check_peers();
+                        match self.home.engine.peer_error(peer) {
+                            Ok(Some(failure)) => Error::Op(OpError::PeerFailed(failure)),
+                            _ => error.into(),
+                        }
+                    }
                     error => Error::of(error, "remotes", remotes),
                 });
             }

@@ -154,6 +154,31 @@ fn a_peer_that_never_connects_is_named_at_the_deadline() {
     assert!(node.peer_error(peer).is_err() && node.disconnect(peer).is_err());
 }
 
+/// In some rounds the node would dial, in others it waits for the peer to dial.
+#[test]
+fn a_peer_that_closes_before_it_connects_fails_long_before_the_deadline() {
+    let open = || super::builder().fabric(Fabric::Off).connect_timeout(SOON * 10).open().unwrap();
+    let mut node = open();
+    let gone = Error::Op(OpError::PeerFailed(PeerError::Closed));
+    for _ in 0..12 {
+        let other = open();
+        let peer = node.connect(other.address()).unwrap();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(50) {
+            node.progress();
+        }
+        assert_eq!(node.peer_error(peer), Ok(None));
+        drop(other);
+        assert_eq!(node.import(peer, [0; 64]), Err(gone));
+        assert_eq!(node.send(peer, 1, b"x", Notice::Silent), Err(gone));
+        assert_eq!(node.quiet(peer, SOON), Err(gone));
+        assert_eq!(node.peer_error(peer), Ok(Some(PeerError::Closed)));
+        assert_eq!(node.failed_peers(), []);
+        node.disconnect(peer).unwrap();
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    }
+}
+
 #[test]
 fn a_peer_that_refuses_for_good_is_reported_and_not_dialled_again() {
     let mut node = alone();

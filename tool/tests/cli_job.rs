@@ -72,7 +72,7 @@ fn a_killed_rank_is_named_and_leaves_no_other_behind() {
     let line = "perf job -N 4 -p all-to-all -n 1e12 -T 20";
     let mut leader = fishplate(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let limit = limit(leader.id(), LIMIT);
-    // The leader prints the headline once all ranks are connected.
+    // The leader prints the headline once all ranks have joined. They connect after that.
     std::io::Read::read_exact(leader.stdout.as_mut().unwrap(), &mut [0]).expect("a headline");
     let ranks = ranks_of(leader.id());
     assert_eq!(ranks.len(), 3);

@@ -131,10 +131,11 @@ def doomed(pipe):
 
 
 def test_a_peer_that_never_comes():
-    with fishplate.Node(fabric="off") as absent:
-        address = absent.address
-    with fishplate.Node(fabric="off", connect_timeout=0.1) as node:
-        peer = node.connect(address)
+    with (
+        fishplate.Node(fabric="off") as absent,
+        fishplate.Node(fabric="off", connect_timeout=0.1) as node,
+    ):
+        peer = node.connect(absent.address)
         assert not peer.connected()
         with pytest.raises(fishplate.NotConnected) as caught:
             node.send(peer, 1, b"x")
@@ -150,6 +151,22 @@ def test_a_peer_that_never_comes():
         node.fence(peer)
         node.quiet(peer)
         assert node.probe(peer) is None
+
+
+def test_a_peer_that_closed_before_it_connected():
+    with fishplate.Node(fabric="off", connect_timeout=10 * SOON) as node:
+        for _ in range(8):
+            with fishplate.Node(fabric="off") as gone:
+                address = gone.address
+            peer = node.connect(address)
+            for call in [
+                lambda: node.send(peer, 1, b"x"),
+                lambda: node.recv(bytearray(8), peer),
+                lambda: peer.import_memory(b""),
+            ]:
+                with pytest.raises(fishplate.PeerFailed) as caught:
+                    call()
+                assert caught.value.kind == "closed"
 
 
 def test_the_first_use_of_a_peer_waits_for_it_and_lets_others_in():

@@ -11,7 +11,7 @@ use fishplate::node::{Error, Fabric, Gpu, Memory, OpenError};
 use fishplate::rails::{self, RailsError};
 use fishplate::worker::Options;
 use fishplate::{Limits, Node, PeerId};
-use fishplate_core::error::AttachError;
+use fishplate_core::error::{AttachError, OpError};
 use fishplate_gpu::{DeviceError, GpuConfig};
 
 use super::endpoint::{AREAS_AT, Endpoint, Mapped};
@@ -157,7 +157,7 @@ impl Setup {
                     Failure::run(format!("{who} did not answer in time{}", limits::descriptors()))
                 }
                 // The other side reports the reason itself if it has time.
-                Error::Attach(AttachError::Unattached(_)) => {
+                Error::Op(OpError::PeerFailed(_)) => {
                     who.gone("it closed before this side opened its memory")
                 }
                 error => {

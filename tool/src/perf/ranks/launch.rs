@@ -19,6 +19,9 @@ const LEAVE: Duration = Duration::from_secs(10);
 
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// A killed process closes its sockets before its parent can reap it, so other ranks may exit first.
+const REAPED: Duration = Duration::from_millis(300);
+
 /// Dropping this kills the processes.
 pub struct Started {
     children: Vec<Child>,
@@ -65,33 +68,37 @@ pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
 }
 
 impl Started {
-    /// Describes how a rank has exited, or returns `None` if no rank has. Prefers a killed rank,
-    /// because other ranks exit with an error when one is killed.
-    fn ended(&mut self) -> Option<String> {
+    /// Describes how a rank has ended, and returns whether it exited by itself. `None` if no rank
+    /// has ended. Prefers a killed rank, because other ranks exit with an error when one is killed.
+    fn ended(&mut self) -> Option<(bool, String)> {
         let ended = self.children.iter_mut().enumerate().filter_map(|(at, child)| {
             let status = child.try_wait().ok().flatten()?;
             let told = format!("rank {} (pid {}) {}", at + 1, child.id(), describe(status));
             Some((status.code().is_some(), told))
         });
-        ended.min().map(|(_, told)| told)
+        ended.min()
     }
 
     /// Checks while ranks join. Fails if a rank has ended or the user has pressed Ctrl-C.
     fn check(&mut self) -> io::Result<()> {
         match (interrupt::check(), self.ended()) {
             (Ok(()), None) => Ok(()),
-            (Ok(()), Some(told)) => Err(io::Error::other(format!("{told} before all had joined"))),
+            (Ok(()), Some((_, told))) => {
+                Err(io::Error::other(format!("{told} before all had joined")))
+            }
             (Err(_), _) => Err(io::Error::from(ErrorKind::Interrupted)),
         }
     }
 
     pub fn explain(&mut self, message: String) -> String {
-        let until = Instant::now() + LAST_WORDS;
+        let begun = Instant::now();
         loop {
             match self.ended() {
-                Some(told) => return format!("{message}; {told}"),
-                None if Instant::now() >= until => return message,
-                None => std::thread::sleep(Duration::from_millis(1)),
+                Some((exited, told)) if !exited || begun.elapsed() >= REAPED => {
+                    return format!("{message}; {told}");
+                }
+                None if begun.elapsed() >= LAST_WORDS => return message,
+                _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }
     }

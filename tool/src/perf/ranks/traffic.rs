@@ -93,8 +93,9 @@ impl Traffic {
         let mut import = |member: &mut Member, rank: usize| {
             let peer = member.peer(rank)?;
             let there = member.node.import(peer, &handles[rank]);
-            let there = there.map_err(|error| {
-                Failure::run(format!("cannot import the memory of rank {rank}: {error}"))
+            let there = there.map_err(|error| match error {
+                Error::Op(OpError::PeerFailed(_)) => failed(rank, &error),
+                error => Failure::run(format!("cannot import the memory of rank {rank}: {error}")),
             })?;
             remotes.push(there);
             Ok::<_, Failure>(there)
