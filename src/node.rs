@@ -72,6 +72,7 @@
 mod address;
 mod builder;
 mod connect;
+mod contact;
 mod descriptor;
 mod device;
 mod distant;
@@ -81,6 +82,7 @@ pub mod fuzzing;
 mod home;
 mod memory;
 mod messages;
+mod near;
 mod operations;
 mod queue;
 mod rail;
@@ -101,7 +103,7 @@ use fishplate_shm::{Link, Listener, Profile, Segment};
 
 pub use address::ADDRESS_MAX;
 pub use builder::{Builder, Fabric, Gpu, NoSuchGpu};
-pub use connect::Reach;
+pub use contact::Reach;
 pub use error::{Error, OpenError};
 pub use memory::{Memory, Remote, Slice};
 pub use operations::Source;

@@ -13,7 +13,7 @@ use fishplate_gpu::{
 };
 use fishplate_sys::LinuxHost;
 
-use super::connect::LOCAL;
+use super::contact::LOCAL;
 use super::memory::Memory;
 use super::rail::{NodeRail, NodeSetup};
 use super::{Driver, Error, Node, behind};

@@ -13,7 +13,7 @@ use fishplate_core::mem::{PeerId, RailId};
 use fishplate_sys::clock::monotonic_ns;
 
 use super::Error;
-use super::connect::{Contact, Stage, to_ms};
+use super::contact::{Contact, Stage, to_ms};
 use super::home::NodeEngine;
 use super::rail::{NodeRail, NodeSetup};
 use super::silent::{Kind, Silent};

@@ -8,7 +8,7 @@ use fishplate_core::mem::{PeerId, RailId};
 use fishplate_core::op::{AmoSet, Fault};
 use fishplate_core::rail::Rail;
 
-use super::connect::Contact;
+use super::contact::Contact;
 use super::rail::{NodeRail, NodeSetup};
 use super::{Driver, Error, Node, behind};
 use crate::rails::OpenRail;

@@ -11,7 +11,7 @@ use fishplate::node::{Error, Fabric, Gpu, Memory, OpenError};
 use fishplate::rails::{self, RailsError};
 use fishplate::worker::Options;
 use fishplate::{Limits, Node, PeerId};
-use fishplate_core::error::{AttachError, OpError};
+use fishplate_core::error::OpError;
 use fishplate_gpu::{DeviceError, GpuConfig};
 
 use super::endpoint::{AREAS_AT, Endpoint, Mapped};

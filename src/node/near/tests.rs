@@ -1,8 +1,9 @@
 //! Nodes of one host that connect, are given up, and dial again.
 
+use std::time::Duration;
+
 use super::*;
 use crate::node::{Fabric, Gpu};
-use fishplate_shm::Listener;
 
 #[test]
 fn a_peer_that_is_given_up_before_it_has_answered_is_hung_up_on() {
