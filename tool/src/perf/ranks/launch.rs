@@ -19,7 +19,7 @@ const LEAVE: Duration = Duration::from_secs(10);
 
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// A killed process closes its sockets before its parent can reap it, so other ranks may exit first.
+/// A killed process closes its sockets before its parent reaps it, so other ranks may exit first.
 const REAPED: Duration = Duration::from_millis(300);
 
 /// Dropping this kills the processes.
