@@ -4,6 +4,7 @@
 mod atomics;
 mod descriptor;
 mod distant;
+mod distant_queue;
 mod edges;
 mod gpu;
 mod lent;

@@ -35,6 +35,7 @@ mod device;
 pub(crate) mod head;
 mod lost;
 mod next;
+mod post;
 mod receive;
 mod refuse;
 mod rendezvous;
