@@ -27,6 +27,9 @@
 //! reported that the first copy never lands. So a late write never overwrites newer data. A
 //! repeated report changes nothing. After a second failure, reports cover all fenced rails again.
 //!
+//! A rail that is disabled works. So the side first asks the peer to leave it, and only then treats
+//! it as failed. The module `disable` has the details.
+//!
 //! 5. *Return*: once each side knows that the other has reported everything, the rail may return.
 //!    It does so when [`Sink::peer_up`] or [`Engine::enable_rail`] allows it: it is attached again
 //!    and used. The module `back` has the details.
@@ -56,6 +59,7 @@
 //! attach failover, or neither.
 
 mod back;
+mod disable;
 mod held;
 mod leave;
 mod rejoin;
@@ -73,7 +77,7 @@ pub(super) use told::{Asks, TOLD as LONGEST, Told};
 use core::mem::MaybeUninit;
 
 use crate::error::{AttachError, PeerError};
-use crate::mem::{PeerId, RailId, Zeroable};
+use crate::mem::{RailId, Zeroable};
 use crate::op::Fault;
 use crate::probe::probe;
 use crate::rail::Rail;
@@ -82,7 +86,8 @@ use crate::rail::Sink;
 use crate::sync::seq::Seq;
 
 use back::Back;
-use leave::Closing;
+use disable::Spare;
+use leave::{CLOCK_MAX, Closing};
 
 use super::joint::RAILS_MAX;
 use super::pieces::{Answer, GETS};
@@ -120,6 +125,7 @@ pub struct FailoverPeer {
     fencing: u16,
     fenced: u16,
     disabled: u16,
+    spare: Spare,
     /// `allowed`: rails that the peer may leave (see `leave`). `left`: rails that it has left.
     allowed: u16,
     left: u16,
@@ -159,6 +165,7 @@ impl FailoverPeer {
         fencing: 0,
         fenced: 0,
         disabled: 0,
+        spare: Spare::NONE,
         allowed: 0,
         left: 0,
         leaving: 0,
@@ -264,6 +271,12 @@ impl Failover<'_> {
         self.streams.get(peer as usize).is_some_and(|stream| stream.kept)
     }
 
+    /// Returns a ticket for a request to leave a rail (see `leave`).
+    fn ticket(&mut self) -> u64 {
+        self.clock = (self.clock + 1).min(CLOCK_MAX);
+        self.clock << 32 | self.salt
+    }
+
     fn forget(&mut self, stream: u32) {
         if self.streams[stream as usize].kept {
             sent::clear(self.of(stream));
@@ -328,85 +341,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         });
         Ok(())
     }
-
-    /// Takes one of the rails to a peer out of use, as if it had failed, until
-    /// [`enable_rail`](Self::enable_rail). Later passes move its traffic to the other rails. Does
-    /// not block.
-    ///
-    /// # Errors
-    /// [`AttachError::UnknownPeer`] if the peer was removed. [`AttachError::Config`] if the peer is
-    /// not connected or has no [failover](Self::has_failover), if `rail` does not lead to it, or if
-    /// `rail` is the last one in use.
-    pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
-        let bit = self.kept_rail(peer, rail)?;
-        if self.state.peers[peer.index as usize].rails & !bit == 0 {
-            return Err(AttachError::Config(
-                "rail: the last one in use; enable another rail first",
-            ));
-        }
-        if let Some(kept) = self.state.kept_peer_mut(peer.index) {
-            kept.disabled |= bit;
-            kept.back.rest(bit);
-        }
-        let why = PeerError::Removed;
-        if self.state.has_failed(peer.index, bit) {
-            // The rail itself works. If a peer is leaving it, it can still be drained.
-            if let Some(kept) = self.state.kept_peer_mut(peer.index) {
-                kept.why[usize::from(rail.0)] = Some(Fault::Peer(why));
-            }
-        } else {
-            self.state.rail_failed(peer.index, rail.0.into(), Fault::Peer(why), why);
-        }
-        Ok(())
-    }
-
-    /// Allows a rail to a peer to return after it was [disabled](Self::disable_rail) or has failed.
-    /// Later passes use the rail once both sides agree, if it can reach the peer and the other side
-    /// has not disabled it. A failed rail returns without this call. Does not block.
-    ///
-    /// # Errors
-    /// [`AttachError::UnknownPeer`] if the peer was removed. [`AttachError::Config`] if the peer is
-    /// not connected or has no [failover](Self::has_failover), or if `rail` does not lead to it.
-    pub fn enable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
-        let bit = self.kept_rail(peer, rail)?;
-        if let Some(kept) = self.state.kept_peer_mut(peer.index) {
-            kept.disabled &= !bit;
-        }
-        self.state.may_return(peer.index, bit);
-        Ok(())
-    }
-
-    fn kept_rail(&self, peer: PeerId, rail: RailId) -> Result<u16, AttachError> {
-        self.peer_error(peer)?;
-        let up = self.state.peers[peer.index as usize].state.is_up();
-        let Some(kept) = self.state.kept_peer(peer.index).filter(|_| up) else {
-            return Err(AttachError::Config(
-                "peer: not connected with failover; check has_failover",
-            ));
-        };
-        match kept.joined & 1u16.checked_shl(rail.0.into()).unwrap_or(0) {
-            0 => Err(AttachError::Config(
-                "rail: does not lead to the peer; name one of the rails that do",
-            )),
-            bit => Ok(bit),
-        }
-    }
-
-    /// Returns whether a peer survives the failure of a rail. This requires that the peer has
-    /// [answered](Self::has_answered), that both sides have attached failover, and that several
-    /// rails join them.
-    pub fn has_failover(&self, peer: PeerId) -> Result<bool, AttachError> {
-        Ok(self.has_answered(peer)? && self.state.kept_peer(peer.index).is_some())
-    }
-
-    /// Returns why a rail to a peer is out of use, or `None` if it is in use. The reason stays
-    /// available after the peer has failed with its last rail. After
-    /// [`disable_rail`](Self::disable_rail) it is [`PeerError::Removed`].
-    pub fn rail_error(&self, peer: PeerId, rail: RailId) -> Result<Option<Fault>, AttachError> {
-        self.peer_error(peer)?;
-        let kept = self.state.kept_peer(peer.index);
-        Ok(kept.and_then(|kept| kept.why.get(rail.0 as usize).copied().flatten()))
-    }
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
@@ -469,6 +403,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// peer has already failed, which fails the peer.
     #[cold]
     pub(super) fn keep_no_more(&mut self, peer: u16) -> bool {
+        self.use_spares(peer, u16::MAX);
         let Some(kept) = self.kept_peer(peer) else { return true };
         let lost = kept.suspect | kept.fencing | kept.fenced;
         if lost != 0 {
@@ -495,8 +430,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     fn has_failed(&self, peer: u16, rail: u16) -> bool {
-        let in_use = self.peers[peer as usize].rails & rail != 0;
-        !in_use
+        let open = self.open_rails(peer) & rail != 0;
+        !open
             && self
                 .kept_peer(peer)
                 .is_some_and(|kept| kept.joined & rail != 0 && !kept.back.is_attached(rail))
@@ -514,14 +449,21 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             return;
         }
-        let left = rails & !bit;
         let (up, meeting) = (slot.state.is_up(), self.is_meeting(peer));
         let Some(kept) = self.kept_peer_mut(peer) else { return self.fail_peer(peer, cost) };
-        kept.why[rail] = Some(why);
+        if kept.spare.rails & bit == 0 {
+            kept.why[rail] = Some(why);
+        }
+        kept.spare.end(bit);
+        if rails & !bit == 0 {
+            self.use_spares(peer, u16::MAX);
+        }
+        let left = self.peers[peer as usize].rails & !bit;
         if left == 0 || !up {
             return self.fail_peer(peer, cost);
         }
         probe!("rail_down", peer, rail);
+        let Some(kept) = self.kept_peer_mut(peer) else { return };
         kept.suspect |= bit;
         kept.back.stop(bit);
         kept.tell_anew();

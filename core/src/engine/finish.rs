@@ -241,7 +241,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let (peer, id) = (self.streams[stream as usize].peer, RailId(rail as u8));
         let read = kind == OpKind::Read;
-        let failed = self.peers[peer as usize].rails >> rail & 1 == 0;
+        let failed = self.open_rails(peer) >> rail & 1 == 0;
         if read && !failed && matches!(error, CompleteError::Failed(_)) {
             // The target rejected the read, so no other rail may repeat it.
             return false;

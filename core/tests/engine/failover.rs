@@ -44,6 +44,7 @@ fn a_disabled_rail_is_not_used_and_the_last_one_stays() {
     }
     assert_eq!(own.engine.rail_error(own.peer, RailId(0)), Ok(None));
     assert_eq!(word(&own.engine, own.target.at(4096)), 2);
+    passes(&mut own.engine, 20);
     assert_eq!(own.engine.stats().rails_failed, 2);
     assert_eq!(own.engine.disable_rail(own.peer, RailId(1)), Ok(()), "it is disabled");
     for rail in [0, 3, 16, 255] {
@@ -65,16 +66,16 @@ fn the_failure_of_a_rail_without_fencing_or_of_the_last_one_fails_the_peer() {
         control.borrow_mut().fence = fence;
         own.engine.disable_rail(own.peer, RailId(1)).unwrap();
         own.engine.put(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(1)).unwrap();
-        passes(&mut own.engine, 4);
+        passes(&mut own.engine, 20);
         if fence.is_none() {
             own.engine.disable_rail(own.peer, RailId(2)).unwrap();
-            passes(&mut own.engine, 4);
+            passes(&mut own.engine, 20);
             assert_eq!(own.engine.peer_error(own.peer), Ok(None));
             control
                 .borrow_mut()
                 .inject
                 .push_back(Event::Down(own.peer.peer(), PeerError::Rail(RailId(0))));
-            passes(&mut own.engine, 4);
+            passes(&mut own.engine, 20);
         }
         assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Rail(why))));
         let reasons =
@@ -92,7 +93,7 @@ fn a_fence_that_would_cost_another_peer_costs_the_one_whose_rail_has_failed() {
         let other = own.engine.reserve_peer().unwrap();
         own.engine.connect_peer(other, rails).unwrap();
         own.engine.disable_rail(own.peer, RailId(1)).unwrap();
-        passes(&mut own.engine, 4);
+        passes(&mut own.engine, 20);
         let why = (!spared).then_some(PeerError::Rail(RailId(1)));
         assert_eq!(own.engine.peer_error(own.peer), Ok(why), "rails {rails:b}");
         assert_eq!(own.engine.peer_error(other), Ok(None), "rails {rails:b}");

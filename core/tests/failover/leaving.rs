@@ -86,10 +86,20 @@ fn given_up_after(leaves: bool) -> u64 {
     let _scope = Scope::new();
     NOW.set(1);
     let controls: Vec<_> = (0..4).map(|_| shared()).collect();
-    let (_, mut fleet) = timed::<3>(&controls);
+    let (sim, mut fleet) = timed::<3>(&controls);
     let (peers, other) = (fleet[0].peers.clone(), fleet[1].peers[3]);
+    let put_all = |fleet: &mut Fleet<3>| {
+        for n in 0..8 {
+            let node = &mut fleet[0];
+            let (from, to) = (node.source.at(0), node.remotes[1].at(512 * n));
+            node.engine.put(CX, from, 512, to, Notice::Silent).unwrap();
+        }
+    };
     for rail in [0, 2] {
         fleet[0].engine.disable_rail(peers[2], RailId(rail)).unwrap();
+    }
+    passes(&mut fleet, &[0, 1, 2, 3], 500);
+    for rail in [0, 2] {
         // This rail may return, so the fence of rail 1 waits for that.
         fleet[0].engine.enable_rail(peers[2], RailId(rail)).unwrap();
     }
@@ -100,11 +110,7 @@ fn given_up_after(leaves: bool) -> u64 {
             Event::Landed(Peer(0), _) | Event::Message(Peer(0), _) if rail == 2 => vec![],
             event => vec![event],
         }));
-        for n in 0..8 {
-            let node = &mut fleet[0];
-            let (from, to) = (node.source.at(0), node.remotes[1].at(512 * n));
-            node.engine.put(CX, from, 512, to, Notice::Silent).unwrap();
-        }
+        put_all(&mut fleet);
         passes(&mut fleet, &[0, 1, 3], 200);
         // Node 2 makes no passes. So node 1 asks node 0 to leave rail 2, but does not close its
         // endpoint.
@@ -128,8 +134,10 @@ fn given_up_after(leaves: bool) -> u64 {
         ms
     };
     assert_eq!(wait(&mut fleet, 900), 900, "given up before its endpoint was to be closed");
-    fleet[0].engine.disable_rail(peers[1], RailId(1)).unwrap();
+    sim.cut(0, 1, 1, 0).unwrap();
+    put_all(&mut fleet);
     passes(&mut fleet, &[0, 1, 3], 2000);
+    assert_ne!(fleet[0].engine.rail_error(peers[1], RailId(1)), Ok(None), "the cut is unnoticed");
     wait(&mut fleet, 3000)
 }
 

@@ -12,6 +12,7 @@ mod support;
 
 mod closing;
 mod devices;
+mod disabled;
 mod fences;
 mod held;
 mod leaving;

@@ -27,7 +27,7 @@ use crate::rail::{Posted, REOPEN_MAX, Rail};
 use super::super::joint::RAILS_MAX;
 use super::super::post::Blocked;
 use super::super::post_tag::PostTag;
-use super::super::table::{PeerSlot, PeerState};
+use super::super::table::PeerState;
 use super::super::{Engine, State};
 use super::rejoin::{Rejoin, Stage};
 use super::{AGAIN, PeerError, RARELY};
@@ -160,7 +160,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return;
         }
         self.attach_incoming(peer);
-        let (able, in_use) = (self.state.able(peer), self.state.peers[peer as usize].rails);
+        let (able, in_use) = (self.state.able(peer), self.state.open_rails(peer));
         let Some(kept) = self.state.kept_peer_mut(peer) else { return };
         let back = &mut kept.back;
         back.repeat(able | back.attached, able);
@@ -219,7 +219,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// room, or if the peer has failed.
     fn say_stage(&mut self, peer: u16, rail: usize) -> bool {
         let bit = 1 << rail;
-        let in_use = self.state.peers[peer as usize].rails & bit != 0;
+        let in_use = self.state.open_rails(peer) & bit != 0;
         let Some(kept) = self.state.kept_peer_mut(peer) else { return false };
         let back = &mut kept.back;
         let (mut epoch, mut stage) = (back.epoch(rail), Stage::Proven);
@@ -301,8 +301,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     pub(in super::super) fn may_return(&mut self, peer: u16, rails: u16) {
-        let Some(slot) = self.peers.get(peer as usize) else { return };
-        let in_use = slot.rails;
+        let Some(kept) = self.kept_peer(peer) else { return };
+        let in_use = self.peers[peer as usize].rails | kept.spare.rails;
         let Some(kept) = self.kept_peer_mut(peer) else { return };
         let back = &mut kept.back;
         let new = rails & kept.joined & !in_use & !kept.disabled & !back.attached & !back.ready;
@@ -325,7 +325,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     pub(super) fn is_returning(&self, peer: u16) -> bool {
-        let PeerSlot { state, rails: in_use, .. } = self.peers[peer as usize];
+        let (state, in_use) = (self.peers[peer as usize].state, self.open_rails(peer));
         // Nothing returns to a peer that is closing.
         state == PeerState::Connected
             && self.kept_peer(peer).is_some_and(|kept| {
@@ -379,7 +379,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(stream) = self.arrival_stream(peer, 0, message.word)? else { return Ok(()) };
         let ours =
             self.pairings[peer.0 as usize].as_ours(1 << message.rail) & self.joined_rails(peer.0);
-        let in_use = self.peers[peer.0 as usize].rails & ours != 0;
+        let in_use = self.open_rails(peer.0) & ours != 0;
         let Some(kept) = self.kept_peer_mut(peer.0).filter(|_| ours != 0) else {
             return Err(Violation::Kind);
         };

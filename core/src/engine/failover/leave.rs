@@ -51,7 +51,7 @@ const LEAVE: usize = 24;
 
 /// Maximum of the upper half of a ticket. Our clock stops at this value, because a peer may send
 /// any ticket.
-const CLOCK_MAX: u64 = u32::MAX as u64;
+pub(super) const CLOCK_MAX: u64 = u32::MAX as u64;
 
 /// Time limits, in nanoseconds or passes, after which an endpoint is closed although peers have not
 /// left it. The first applies once this side has made [`ENOUGH`] passes, and otherwise the second.
@@ -61,7 +61,7 @@ const ENOUGH: u32 = 1 << 12;
 
 /// Number of times that the interval between two requests doubles. So a peer that makes no passes
 /// gets few requests.
-const DOUBLINGS: u32 = 6;
+pub(super) const DOUBLINGS: u32 = 6;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Stage {
@@ -174,7 +174,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         for other in (next..self.state.peers.len() as u16).chain(0..next) {
             if self.state.may_leave(other, rail) {
                 left = false;
-                if due && !self.ask_to_leave(other, rail, ticket, asked) {
+                let rest = self.state.peers[other as usize].rails & !(1 << rail);
+                if due
+                    && let Some(over) = nth(rest, asked)
+                    && !self.ask_to_leave(other, rail, over, ticket)
+                {
                     missed = missed.or(Some(other));
                 }
             } else if self.state.is_undrained(other, rail) {
@@ -207,9 +211,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Asks a peer to leave a rail. The caller repeats the request, so a request may be lost.
     /// Returns `false` if the rail for the request has no room.
-    fn ask_to_leave(&mut self, peer: u16, rail: usize, ticket: u64, turn: u32) -> bool {
-        let rest = self.state.peers[peer as usize].rails & !(1 << rail);
-        let Some(over) = nth(rest, turn) else { return true };
+    pub(super) fn ask_to_leave(
+        &mut self,
+        peer: u16,
+        rail: usize,
+        over: usize,
+        ticket: u64,
+    ) -> bool {
         let epoch = self.state.kept_peer(peer).map_or(0, |kept| kept.back.epoch(rail));
         let (rail, over) = (rail as u8, over as u8);
         self.post_leave(peer, Leave { rail, over, stage: Stage::Asks, word: 0, epoch, ticket })
@@ -245,12 +253,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     fn closing(&mut self, rail: usize) -> Option<&mut Closing> {
         let failover = self.failover.as_mut()?;
-        let closing = &mut failover.closing[rail];
-        if closing.ticket == 0 {
-            failover.clock = (failover.clock + 1).min(CLOCK_MAX);
-            *closing = Closing { ticket: failover.clock << 32 | failover.salt, ..Closing::NONE };
+        if failover.closing[rail].ticket == 0 {
+            let ticket = failover.ticket();
+            failover.closing[rail] = Closing { ticket, ..Closing::NONE };
         }
-        Some(closing)
+        Some(&mut failover.closing[rail])
     }
 
     /// Restarts the wait, because another rail of a peer must return first.
@@ -320,7 +327,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn may_leave(&self, peer: u16, rail: usize) -> bool {
         let PeerSlot { state, rails, .. } = self.peers[peer as usize];
         let up = state.is_up() && !self.is_meeting(peer) && self.kept_peer(peer).is_some();
-        up && rails >> rail & 1 != 0 && rails.count_ones() > 1
+        up && self.open_rails(peer) >> rail & 1 != 0 && rails & !(1 << rail) != 0
     }
 
     /// Returns whether a peer that has agreed to leave a rail may still miss data sent on that
@@ -393,6 +400,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
+    /// Returns whether this side still makes the request with this ticket.
+    fn confirms(&mut self, peer: u16, rail: usize, ticket: u64) -> bool {
+        let disables =
+            self.kept_peer_mut(peer).is_some_and(|kept| kept.spare.confirm(rail, ticket));
+        disables || self.request(rail) == Some(ticket)
+    }
+
     #[cold]
     pub(in super::super) fn leave_arrived(
         &mut self,
@@ -408,6 +422,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(kept) = self.kept_peer(peer.0).filter(|_| ours != 0 && via != 0) else {
             return Err(Violation::Kind);
         };
+        let gives_way = kept.spare.gives_way(over, leave.ticket);
         match leave.epoch.wrapping_sub(kept.back.epoch(rail)).cast_signed() {
             0 => {}
             1.. => return Err(Violation::Sequence),
@@ -419,6 +434,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if let Some(failover) = &mut self.failover {
             failover.clock = failover.clock.max(leave.ticket >> 32);
         }
+        if leave.stage != Stage::Answers && gives_way {
+            self.use_spares(peer.0, via);
+        }
         let in_use = self.peers[peer.0 as usize].rails & via != 0;
         // Agree only if this side has no older request about the rail. Otherwise this side would
         // close its own endpoint first.
@@ -426,10 +444,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let stays = in_use && self.request(over).is_none_or(|ticket| ticket > leave.ticket);
         let answer = match leave.stage {
             Stage::Asks if first && stays && self.may_leave(peer.0, rail) => Stage::Answers,
-            Stage::Answers if in_use && self.request(rail) == Some(leave.ticket) => Stage::Confirms,
+            Stage::Answers if in_use && self.confirms(peer.0, rail, leave.ticket) => {
+                Stage::Confirms
+            }
             Stage::Confirms if first && stays && self.may_leave(peer.0, rail) => {
                 if let Some(kept) = self.kept_peer_mut(peer.0) {
-                    kept.allowed |= ours;
+                    // If both sides have disabled the rail, neither waits for the other.
+                    kept.allowed |= ours & !kept.spare.rails;
                 }
                 let id = RailId(rail as u8);
                 let why = Fault::Rail(id, CompleteError::PeerDown);

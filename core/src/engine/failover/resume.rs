@@ -324,7 +324,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         };
         let FailoverStream { lost, answers, reads, asked, .. } = failover.streams[stream as usize];
         let telling = kept.telling.is_some() || kept.is_unconfirmed();
-        let leaving = self.is_asked(s.peer) || kept.answers != [None; 2];
+        let asks = self.is_asked(s.peer) || kept.spare.rails != 0;
+        let leaving = asks || kept.answers != [None; 2];
         let peer = s.context == 0 && (telling || leaving || self.is_returning(s.peer));
         s.live && (peer || lost || answers || reads || asked != 0)
     }

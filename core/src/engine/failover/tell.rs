@@ -10,7 +10,6 @@ use crate::sync::seq::{Seq, expand, truncate};
 use super::super::joint::RAILS_MAX;
 use super::super::post::Blocked;
 use super::super::post_tag::{Owner, PostTag};
-use super::super::table::PeerSlot;
 use super::super::wire::{Body, NO_TOKEN};
 use super::super::{Engine, State};
 use super::sent::{Carried, Sent};
@@ -43,6 +42,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub(super) fn fence_rails(&mut self, peer: u16) {
         self.state.count_time();
         self.answer_leave(peer);
+        self.ask_for_spares(peer);
         self.ask_on(peer);
         let Some(kept) = self.state.kept_peer(peer) else { return };
         let mut fencing = kept.fencing;
@@ -212,7 +212,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn cost_of_fence(&self, peer: u16, rail: usize) -> Cost {
         let others = (0..self.peers.len() as u16).filter(|&other| other != peer);
         let cost = |other: u16| {
-            let PeerSlot { state, rails, .. } = self.peers[other as usize];
+            let (state, rails) = (self.peers[other as usize].state, self.open_rails(other));
             // Nothing is in flight to a peer that has not answered.
             if !state.is_up() || self.is_meeting(other) || rails >> rail & 1 == 0 {
                 return Cost::Nothing;
@@ -231,7 +231,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn all_fenced(&mut self, peer: u16, rail: usize) {
         let id = RailId(rail as u8);
         for other in (0..self.peers.len() as u16).filter(|&other| other != peer) {
-            let PeerSlot { state, rails, .. } = self.peers[other as usize];
+            let (state, rails) = (self.peers[other as usize].state, self.open_rails(other));
             if state.is_up() && rails >> rail & 1 != 0 {
                 let why = Fault::Rail(id, CompleteError::PeerDown);
                 self.rail_failed(other, rail, why, PeerError::Rail(id));
@@ -381,7 +381,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let (ours, asked) =
             (pairing.as_ours(told.rails) & failed, pairing.as_ours(told.failed) & failed);
         let left = pairing.as_ours(told.left) & failed;
-        let leaving = left & asked & self.peers[peer.0 as usize].rails;
+        let leaving = left & asked & self.open_rails(peer.0);
         for rail in (0..RAILS).filter(|rail| failed >> rail & 1 != 0) {
             self.peer_fences(peer.0, rail);
         }
