@@ -5,19 +5,22 @@
 //! released after the node has deregistered it. If a provider keeps the memory forever, the process
 //! keeps the view forever. A buffer of the host that cannot be registered is copied.
 
+use std::ptr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fishplate::core::engine::protocol::{Received, Request, Status};
+use fishplate::core::engine::protocol::{Cancelled, Received, Request, Status};
 use fishplate::core::error::{AttachError, OpError};
 use fishplate::core::op::{Completion, Outcome, Token};
 use fishplate::gpu::{DeviceError, DevicePtr};
 use fishplate::node::{Error, Gpu, Memory, Slice, Source};
-use fishplate::{Issued, Node, PeerId};
+use fishplate::{Issued, Node, Notice, PeerId};
 
 use crate::dlpack::On;
 use crate::error::Fault;
-use crate::lease::{Begun, Brings, End, Flight, Flights, Held, Lease, Number, Registered};
+use crate::lease::{
+    Begun, Brings, Call, End, Flight, Flights, Held, Later, Lease, Number, Registered,
+};
 use crate::view::{Place, View};
 
 fn elsewhere(theirs: On, ours: On) -> Fault {
@@ -91,6 +94,107 @@ impl Inner {
                 Err(fault)
             }
         }
+    }
+
+    /// Fails if the peer is not connected, or if earlier calls for it have not started. `None` is
+    /// any peer.
+    pub fn in_turn(&self, peer: Option<PeerId>) -> Result<(), Fault> {
+        let earlier = |later: &&Later| match (peer, later.call.peer()) {
+            (Some(peer), Some(other)) => peer == other,
+            _ => true,
+        };
+        match self.flights.later.iter().find(earlier) {
+            Some(later) => Err(self.unmet(&later.call)),
+            None => Ok(()),
+        }
+    }
+
+    fn unmet(&self, call: &Call) -> Fault {
+        call.peer()
+            .or(self.peers.first().copied())
+            .map_or(OpError::Again.into(), |peer| Fault::Node(Error::NotConnected(peer)))
+    }
+
+    /// Starts to send or to receive a message.
+    pub fn start(&mut self, call: &Call) -> Result<Arc<Flight>, Fault> {
+        self.in_turn(call.peer())?;
+        match *call {
+            Call::Receive { from, tag, ignore, ref into } => {
+                self.begin(into, true, |node, into| {
+                    Ok(Begun::Posted(node.post_recv(from, tag, ignore, into, 0)?))
+                })
+            }
+            Call::Send { to, tag, data: Held::View(ref view) } if view.is_on_device() => {
+                let copy = self.copy_of(view)?;
+                let sent = self.node.send(to, tag, &copy[..], Notice::Silent)?;
+                Ok(self.issued(sent, Brings::Nothing, None))
+            }
+            // The bytes cannot change, or the node copies them, so the view need not outlive the
+            // call.
+            Call::Send { to, tag, data: Held::View(ref view) }
+                if view.is_readonly() || view.len() <= self.node.eager_max(to) =>
+            {
+                let sent = self.node.send(to, tag, view.bytes(), Notice::Silent)?;
+                Ok(self.issued(sent, Brings::Nothing, None))
+            }
+            Call::Send { to, tag, ref data } => self.begin(data, false, |node, from| {
+                Ok(Begun::Issued(node.send(to, tag, from, Notice::Report(0))?))
+            }),
+        }
+    }
+
+    /// Keeps a call until its peer is connected.
+    pub fn defer(&mut self, call: Call) -> Arc<Flight> {
+        let brings = match &call {
+            Call::Send { .. } => Brings::Nothing,
+            Call::Receive { into, .. } => Brings::Message(into.len() as u64),
+        };
+        let flight = Arc::new(Flight { number: OnceLock::new(), end: OnceLock::new(), brings });
+        self.flights.later.push(Later { call, flight: flight.clone(), made: Instant::now() });
+        flight
+    }
+
+    /// Starts the calls whose peers have connected. A call that cannot start in time fails.
+    fn start_later(&mut self) {
+        for later in std::mem::take(&mut self.flights.later) {
+            match self.start(&later.call) {
+                Ok(begun) => match (begun.number.get(), begun.end.get()) {
+                    (Some(number), None) => {
+                        _ = later.flight.number.set(*number);
+                        if let Some((flight, _)) = self.flights.under_way.get_mut(number) {
+                            *flight = later.flight;
+                        }
+                    }
+                    (_, end) => _ = later.flight.end.set(end.copied().unwrap_or(End::Done(0))),
+                },
+                Err(fault) if later.made.elapsed() < self.limit(&fault) => {
+                    self.flights.later.push(later);
+                    continue;
+                }
+                Err(Fault::Node(error)) => _ = later.flight.end.set(End::Failed(error)),
+                Err(_) => _ = later.flight.end.set(End::Failed(OpError::StaleToken.into())),
+            }
+            self.flights.released.extend(later.call.into_view());
+        }
+    }
+
+    /// Cancels a receive. Returns false if it has matched a message.
+    pub fn cancel(&mut self, flight: &Arc<Flight>) -> Result<bool, Fault> {
+        let of = |later: &Later| Arc::ptr_eq(&later.flight, flight);
+        if let Some(at) = self.flights.later.iter().position(of)
+            && matches!(self.flights.later[at].call, Call::Receive { .. })
+        {
+            let later = self.flights.later.remove(at);
+            _ = flight.end.set(End::Cancelled);
+            self.flights.released.extend(later.call.into_view());
+            return Ok(true);
+        }
+        let Some(Number::Receive(raw)) = flight.number.get() else {
+            return Err(Fault::Misuse("argument", "only receives can be cancelled".into()));
+        };
+        let cancelled = self.node.cancel(Request::from_raw(*raw))?;
+        self.reap();
+        Ok(cancelled == Cancelled::Removed)
     }
 
     /// Issues a silent operation that reads device memory of the program. The memory stays
@@ -185,11 +289,12 @@ impl Inner {
         if let Some(lease) = lease {
             self.land(lease, end);
         }
-        Arc::new(Flight { number: None, end: OnceLock::from(end), brings })
+        Arc::new(Flight { number: OnceLock::new(), end: OnceLock::from(end), brings })
     }
 
     fn depart(&mut self, number: Number, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
-        let flight = Arc::new(Flight { number: Some(number), end: OnceLock::new(), brings });
+        let (number_of, end) = (OnceLock::from(number), OnceLock::new());
+        let flight = Arc::new(Flight { number: number_of, end, brings });
         self.flights.under_way.insert(number, (flight.clone(), lease));
         flight
     }
@@ -202,6 +307,9 @@ impl Inner {
             self.ended(Number::Receive(end.request.to_raw()), End::Receive(end));
         }
         self.leave_later();
+        if !self.flights.later.is_empty() {
+            self.start_later();
+        }
     }
 
     pub fn leave_later(&mut self) {
@@ -223,7 +331,7 @@ impl Inner {
         if let Some(end) = flight.end.get() {
             return Ok(*end);
         }
-        match flight.number {
+        match flight.number.get().copied() {
             Some(number @ Number::Operation(raw)) => {
                 let end = self.node.wait_completion(Token::from_raw(raw), timeout)?;
                 self.ended(number, End::Operation(end));
@@ -232,7 +340,12 @@ impl Inner {
                 let end = self.node.wait_recv(Request::from_raw(raw), timeout)?;
                 self.ended(number, End::Receive(end));
             }
-            None => {}
+            None => {
+                let of = |later: &&Later| ptr::eq(&*later.flight, flight);
+                if let Some(later) = self.flights.later.iter().find(of) {
+                    return Err(self.unmet(&later.call));
+                }
+            }
         }
         flight.end.get().copied().ok_or(OpError::StaleToken.into())
     }

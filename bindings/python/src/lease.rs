@@ -3,11 +3,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
-use fishplate::Issued;
 use fishplate::core::engine::protocol::{Request, Status};
+use fishplate::core::engine::tag::Tag;
 use fishplate::core::op::Completion;
-use fishplate::node::{Memory, Slice};
+use fishplate::node::{Error, Memory, Slice};
+use fishplate::{Issued, PeerId};
 
 use crate::view::View;
 
@@ -16,6 +18,10 @@ pub(crate) enum End {
     Done(u64),
     Operation(Completion),
     Receive(Status),
+    /// The operation could not start.
+    Failed(Error),
+    /// The receive was cancelled before it started.
+    Cancelled,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +33,8 @@ pub(crate) enum Number {
 /// The state of an operation or a receive, shared with its Python object.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    pub number: Option<Number>,
+    /// Empty if the operation was done at once, or has not started.
+    pub number: OnceLock<Number>,
     pub end: OnceLock<End>,
     pub brings: Brings,
 }
@@ -58,6 +65,43 @@ impl Held {
     pub fn is_on_device(&self) -> bool {
         matches!(self, Held::View(view) if view.is_on_device())
     }
+}
+
+/// A call that sends or receives a message and does not wait for its completion.
+pub(crate) enum Call {
+    Send { to: PeerId, tag: Tag, data: Held },
+    Receive { from: Option<PeerId>, tag: Tag, ignore: Tag, into: Held },
+}
+
+impl Call {
+    pub fn peer(&self) -> Option<PeerId> {
+        match self {
+            Call::Send { to, .. } => Some(*to),
+            Call::Receive { from, .. } => *from,
+        }
+    }
+
+    pub fn held(&self) -> &Held {
+        match self {
+            Call::Send { data: held, .. } | Call::Receive { into: held, .. } => held,
+        }
+    }
+
+    pub fn into_view(self) -> Option<Arc<View>> {
+        match self {
+            Call::Send { data: held, .. } | Call::Receive { into: held, .. } => match held {
+                Held::View(view) => Some(view),
+                Held::Region(..) => None,
+            },
+        }
+    }
+}
+
+/// A call of an event loop that starts when its peer is connected.
+pub(crate) struct Later {
+    pub call: Call,
+    pub flight: Arc<Flight>,
+    pub made: Instant,
 }
 
 pub(crate) struct Lease {
@@ -101,6 +145,8 @@ impl Registered {
 #[derive(Default)]
 pub(crate) struct Flights {
     pub under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
+    /// Calls that have not started, in their order.
+    pub later: Vec<Later>,
     /// The node still uses their memory.
     pub leaving: Vec<Lease>,
     /// Views to drop without the node's lock, because releasing a view may run Python code.
@@ -115,7 +161,8 @@ impl Flights {
     pub fn into_views(self) -> Vec<Arc<View>> {
         let leases =
             self.under_way.into_values().filter_map(|(_, lease)| lease).chain(self.leaving);
-        leases.filter_map(|lease| lease.view).chain(self.released).collect()
+        let later = self.later.into_iter().filter_map(|later| later.call.into_view());
+        leases.filter_map(|lease| lease.view).chain(later).chain(self.released).collect()
     }
 }
 

@@ -18,7 +18,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::arguments::{self, Payload, anyone, data, here, tag, target, there};
 use crate::error::Fault;
 use crate::inner::Inner;
-use crate::lease::{Begun, Brings, Held};
+use crate::lease::{Begun, Brings, Call, Held};
 use crate::memory::{Memory, Pages};
 use crate::peer::Peer;
 use crate::request::{Message, Request};
@@ -50,18 +50,6 @@ impl Node {
         Ok(Request::new(&self.shared, flight))
     }
 
-    fn post(
-        &self,
-        py: Python<'_>,
-        into: &Held,
-        from: Option<PeerId>,
-        (tag, ignore): (Tag, Tag),
-    ) -> PyResult<Request> {
-        self.begin(py, into, true, |node, into| {
-            Ok(Begun::Posted(node.post_recv(from, tag, ignore, into, 0)?))
-        })
-    }
-
     fn receive(
         &self,
         py: Python<'_>,
@@ -73,6 +61,7 @@ impl Node {
         // Does not first try with a timeout of zero: a receive that matches in that attempt would
         // get no `patience`.
         let envelope = self.shared.wait(py, timeout, false, |inner, slice| {
+            inner.in_turn(from)?;
             Ok(inner.node.recv(from, tag, ignore, into, slice)?)
         })?;
         Ok(Message::new(&self.shared, envelope))
@@ -400,6 +389,7 @@ impl Node {
     ) -> PyResult<()> {
         let (peer, timeout) = (anyone(&self.shared, peer)?, self.timeout_of(py, timeout)?);
         self.shared.wait(py, timeout, true, |inner, slice| {
+            inner.in_turn(peer)?;
             match peer {
                 Some(peer) => inner.node.quiet(peer, slice)?,
                 None => inner.node.quiet_all(slice)?,
@@ -426,6 +416,7 @@ impl Node {
         let data = self::data(&self.shared, data)?;
         let from = data.payload();
         self.shared.issue(py, from.is_short(), |inner| {
+            inner.in_turn(Some(peer))?;
             let copy = match from {
                 Payload::Device(view) => Some(inner.copy_of(view)?),
                 _ => None,
@@ -445,26 +436,7 @@ impl Node {
     ) -> PyResult<Request> {
         let (to, tag) = (arguments::peer(&self.shared, peer)?, self::tag(Some(tag))?);
         let data = self::data(&self.shared, data)?.held()?;
-        let flight = self.shared.issue(py, !data.is_on_device(), |inner| {
-            match &data {
-                Held::View(view) if view.is_on_device() => {
-                    let copy = inner.copy_of(view)?;
-                    let sent = inner.node.send(to, tag, &copy[..], Notice::Silent)?;
-                    Ok(inner.issued(sent, Brings::Nothing, None))
-                }
-                // The bytes cannot change, or the node copies them, so the view need not outlive
-                // the call.
-                Held::View(view)
-                    if view.is_readonly() || view.len() <= inner.node.eager_max(to) =>
-                {
-                    let sent = inner.node.send(to, tag, view.bytes(), Notice::Silent)?;
-                    Ok(inner.issued(sent, Brings::Nothing, None))
-                }
-                data => inner.begin(data, false, |node, from| {
-                    Ok(Begun::Issued(node.send(to, tag, from, Notice::Report(0))?))
-                }),
-            }
-        })?;
+        let flight = self.shared.start(py, Call::Send { to, tag, data })?;
         Ok(Request::new(&self.shared, flight))
     }
 
@@ -479,7 +451,8 @@ impl Node {
     ) -> PyResult<Request> {
         let (into, from) = (target(&self.shared, into)?, anyone(&self.shared, source)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
-        self.post(py, &into, from, (tag, ignore))
+        let flight = self.shared.start(py, Call::Receive { from, tag, ignore, into })?;
+        Ok(Request::new(&self.shared, flight))
     }
 
     #[pyo3(signature = (into, source=None, tag=None, ignore=None, timeout=None))]
@@ -496,8 +469,9 @@ impl Node {
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
         let view = View::to_write(into)?;
         if view.is_on_device() {
-            let request = self.post(py, &Held::View(Arc::new(view)), from, (tag, ignore))?;
-            return request.receive(py, timeout);
+            let into = Held::View(Arc::new(view));
+            let flight = self.shared.start(py, Call::Receive { from, tag, ignore, into })?;
+            return Request::new(&self.shared, flight).receive(py, timeout);
         }
         // SAFETY: `to_write` took the view, which is on the host, and this is its only slice.
         let into = unsafe { view.bytes_mut() };

@@ -8,10 +8,12 @@ use fishplate::core::error::OpError;
 use fishplate::node::Remote as Imported;
 use fishplate::{PeerId, RemoteAddr};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBytes, PyTuple};
 
-use crate::error::misuse;
+use crate::error::{Fault, misuse};
+use crate::inner::Inner;
 use crate::shared::Shared;
+use crate::waker::Waker;
 
 /// A peer of the node.
 #[pyclass(frozen, module = "fishplate")]
@@ -37,9 +39,53 @@ impl Peer {
     fn import_memory(slf: &Bound<'_, Self>, handle: &[u8]) -> PyResult<Remote> {
         let this = slf.get();
         let id = this.id;
-        let remote =
-            this.shared.issue(slf.py(), true, |inner| Ok(inner.node.import(id, handle)?))?;
+        let remote = this.shared.issue(slf.py(), true, |inner| {
+            inner.in_turn(Some(id))?;
+            Ok(inner.node.import(id, handle)?)
+        })?;
         Ok(Remote::new(&this.shared, remote, slf.clone().unbind()))
+    }
+
+    /// Imports memory as `import_memory` does. Returns `None` if the peer is not connected.
+    fn _try_import(slf: &Bound<'_, Self>, handle: &[u8]) -> PyResult<Option<Remote>> {
+        let this = slf.get();
+        let id = this.id;
+        let remote = this.shared.enter(slf.py(), |inner| {
+            inner.node.progress();
+            inner.reap();
+            let import = |inner: &mut Inner| {
+                inner.in_turn(Some(id))?;
+                Ok::<_, Fault>(inner.node.import(id, handle)?)
+            };
+            match import(inner) {
+                Err(fault) if fault.may_pass() => Ok(None),
+                remote => remote.map(Some),
+            }
+        })?;
+        Ok(remote.map(|remote| Remote::new(&this.shared, remote, slf.clone().unbind())))
+    }
+
+    #[pyo3(signature = (handle, timeout=None))]
+    fn until_imported<'py>(
+        slf: &Bound<'py, Self>,
+        handle: &Bound<'py, PyBytes>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let limit = timeout.unwrap_or(slf.get().shared.timeout.as_secs_f64());
+        slf.py().import("fishplate._aio")?.call_method1("imported", (slf, handle, limit))
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn until_connected<'py>(
+        slf: &Bound<'py, Self>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let limit = timeout.unwrap_or(slf.get().shared.timeout.as_secs_f64());
+        slf.py().import("fishplate._aio")?.call_method1("connected", (slf, limit))
+    }
+
+    fn _waker(&self) -> Waker {
+        Waker { shared: self.shared.clone() }
     }
 
     fn disconnect(&self, py: Python<'_>) -> PyResult<()> {

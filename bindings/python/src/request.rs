@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fishplate::core::engine::protocol::{
-    Cancelled, Envelope, Received, Request as Receive, Status,
-};
+use fishplate::core::engine::protocol::{Envelope, Received, Status};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
 use crate::arguments::of_tag;
 use crate::error::{Fault, of_outcome, of_received};
 use crate::inner::Inner;
-use crate::lease::{Brings, End, Flight, Number};
+use crate::lease::{Brings, End, Flight};
 use crate::peer::Peer;
 use crate::shared::Shared;
 use crate::waker::Waker;
@@ -54,6 +52,8 @@ impl Request {
             End::Done(_) => Ok(()),
             End::Operation(end) => of_outcome(end.outcome),
             End::Receive(end) => of_received(end.outcome),
+            End::Failed(error) => Err(Fault::Node(*error)),
+            End::Cancelled => Err(Fault::Cancelled),
         };
         ended.map_err(|fault| fault.raise(py))?;
         match (end, self.flight.brings) {
@@ -93,14 +93,7 @@ impl Request {
         if self.flight.end.get().is_some() {
             return Ok(false);
         }
-        self.shared.enter(py, |inner| match self.flight.number {
-            Some(Number::Receive(raw)) => {
-                let cancelled = inner.node.cancel(Receive::from_raw(raw))?;
-                inner.reap();
-                Ok(cancelled == Cancelled::Removed)
-            }
-            _ => Err(Fault::Misuse("argument", "only receives can be cancelled".into())),
-        })
+        self.shared.enter(py, |inner| inner.cancel(&self.flight))
     }
 
     fn _waker(&self) -> Waker {

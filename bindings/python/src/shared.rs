@@ -17,12 +17,13 @@ use std::time::{Duration, Instant};
 
 use fishplate::PeerId;
 use fishplate::node::{Builder, Gpu};
+use pyo3::types::PyAnyMethods;
 use pyo3::{PyResult, Python};
 
 use crate::calls::Calls;
 use crate::error::Fault;
 use crate::inner::Inner;
-use crate::lease::{Flights, Registered};
+use crate::lease::{Call, Flight, Flights, Registered};
 use crate::view::View;
 
 /// The longest slice of a wait, and the longest slice while other threads wait for the node.
@@ -60,6 +61,17 @@ fn me() -> usize {
 /// the references.
 pub(crate) fn is_lent(loan: &Arc<()>) -> bool {
     Arc::strong_count(loan) > 2
+}
+
+/// True if an asyncio loop runs in this thread.
+#[cold]
+fn is_in_event_loop(py: Python<'_>) -> bool {
+    let running = || {
+        // A program that uses no loop does not import asyncio.
+        let asyncio = py.import("sys")?.getattr("modules")?.get_item("asyncio")?;
+        asyncio.call_method0("_get_running_loop")
+    };
+    running().is_ok_and(|running| !running.is_none())
 }
 
 enum State {
@@ -177,6 +189,21 @@ impl Shared {
         }
     }
 
+    /// Starts to send or to receive a message. Waits for the peer to connect. In the thread of an
+    /// event loop the call starts later instead, when the program's calls find the peer connected.
+    pub fn start(&self, py: Python<'_>, call: Call) -> PyResult<Arc<Flight>> {
+        if !call.held().is_on_device() {
+            match self.at_once(py, |inner| inner.start(&call)) {
+                Err(fault) if fault.is_unmet() && is_in_event_loop(py) => {
+                    return self.enter(py, |inner| Ok(inner.defer(call)));
+                }
+                Err(fault) if fault.may_pass() => {}
+                done => return done.map_err(|fault| fault.raise(py)),
+            }
+        }
+        self.issue(py, false, |inner| inner.start(&call))
+    }
+
     /// Repeats `call` in slices until it returns or `timeout` expires. If `look`, first tries once
     /// with the GIL and a timeout of zero.
     pub fn wait<T: Send>(
@@ -189,6 +216,7 @@ impl Shared {
         if look {
             match self.at_once(py, |inner| call(inner, Duration::ZERO)) {
                 Err(fault) if fault.is_deadline() && !timeout.is_zero() => {}
+                Err(fault) if fault.is_unmet() && !timeout.is_zero() => {}
                 done => return done.map_err(|fault| fault.raise(py)),
             }
         }

@@ -1,11 +1,12 @@
 """Tests `await` on requests and signals."""
 
 import asyncio
+import multiprocessing
 import time
 
 import numpy
 import pytest
-from conftest import run
+from conftest import SOON, run
 
 import fishplate
 from fishplate import _aio
@@ -190,3 +191,119 @@ def talk(here):
 
 def test_two_processes_await_each_other(way):
     run(2, talk, way)
+
+
+def late(pipe):
+    """Connects to the node of the other process a second after that node knows this one."""
+    with fishplate.Node(fabric="off", timeout=SOON) as node:
+        inbox = node.alloc(64)
+        pipe.send((node.address, inbox.handle()))
+        address = pipe.recv()
+        time.sleep(1)
+        peer = node.connect(address)
+        for tag, message in enumerate([b"first", b"second", bytes(200_000)]):
+            assert node.recv_bytes(peer, tag, max=200_000)[1] == message
+        for message in b"abc":
+            node.send(peer, 7, bytes([message]))
+        node.wait(inbox, "==", 5, peer)
+        pipe.recv()
+
+
+@pytest.fixture(params=[False, True], ids=["shm", "worker"])
+def unconnected(request):
+    """A node, a peer that connects after a second, and the handle of memory there."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=late, args=(theirs,), daemon=True)
+    process.start()
+    with fishplate.Node(fabric="off", timeout=SOON, worker=request.param) as node:
+        address, handle = ours.recv()
+        ours.send(node.address)
+        yield node, node.connect(address), handle
+        ours.send(None)
+    process.join(SOON)
+    assert process.exitcode == 0
+
+
+def test_the_loop_goes_on_while_a_peer_connects(unconnected):
+    node, peer, handle = unconnected
+
+    async def main():
+        longest = turns = 0
+
+        async def tick():
+            nonlocal longest, turns
+            while True:
+                begun = time.monotonic()
+                await asyncio.sleep(0.005)
+                longest = max(longest, time.monotonic() - begun)
+                turns += 1
+
+        ticking = asyncio.create_task(tick())
+        await asyncio.sleep(0)
+        begun = time.monotonic()
+        into = [bytearray(1) for _ in range(4)]
+        cancelled = node.irecv(into[3], peer, 7)
+        receives = [node.irecv(into[0], peer, 7), node.irecv(into[1], None, 7)]
+        sends = [node.isend(peer, 0, b"first"), node.isend(peer, 1, bytearray(b"second"))]
+        sends.append(node.isend(peer, 2, bytearray(200_000)))
+        assert cancelled.cancel() and cancelled.done()
+        assert not any(request.done() for request in receives + sends)
+        remote = await peer.until_imported(handle)
+        assert time.monotonic() - begun > 0.5 and turns > 50
+        await peer.until_connected()
+        # A call after those that waited does not overtake them.
+        receives.append(node.irecv(into[2], peer, 7))
+        messages = await asyncio.gather(*receives, *sends)
+        assert [bytes(buffer) for buffer in into] == [b"a", b"b", b"c", b"\0"]
+        assert [message.len for message in messages[:3]] == [1, 1, 1]
+        with pytest.raises(fishplate.Error, match="cancelled"):
+            await cancelled
+        node.signal(remote, 5)
+        ticking.cancel()
+        # The peer connects after a second. Other load may delay a turn.
+        assert longest < 0.5
+
+    asyncio.run(main())
+
+
+def test_a_loop_is_told_of_a_peer_that_never_comes():
+    async def main(node, peer):
+        sent, received = node.isend(peer, 1, b"x"), node.irecv(bytearray(8), peer)
+        for wait in [sent, received]:
+            with pytest.raises(fishplate.NotConnected):
+                await wait
+        for wait in [peer.until_connected(0.1), peer.until_imported(b"", 0.1)]:
+            with pytest.raises(fishplate.Timeout):
+                await wait
+        held = bytearray(100_000)
+        kept = node.isend(peer, 1, held)
+        node.quiet(peer)
+        late = node.isend(peer, 1, held)
+        node.close()
+        for wait in [kept, late]:
+            with pytest.raises(fishplate.Error):
+                await wait
+        held.clear()
+
+    with fishplate.Node(fabric="off") as absent:
+        node = fishplate.Node(fabric="off", connect_timeout=0.2)
+        asyncio.run(main(node, node.connect(absent.address)))
+
+
+def test_a_message_never_overtakes_one_that_waits_for_the_connection(unconnected):
+    node, peer, handle = unconnected
+
+    async def main():
+        waits = [node.isend(peer, 0, b"first")]
+        # Waits in this thread, because it has no awaitable form.
+        node.send(peer, 1, b"second")
+        assert waits[0].done()
+        node.quiet(peer)
+        waits.append(node.isend(peer, 2, bytes(200_000)))
+        for _ in range(3):
+            await node.irecv(bytearray(1), peer, 7)
+        node.signal(await peer.until_imported(handle), 5)
+        await asyncio.gather(*waits)
+
+    asyncio.run(main())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ._errors import Timeout
-from ._native import Memory, Node, Peer, Request, Slice, _Waker
+from ._native import Memory, Node, Peer, Remote, Request, Slice, _Waker
 
 EAGER = 0.001
 PAUSE = 0.001
@@ -141,3 +141,14 @@ async def until(
     limit = node.timeout if timeout is None else timeout
     found: int = await _wait(node._waker(), lambda: node.test(at, compare, value, peer), limit)
     return found
+
+
+async def connected(peer: Peer, timeout: float) -> None:
+    """Implements `Peer.until_connected`."""
+    await _wait(peer._waker(), lambda: peer.connected() or None, timeout)
+
+
+async def imported(peer: Peer, handle: bytes, timeout: float) -> Remote:
+    """Implements `Peer.until_imported`."""
+    remote: Remote = await _wait(peer._waker(), lambda: peer._try_import(handle), timeout)
+    return remote

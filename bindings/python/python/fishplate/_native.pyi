@@ -212,7 +212,9 @@ class Node:
         connected."""
 
     def isend(self, peer: Peer, tag: int, data: Memory | Slice | _Buffer) -> Request:
-        """Starts to send. Holds a long writable buffer until the request completes."""
+        """Starts to send. The buffer must not change until the request completes. In the thread of
+        an asyncio loop this call does not wait for the peer to connect: the send starts later, or
+        fails when the node is closed first."""
 
     def irecv(
         self,
@@ -223,7 +225,8 @@ class Node:
     ) -> Request:
         """Posts a receive for the oldest message that matches: from `source`, or from any peer, and
         with `tag` (default 0) except for the bits in `ignore`. The result of the request is a
-        `Message`. A buffer is held until the request completes."""
+        `Message`. A buffer is held until the request completes. In the thread of an asyncio loop
+        this call does not wait for `source` to connect."""
 
     def recv(
         self,
@@ -288,6 +291,17 @@ class Peer:
     def import_memory(self, handle: bytes) -> Remote:
         """Imports memory of the peer by its handle. Waits until the peer is connected and has
         announced the memory."""
+
+    def until_connected(self, timeout: float | None = None) -> Coroutine[Any, Any, None]:
+        """Waits in an asyncio program until the peer is connected."""
+
+    def until_imported(
+        self, handle: bytes, timeout: float | None = None
+    ) -> Coroutine[Any, Any, Remote]:
+        """The asyncio version of `import_memory`."""
+
+    def _try_import(self, handle: bytes) -> Remote | None: ...
+    def _waker(self) -> _Waker: ...
 
     def disconnect(self) -> None:
         """Disconnects the peer. Its operations fail, and its imported memory is released."""
