@@ -16,6 +16,9 @@
  * FP_LAUNCHER is given. It starts up to four short-lived threads that close descriptors. libfabric
  * reads its own variables and may start threads.
  *
+ * The library starts no processes and carries no addresses between them: under a launcher use MPI
+ * (examples/mpi/all_to_all.c), a file or any other channel.
+ *
  * Timeouts are in milliseconds: 0 checks once, and a negative timeout never expires. */
 #ifndef FISHPLATE_H
 #define FISHPLATE_H
