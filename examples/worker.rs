@@ -43,22 +43,14 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         let add = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
         for _ in 0..EACH {
             let ticket = context.fetch(theirs.at(0), add)?;
-            let Reply::Done(_) = context.wait(ticket, deadline)? else {
-                return Err("cannot add".into());
-            };
+            assert!(matches!(context.wait(ticket, deadline)?, Reply::Done(_)), "cannot add");
         }
         Ok(context.wait_signal(ours.at(0), Cmp::Ge, THREADS as u64 * EACH, Some(me), deadline)?)
     };
+    let work = (Box::new(engine), consumers);
     thread::scope(|scope| {
-        let worker = worker::start(
-            scope,
-            (Box::new(engine), consumers),
-            wakes,
-            Options::default(),
-            deadline,
-        )?;
-        let threads: Vec<_> =
-            contexts.into_iter().map(|context| scope.spawn(|| count(context))).collect();
+        let worker = worker::start(scope, work, wakes, Options::default(), deadline)?;
+        let threads: Vec<_> = contexts.into_iter().map(|it| scope.spawn(|| count(it))).collect();
         for (id, thread) in threads.into_iter().enumerate() {
             println!("thread {id} sees {}", thread.join().expect("no thread panics")?);
         }

@@ -2,7 +2,7 @@
 //!
 //! `cargo test` builds the examples; `cargo test --test examples` alone does not.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 mod port;
@@ -45,6 +45,24 @@ fn job(name: &str, size: usize, arguments: &[String]) -> Vec<String> {
     let mut lines: Vec<String> = children.into_iter().flat_map(output).collect();
     lines.sort();
     lines
+}
+
+/// An example longer than a screen is no longer read.
+#[test]
+fn examples_are_short() {
+    let mut checked = 0;
+    let c = "bindings/c/examples";
+    for folder in ["examples", c, &format!("{c}/mpi"), "bindings/python/examples"] {
+        let all = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
+        for path in all.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+            let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+            // The C program shows an epoll loop too.
+            let most = if path.ends_with("events.c") { 80 } else { 60 };
+            assert!(lines <= most, "{}: {lines} lines; at most {most}", path.display());
+            checked += 1;
+        }
+    }
+    assert!(checked >= 16);
 }
 
 #[test]

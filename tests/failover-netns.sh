@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Pulls cables while two nodes communicate (examples/outlive.rs). Two processes run in two network
-# namespaces, joined by two veth pairs, with libfabric's tcp on both. Every put-signal, message and
-# addition is checked: none may be lost, duplicated or misordered. Rails must be used again once
-# their cables are plugged in, so the last tenth of the rounds uses both rails.
+# Pulls cables while two nodes communicate (tests/programs/outlive.rs). Two processes run in two
+# network namespaces, joined by two veth pairs, with libfabric's tcp on both. Every put-signal,
+# message and addition is checked: none may be lost, duplicated or misordered. Rails must be used
+# again once their cables are plugged in, so the last tenth of the rounds uses both rails.
 #
 #   tests/failover-netns.sh [EXAMPLE [ROUNDS]]
 #

@@ -2,7 +2,8 @@
 # Tests jobs of four processes under launchers: mpiexec.hydra (PMI-1), Open MPI's mpirun (PMIx),
 # srun (with PMIx, with PMI-2's descriptor, with neither) and torchrun. Other jobs set only the
 # variables of a launcher, or use no launcher and meet by tcp:// or file://. Every process writes,
-# signals, adds and sends to every other process, and all data is checked (examples/all_to_all.rs).
+# signals, adds and sends to every other process, and all data is checked
+# (tests/programs/all_to_all.rs).
 # Also tests failing jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs
 # `fishplate perf job` under each launcher, in every pattern.
 #

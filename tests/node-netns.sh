@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests four processes on two "hosts": two network namespaces joined by four veth pairs. Every
-# process writes, signals, adds and sends to every other process (examples/all_to_all.rs). The
+# process writes, signals, adds and sends to every other process (tests/programs/all_to_all.rs). The
 # transport is shared memory on the same host, and 1, 2 or 4 rails of libfabric's tcp between the
 # hosts. The two hosts may have different numbers of rails. All data is checked.
 #
