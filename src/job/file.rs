@@ -20,6 +20,13 @@ use super::{ID_LEN, Job};
 const NAME: &str = "fishplate-job";
 
 pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
+    if !folder.is_dir() {
+        let text = format!(
+            "no folder to meet in: {}; create it where all processes can access it",
+            folder.display()
+        );
+        return Err(io::Error::new(ErrorKind::NotFound, text));
+    }
     let path = folder.join(NAME);
     let claim = |entry: &Entry| {
         let Some(mut claim) = Claim::take(&path)? else { return Ok(None) };

@@ -273,6 +273,8 @@ fn a_folder_makes_jobs_one_after_another_and_keeps_nothing() {
     let ranked = [&folder.variables(2)[..], &[("FISHPLATE_RANK", "1".into())]].concat();
     assert_eq!(by(&ranked, Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);
     assert!(folder.is_empty());
+    let error = by(&Folder(folder.0.join("absent")).variables(2), SOON).unwrap_err();
+    assert!(error.to_string().ends_with("create it where all processes can access it"), "{error}");
     // A symbolic link is not followed, because it may point to one of the user's files.
     let other = folder.0.join("other");
     std::fs::write(&other, "precious").unwrap();
