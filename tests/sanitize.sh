@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the unit tests of every package under AddressSanitizer or ThreadSanitizer. Under
 # AddressSanitizer also runs the lifecycles of engines and nodes, device memory behind NICs, and the
-# C library: its examples, the data that its calls move, and misuse. `python` makes random calls of
-# the Python package under AddressSanitizer. Needs a nightly toolchain; std is not instrumented.
+# C library: its examples, the data that its calls move, and misuse, and a few random calls of the
+# Python package. `python` makes more of those. Needs a nightly toolchain; std is not instrumented.
 #
 #   tests/sanitize.sh address|thread|python
 #
@@ -34,27 +34,32 @@ build=${1/python/address}
 export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$build \
     RUST_BACKTRACE=0
 export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
-if [ "$1" = python ]; then
+# python_calls CALLS: makes random calls of the Python package
+python_calls() {
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        { echo "SKIPPED $1: no Python 3.11"; exit 77; }
+        { echo "SKIPPED random calls from Python: no Python 3.11"; return; }
     cargo "+$toolchain" build --package fishplate-python --locked --target $host
-    place=$(mktemp -d)
-    trap 'rm -r "$place"' EXIT
-    cp -r bindings/python/python/fishplate "$place"
-    cp "$CARGO_TARGET_DIR/$host/debug/libfishplate_python.so" "$place/fishplate/_native.abi3.so"
-    # Turns off leak detection, because the interpreter leaks. Python's own allocator would hide
-    # errors.
-    ways=(shm)
+    local package way ways=(shm)
+    package=$(mktemp -d)
+    cp -r bindings/python/python/fishplate "$package"
+    cp "$CARGO_TARGET_DIR/$host/debug/libfishplate_python.so" \
+        "$package/fishplate/_native.abi3.so"
     if [[ $(ldconfig -p) == *libfabric.so.1* ]]; then
         ways+=(tcp)
     else
         echo "SKIPPED calls over tcp: libfabric is missing"
     fi
+    # Turns off leak detection, because the interpreter leaks. Python's own allocator would hide
+    # errors.
     for way in "${ways[@]}"; do
         LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
-            PYTHONMALLOC=malloc PYTHONPATH=$place \
-            python3 bindings/python/tests/test_fuzz.py 20000 $$ "$way"
+            PYTHONMALLOC=malloc PYTHONPATH=$package \
+            python3 bindings/python/tests/test_fuzz.py "$1" $$ "$way"
     done
+    rm -r "$package"
+}
+if [ "$1" = python ]; then
+    python_calls 20000
     exit
 fi
 # One test loads UCX for comparison. UCX replaces malloc and mmap, which sanitizers do not support.
@@ -89,4 +94,5 @@ if [ "$1" = address ]; then
     fi
     source bindings/c/tests/examples.sh
     for example in put_signal events tagged; do $example; done
+    python_calls 2000
 fi
