@@ -132,6 +132,8 @@ pub struct FailoverPeer {
     /// Rails that this side may leave (see `leave`). If one of them is fenced, it was drained
     /// first.
     leaving: u16,
+    /// Rails for which this side has confirmed its request, so that the peer may have left them.
+    sure: u16,
     /// The answers that are due to the peer: to its request to leave rails, and to its reply to our
     /// request.
     answers: [Option<Leave>; 2],
@@ -169,6 +171,7 @@ impl FailoverPeer {
         allowed: 0,
         left: 0,
         leaving: 0,
+        sure: 0,
         answers: [None; 2],
         telling: None,
         confirmed: 0,

@@ -111,8 +111,7 @@ fn cut<R: Rail>(sim: &Sim<'_>, fleet: &mut [Node<R, 2>], awake: usize) {
 
 /// Heals the link. All rails return.
 fn heal<R: Rail>(sim: &Sim<'_>, fleet: &mut [Node<R, 2>]) {
-    sim.heal(0, 1, 0).unwrap();
-    sim.heal(1, 0, 0).unwrap();
+    heal_link(sim, 0, 1, 0);
     fleet::turn_until(fleet, "all rails are back", |fleet| {
         fleet.iter().all(|node| {
             node.peers.iter().all(|&peer| {
@@ -172,7 +171,12 @@ fn passes<R: Rail>(fleet: &mut [Node<R, 2>], awake: usize, count: usize) {
     }
 }
 
-fn cut_link(sim: &Sim<'_>, a: u16, b: u16, rail: u16) {
+pub fn heal_link(sim: &Sim<'_>, a: u16, b: u16, rail: u16) {
+    sim.heal(a, b, rail).unwrap();
+    sim.heal(b, a, rail).unwrap();
+}
+
+pub fn cut_link(sim: &Sim<'_>, a: u16, b: u16, rail: u16) {
     sim.cut(a, b, rail, 0).unwrap();
     sim.cut(b, a, rail, 0).unwrap();
 }

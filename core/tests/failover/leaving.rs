@@ -11,7 +11,7 @@ use fishplate_core::mem::{Peer, RailId};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::sim::{Dials, Sim};
 
-use super::closing::LEAVE;
+use super::closing::{LEAVE, cut_link, heal_link};
 use super::support::fleet::{self, End, Node};
 use super::support::scope::Scope;
 use super::support::tap::{Event, NOW, Shared, Tap, shared};
@@ -170,4 +170,49 @@ fn every_peer_is_asked_to_leave_though_a_rail_has_room_for_one_request() {
     let asked = control.posts.iter().filter(|post| post.bytes.first() == Some(&LEAVE));
     let asked: BTreeSet<u16> = asked.map(|post| post.peer.0).collect();
     assert!((2..6).all(|peer| asked.contains(&peer)), "asked: {asked:?}");
+}
+
+/// Node 0 must close its endpoint on rail 1 for node 2. It waits until rail 0 to node 3 returns,
+/// because rail 1 is the last one to node 3. Meanwhile it leaves rail 0 for node 1, which must
+/// close its endpoint for node 4. If it refused, node 1 would close the endpoint without it.
+#[test]
+fn a_node_whose_request_waits_for_a_rail_leaves_other_rails() {
+    let _scope = Scope::new();
+    NOW.set(1);
+    let controls: Vec<_> = (0..5).map(|_| shared()).collect();
+    let (sim, mut fleet) = timed::<2>(&controls);
+    let all = [0, 1, 2, 3, 4];
+    let error = |fleet: &Fleet<2>, peer: usize, rail| {
+        fleet[0].engine.rail_error(fleet[0].peers[peer], RailId(rail)).unwrap()
+    };
+    cut_link(sim, 0, 3, 0);
+    passes(&mut fleet, &all, 5000);
+    assert_eq!([1, 2, 3].map(|peer| error(&fleet, peer, 0).is_some()), [false, false, true]);
+    cut_link(sim, 0, 2, 1);
+    passes(&mut fleet, &all, 5000);
+    assert!(error(&fleet, 2, 1).is_some());
+    // The second request of node 1 is certainly later than that of node 0.
+    for _ in 0..2 {
+        let closed = fleet[1].engine.stats().rails_failed;
+        cut_link(sim, 1, 4, 0);
+        passes(&mut fleet, &all, 500);
+        // Without node 0, only the rail to node 4 has failed.
+        assert!(fleet[1].engine.stats().rails_failed > closed + 1, "the endpoint is not closed");
+        heal_link(sim, 1, 4, 0);
+        fleet::turn_until(&mut fleet, "rail 0 is back", |fleet| {
+            fleet[1].engine.rail_error(fleet[1].peers[4], RailId(0)) == Ok(None)
+        });
+    }
+    heal_link(sim, 0, 3, 0);
+    heal_link(sim, 0, 2, 1);
+    fleet::turn_until(&mut fleet, "all rails are back", |fleet| {
+        NOW.set(NOW.get() + 1000);
+        all.iter().all(|&node| {
+            let Node { engine, peers, .. } = &fleet[node];
+            peers.iter().all(|&peer| {
+                assert_eq!(engine.peer_error(peer), Ok(None));
+                [0, 1].iter().all(|&rail| engine.rail_error(peer, RailId(rail)) == Ok(None))
+            })
+        })
+    });
 }

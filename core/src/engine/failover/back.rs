@@ -347,6 +347,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         kept.allowed &= !bit;
         kept.left &= !bit;
         kept.leaving &= !bit;
+        kept.sure &= !bit;
         kept.back.stop(bit);
         kept.back.turns[rail].epoch = kept.back.turns[rail].epoch.wrapping_add(1);
         for context in 0..self.config.contexts {

@@ -19,9 +19,10 @@
 //!
 //! Two sides that ask each other to leave their last two rails must not both agree. So each request
 //! has a ticket, and all sides agree on the order of tickets. A side refuses by silence while an
-//! older request of its own is about the rail that would remain. A side makes one request at a
-//! time. The lower half of a ticket comes from [`Config::seed`](crate::engine::Config::seed), so
-//! the tickets of different sides differ.
+//! older request of its own is about the rail that would remain. But if that request waits for
+//! another rail to return, and this peer has not got a confirmation, the side agrees. A side makes
+//! one request at a time. The lower half of a ticket comes from
+//! [`Config::seed`](crate::engine::Config::seed), so the tickets of different sides differ.
 //!
 //! After [`PATIENCE`] the side closes its endpoint anyway. A peer that has not agreed, or was not
 //! drained, then fences the rail as after a failure.
@@ -312,16 +313,25 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (ticket != 0 && self.asks(rail).is_some()).then_some(ticket)
     }
 
+    fn waits(&self, rail: usize) -> bool {
+        self.failover.as_ref().is_some_and(|failover| failover.closing[rail].waits)
+    }
+
     /// Returns whether this side has an older request about another rail. A request that waits for
     /// a rail to return does not count.
     fn has_older_request(&self, rail: usize, ticket: u64) -> bool {
-        let waits = |rail: usize| {
-            self.failover.as_ref().is_some_and(|failover| failover.closing[rail].waits)
-        };
         // Requests have equal tickets once the clock is at its maximum.
         let older =
             |other: usize| self.request(other).is_some_and(|its| (its, other) < (ticket, rail));
-        (0..RAILS).any(|other| older(other) && !waits(other))
+        (0..RAILS).any(|other| older(other) && !self.waits(other))
+    }
+
+    /// Returns whether the peer may rely on a rail after it has made a request with this ticket. An
+    /// older request about that rail forbids it, but not while it waits and the peer cannot have
+    /// left the rail.
+    fn may_stay(&self, peer: u16, rail: usize, ticket: u64) -> bool {
+        let sure = self.kept_peer(peer).is_some_and(|kept| kept.sure >> rail & 1 != 0);
+        self.request(rail).is_none_or(|ours| ours > ticket || self.waits(rail) && !sure)
     }
 
     fn may_leave(&self, peer: u16, rail: usize) -> bool {
@@ -441,7 +451,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         // Agree only if this side has no older request about the rail. Otherwise this side would
         // close its own endpoint first.
         let first = self.request(rail).is_none_or(|ticket| ticket >= leave.ticket);
-        let stays = in_use && self.request(over).is_none_or(|ticket| ticket > leave.ticket);
+        let stays = in_use && self.may_stay(peer.0, over, leave.ticket);
         let answer = match leave.stage {
             Stage::Asks if first && stays && self.may_leave(peer.0, rail) => Stage::Answers,
             Stage::Answers if in_use && self.confirms(peer.0, rail, leave.ticket) => {
@@ -461,7 +471,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         };
         if let Some(kept) = self.kept_peer_mut(peer.0) {
             let message = Leave { rail: rail as u8, over: over as u8, stage: answer, ..*leave };
-            kept.answers[usize::from(answer == Stage::Confirms)] = Some(message);
+            let confirms = answer == Stage::Confirms;
+            kept.sure |= u16::from(confirms) << rail;
+            kept.answers[usize::from(confirms)] = Some(message);
         }
         self.ask(self.stream_of(0, peer.0));
         Ok(())
