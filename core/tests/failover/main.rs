@@ -18,6 +18,7 @@ mod held;
 mod leaving;
 mod mail;
 mod parting;
+mod prompt;
 mod reads;
 mod run;
 mod schedule;
