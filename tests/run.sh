@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests on a Debian or Ubuntu machine with Rust (rustup): the cargo tests of every package,
-# the parts below, and the instruction budgets. proofs.sh, loom-edges.sh, tag-mutants.sh and
+# the parts below, and the instruction budgets. proofs.sh, loom-edges.sh, the scripts of mutants and
 # sanitize.sh run separately. Missing packages are installed by name, and each installation is
 # announced.
 #
