@@ -258,7 +258,10 @@ proof "ping-pongs with random delays between threads that park: $pingpongs" no_l
 proof "a side over tcp that stands still for 12 s, which is longer than an operation may take by default" stood_still
 beside_done || failed+=("what ran beside the others")
 # Takes minutes, mostly to build with sanitizers.
-[ $share != 1 ] || proof "random calls from Python, under AddressSanitizer" python_calls
+if [ $share = 1 ]; then
+    proof "random calls from Python, under AddressSanitizer" python_calls
+    proof "bugs planted in failover, each found by a simulated schedule" tests/failover-mutants.sh
+fi
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'FAILED: %s\n' "${failed[@]}"
