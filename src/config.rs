@@ -56,7 +56,9 @@ pub struct Settings {
     /// context.
     pub contexts: u16,
     /// Maximum time without a sign of life from a peer while a libfabric post to it is outstanding.
-    /// After that time, the peer fails on that rail.
+    /// Then the peer fails as [`Silent`](fishplate_core::error::PeerError::Silent). With failover
+    /// over several rails, only the rail fails, if the peer answers over another rail. A peer that
+    /// is silent on all rails fails after six times this time.
     pub deadline: Duration,
 }
 

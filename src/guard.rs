@@ -175,13 +175,18 @@ impl<S: Sink> Sink for Judge<'_, S> {
         });
         let why = match (why, alive) {
             (PeerError::Lost | PeerError::Died, Some(true)) => PeerError::Rail(self.watch.id),
-            (PeerError::Lost, Some(false)) => PeerError::Died,
+            (PeerError::Lost | PeerError::Silent, Some(false)) => PeerError::Died,
             _ => why,
         };
         if why == PeerError::Died {
             self.watch.peers.retain(|watched| watched.peer != peer);
         }
         self.sink.peer_down(peer, why);
+    }
+
+    #[cold]
+    fn silent(&mut self, peer: Peer) -> bool {
+        self.sink.silent(peer)
     }
 
     #[cold]

@@ -64,9 +64,10 @@ pub enum PeerError {
     /// the peer to the rail before
     /// [`connect_peer`](crate::engine::Engine::connect_peer).
     Unattached(RailId),
-    /// The connection broke, or the peer did not answer before the deadline. Its process may be
-    /// alive.
+    /// The connection broke. The peer's process may be alive.
     Lost,
+    /// The peer made no progress before the deadline. Its process may be alive.
+    Silent,
     /// This process has removed the peer. The peer's process may be alive.
     Removed,
     /// The peer has attached this process again, which ended the current attachment.

@@ -11,7 +11,7 @@ use fishplate_core::op::{Fault, Outcome, SignalOp};
 use fishplate_core::rail::{Local, Rail, Remote, Sink};
 use fishplate_sys::fabric::negotiate::negotiate;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
-use fishplate_testing::fabric::{Fake, Persona};
+use fishplate_testing::fabric::{Dead, Fake, Persona};
 
 use crate::behaviour::fleet::{turn, turn_until};
 use crate::behaviour::{engine, region};
@@ -41,6 +41,7 @@ impl Sink for Seen {
 
 /// Checks that a silent peer fails at the deadline, even if `check_peers` is not called.
 fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
+    let errs = persona.dead == Dead::Errors;
     let fake = Fake::new(persona.calm(), 1);
     let offer =
         negotiate(fake.library(), &Ask { interface: Some(interface), ..Ask::new(name) }).unwrap();
@@ -61,7 +62,8 @@ fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
         }
         assert!(begun.elapsed() < Duration::from_secs(20), "{name}: not reported in time");
     }
-    assert_eq!(seen.down, [(Peer(0), PeerError::Lost)], "{name}");
+    let why = if errs { PeerError::Lost } else { PeerError::Silent };
+    assert_eq!(seen.down, [(Peer(0), why)], "{name}");
     assert!(seen.done.len() == 1 && seen.done[0].is_err(), "{name}: {:?}", seen.done);
     let late = origin.post_message(Peer(0), b"x", Untrusted::from_slice(&[]), 5);
     assert_eq!(late, Err(PostError::PeerDown), "{name}");

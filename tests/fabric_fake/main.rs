@@ -23,6 +23,7 @@ mod reattach;
 mod rows;
 #[path = "../../shm/tests/support/mod.rs"]
 mod shared;
+mod silent;
 mod two;
 mod wrapped;
 

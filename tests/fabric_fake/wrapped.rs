@@ -214,6 +214,7 @@ unsafe impl Rail for Recorder {
     }
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         sink.peer_down(Peer(8), PeerError::Died);
+        assert!(!sink.silent(Peer(5)));
         sink.peer_up(Peer(6));
         sink.called();
         self.note("check_peers", ());
@@ -243,6 +244,10 @@ impl Sink for Words {
     }
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         self.0.push(format!("down {} {why:?}", peer.0));
+    }
+    fn silent(&mut self, peer: Peer) -> bool {
+        self.0.push(format!("silent {}", peer.0));
+        false
     }
     fn peer_up(&mut self, peer: Peer) {
         self.0.push(format!("up {}", peer.0));

@@ -87,6 +87,7 @@ use crate::sync::seq::Seq;
 
 use back::Back;
 use disable::Spare;
+use held::Held;
 use leave::{CLOCK_MAX, Closing};
 
 use super::joint::RAILS_MAX;
@@ -148,6 +149,11 @@ pub struct FailoverPeer {
     /// for this peer to close its endpoint. 0 if the fence does not wait.
     waits: [u64; RAILS_MAX],
     back: Back,
+    /// Rails on which the peer is silent, those of them that are examined, and for how long (see
+    /// `held`).
+    silent: u16,
+    examined: u16,
+    held: Held,
     /// Longest write that all joined rails accept, in bytes.
     pub(super) longest: u64,
     /// `None` for a rail in use.
@@ -179,6 +185,9 @@ impl FailoverPeer {
         wait: 0,
         waits: [0; RAILS_MAX],
         back: Back::NONE,
+        silent: 0,
+        examined: 0,
+        held: Held::NONE,
         longest: 0,
         why: [None; RAILS_MAX],
     };
@@ -204,14 +213,9 @@ pub struct FailoverStream {
     pub(super) answered: u32,
     /// The peer's gets that are not completely answered, oldest first.
     pub(super) gets: [Answer; GETS],
-    /// `oldest`: the oldest number in flight at the last look (see `held`). `since`: the
-    /// [`Failover::time`] at which it was first seen. `again`: time from then to the next request,
-    /// in units of `held::AGAIN`.
+    /// The oldest number in flight at the last look, and the wait for it (see `held`).
     oldest: Seq,
-    since: u64,
-    again: u64,
-    /// Whether the peer has sent an acknowledgement since the last request.
-    heard_from: bool,
+    held: Held,
     /// For a number that is posted again: the rail's id of the copy out of device memory, and the
     /// low 32 bits of the number.
     staging: (u32, u32),
@@ -234,9 +238,7 @@ impl FailoverStream {
         answered: 0,
         gets: [Answer::NONE; GETS],
         oldest: Seq(0),
-        since: 0,
-        again: 0,
-        heard_from: false,
+        held: Held::NONE,
         staging: (0, 0),
     };
 }
@@ -454,8 +456,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let (up, meeting) = (slot.state.is_up(), self.is_meeting(peer));
         let Some(kept) = self.kept_peer_mut(peer) else { return self.fail_peer(peer, cost) };
+        // If the last rail has failed, its posts fail after it, for another reason.
         if kept.spare.rails & bit == 0 {
-            kept.why[rail] = Some(why);
+            kept.why[rail] = kept.why[rail].or(Some(why));
         }
         kept.spare.end(bit);
         if rails & !bit == 0 {

@@ -385,6 +385,11 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
     }
 
     #[cold]
+    fn silent(&mut self, peer: Peer) -> bool {
+        self.state.is_lost_in_silence(peer.0, self.rail)
+    }
+
+    #[cold]
     fn peer_up(&mut self, peer: Peer) {
         self.state.may_return(peer.0, 1 << self.rail);
     }

@@ -57,7 +57,8 @@ impl Display for PeerError {
                  {0} before connecting it",
                 rail.0
             ),
-            PeerError::Lost => f.write_str("its connection broke, or it did not answer in time"),
+            PeerError::Lost => f.write_str("its connection broke"),
+            PeerError::Silent => f.write_str("it made no progress before the deadline"),
             PeerError::Removed => f.write_str("it was disconnected here"),
             PeerError::Reattached => {
                 f.write_str("it has connected again; disconnect it and connect it again")

@@ -4,6 +4,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use fishplate_core::engine::{Config, ContextId, Engine, Notice, Signal};
+use fishplate_core::error::PeerError;
+use fishplate_core::mem::{Peer, RailId};
+use fishplate_core::op::Fault;
 use fishplate_core::rail::sim::{Dials, Sim};
 
 use super::support::failover;
@@ -106,4 +109,65 @@ fn no_rail_is_blamed_for_a_peer_that_makes_no_progress() {
     (1..=50).for_each(|count| put(&mut nodes, sim, count));
     let of = |rail| controls[0].borrow().posts.iter().filter(|post| post.rail == rail).count();
     assert!(of(0) > 20 && of(1) > 20, "{} and {} posts", of(0), of(1));
+}
+
+/// Advances the clock by 10 ms, and lets the rails check their peers.
+fn tick(nodes: &mut [Node<Tap<End, true>, 2>]) {
+    NOW.set(NOW.get() + 10_000_000);
+    for node in nodes {
+        (0..8).for_each(|_| _ = node.engine.progress());
+        node.engine.check_peers();
+    }
+}
+
+#[test]
+fn a_peer_that_is_silent_on_all_rails_is_not_lost() {
+    for rails in [0b11, 0b01] {
+        let _scope = Scope::new();
+        NOW.set(1);
+        let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
+        let (mut nodes, controls) = pair(sim);
+        (1..=20).for_each(|count| put(&mut nodes, sim, count));
+        let to = nodes[0].remotes[1];
+        let (from, signal) = (nodes[0].source.at(0), Signal::add(to.at(0), 1));
+        let notice = Notice::Report(0);
+        nodes[0].engine.put_signal(ContextId(0), from, 8, to.at(8), signal, notice).unwrap();
+        controls[0].borrow_mut().silent = Some((rails, Peer(1)));
+        // Node 1 is stopped for 30 s.
+        (0..3000).for_each(|_| tick(&mut nodes[..1]));
+        // Soon after it continues, its rails are no longer silent.
+        (0..20).for_each(|_| tick(&mut nodes));
+        controls[0].borrow_mut().silent = None;
+        (0..1000).for_each(|_| tick(&mut nodes));
+        let peer = nodes[0].peers[1];
+        assert_eq!(nodes[0].engine.peer_error(peer), Ok(None), "{rails}");
+        assert_eq!(nodes[0].engine.stats().rails_failed, 0, "{rails}");
+        assert!(nodes[0].engine.next_completion().is_some(), "{rails}");
+    }
+}
+
+/// Nothing is in flight but what the rail reports as silent, for example a read.
+#[test]
+fn a_rail_on_which_a_peer_is_silent_while_it_answers_fails() {
+    for rail in [0, 1] {
+        let _scope = Scope::new();
+        NOW.set(1);
+        let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
+        let (mut nodes, controls) = pair(sim);
+        (1..=20).for_each(|count| put(&mut nodes, sim, count));
+        controls[0].borrow_mut().silent = Some((1 << rail, Peer(1)));
+        let (peer, mut ticks) = (nodes[0].peers[1], 0);
+        while nodes[0].engine.rail_error(peer, RailId(rail)) == Ok(None) {
+            tick(&mut nodes);
+            ticks += 1;
+            assert!(ticks < 500, "rail {rail} is in use after 5 s");
+        }
+        let why = Some(Fault::Peer(PeerError::Silent));
+        assert_eq!(nodes[0].engine.rail_error(peer, RailId(rail)), Ok(why));
+        assert!(ticks > 50, "rail {rail} failed within {ticks} ticks");
+        controls[0].borrow_mut().silent = None;
+        (0..1000).for_each(|_| tick(&mut nodes));
+        assert_eq!(nodes[0].engine.peer_error(peer), Ok(None));
+        assert_eq!(nodes[0].engine.stats().rails_returned, 1, "rail {rail}");
+    }
 }

@@ -74,6 +74,8 @@ pub struct Control {
     pub inject: VecDeque<Event>,
     /// Makes polls report nothing, without polling the inner rail.
     pub mute: bool,
+    /// The rails, as a bitmask, that report this peer as silent at each check.
+    pub silent: Option<(u16, Peer)>,
     /// The result of fencing a peer. `None`: the inner rail fences.
     pub fence: Option<Fence>,
     pub fences_all: bool,
@@ -468,5 +470,12 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         self.inner.check_peers(sink);
+        let silent = self.control.borrow().silent;
+        if let Some((rails, peer)) = silent
+            && rails >> self.rail & 1 != 0
+            && sink.silent(peer)
+        {
+            sink.peer_down(peer, PeerError::Silent);
+        }
     }
 }

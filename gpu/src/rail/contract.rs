@@ -49,6 +49,10 @@ impl<S: Sink> Sink for Watch<'_, S> {
         self.sink.peer_down(peer, why);
     }
 
+    fn silent(&mut self, peer: Peer) -> bool {
+        self.sink.silent(peer)
+    }
+
     fn peer_up(&mut self, peer: Peer) {
         self.sink.peer_up(peer);
     }

@@ -31,10 +31,11 @@
 //!
 //! An error completion that means a lost connection fails its peer. An expired
 //! [deadline](FabricConfig::deadline) fails it too, because a provider may retry for ever in
-//! silence; `check_peers` and idle polls check the deadline. Outstanding posts of a failed peer
-//! complete as [`CompleteError::Unknown`] when the deadline expires: the provider may still access
-//! their memory. The provider still holds their contexts. A context that it never returns is lost
-//! to the pool.
+//! silence; `check_peers` and idle polls check the deadline. The engine may extend it to six times
+//! its length ([`Sink::silent`]). Outstanding posts of a failed peer complete as
+//! [`CompleteError::Unknown`] when the deadline expires: the provider may still access their
+//! memory. The provider still holds their contexts. A context that it never returns is lost to the
+//! pool.
 //!
 //! The provider may still execute posts that a detach has reported as complete. If the target's
 //! provider moves the data (`tcp`, devices), deregistering a region at the target stops them at

@@ -70,7 +70,7 @@ impl FabricRail {
         self.plan();
         let waited = if self.busy { self.chores(budget, sink) } else { 0 };
         if self.busy && !self.endpoint.is_open() {
-            return self.poll_closed(waited);
+            return self.poll_closed(waited, sink);
         }
         let left = budget - waited;
         let want = (left as usize).min(BATCH);
@@ -86,7 +86,7 @@ impl FabricRail {
             Ok(_) => self.full_batch(left, sink),
             Err(Code::EAGAIN) => {
                 if self.polls().is_multiple_of(LOOK) {
-                    self.look();
+                    self.look(sink);
                 }
                 0
             }
@@ -98,9 +98,9 @@ impl FabricRail {
     /// Polls while the endpoint is closed. Does not read the queue, because no peer can reach this
     /// rail.
     #[cold]
-    fn poll_closed(&mut self, waited: u32) -> u32 {
+    fn poll_closed<S: Sink>(&mut self, waited: u32, sink: &mut S) -> u32 {
         if self.polls().is_multiple_of(LOOK) {
-            self.look();
+            self.look(sink);
         }
         waited
     }

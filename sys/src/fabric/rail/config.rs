@@ -27,7 +27,8 @@ pub struct FabricConfig {
     pub completions: usize,
     /// How long a peer may show no sign of life while a post to it is outstanding or every post is
     /// rejected. Under manual progress a peer that does not poll shows no sign of life. `None`
-    /// means no limit.
+    /// means no limit. If the engine does not [give up](fishplate_core::rail::Sink::silent) the
+    /// peer then, the rail gives it up after six times this time.
     pub deadline: Option<Duration>,
     /// Whether short writes are injected. An injected write completes at once, and its errors go
     /// unreported.

@@ -3,7 +3,7 @@
 //! When a peer's process dies, some providers complete posts with errors, some retry for ever, and
 //! some return `FI_EAGAIN` for every post. So the rail watches for signs of life. A pause of this
 //! process fails no peer, because the deadline counts only with enough polls. The rail cannot know
-//! whether the peer's process is alive. So it reports [`PeerError::Lost`], never `Died`.
+//! whether the peer's process is alive. So it reports [`PeerError::Silent`], never `Died`.
 
 use core::mem;
 
@@ -19,12 +19,16 @@ use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
 use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 
+/// The engine may look further after a deadline: the peer may only be stopped, and another rail may
+/// lead to it. After this many deadlines the rail gives up.
+const PATIENCE: u64 = 6;
+
 /// Minimum number of polls within a deadline before the deadline counts as expired.
 const ENOUGH: u32 = 1024;
 
 impl FabricRail {
     pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
-        self.look();
+        self.look(sink);
         while let Some(event) = self.events.pop_front() {
             report(event, sink);
         }
@@ -32,7 +36,7 @@ impl FabricRail {
 
     /// Checks all peers for expired deadlines. Reads the clock; makes no system call.
     #[cold]
-    pub(super) fn look(&mut self) {
+    pub(super) fn look<S: Sink>(&mut self, sink: &mut S) {
         let (now, polls) = (monotonic_ns().max(1), self.polls());
         let slots = &self.peers.slots;
         let accepted = slots.iter().fold(0u32, |sum, slot| sum.wrapping_add(slot.accepted()));
@@ -62,10 +66,12 @@ impl FabricRail {
             if polls.wrapping_sub(slot.polls) < ENOUGH {
                 continue;
             }
-            if deadline.is_some_and(|deadline| now - slot.since >= deadline) {
+            let Some(deadline) = deadline else { continue };
+            let (peer, silent) = (Peer(peer as u16), now - slot.since);
+            let patient = slot.up && silent / PATIENCE < deadline;
+            if silent >= deadline && (!patient || sink.silent(peer)) {
                 slot.since = now;
-                let peer = Peer(peer as u16);
-                self.take_down(peer, PeerError::Lost);
+                self.take_down(peer, PeerError::Silent);
                 self.abandon(peer, Code(libc::ETIMEDOUT));
             }
         }
