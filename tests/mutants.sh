@@ -47,10 +47,15 @@ plant() {
             run_tests
             case $? in
                 0) echo "SURVIVED  $name: no test fails"; survived=1 ;;
-                1) echo "STALE     $name: does not compile"; grep -m 3 '^error' "$log"; survived=1 ;;
+                1)
+                    echo "STALE     $name: does not compile"
+                    grep -m 3 "^error" "$log"
+                    survived=1
+                    ;;
                 *)
                     by=$(sed -n "s/$failure.*/\1/p" "$log" | head -n 1)
-                    echo "caught    $name, by ${by:-a loop that does not end}, $((SECONDS - began)) s"
+                    by=${by:-a loop that does not end}
+                    echo "caught    $name, by $by, $((SECONDS - began)) s"
                     ;;
             esac
         fi
@@ -61,8 +66,8 @@ plant() {
     return $survived
 }
 
-# run_tests [PREFIX...]: builds and runs the tests, until one fails. Status 1: the build failed. 2: a test failed, or the
-# time limit expired, because some mutants loop for ever.
+# run_tests [PREFIX...]: builds and runs the tests, until one fails. Status 1: the build failed.
+# 2: a test failed, or the time limit expired, because some mutants loop for ever.
 run_tests() {
     local binary pid
     binary=$(cd "$copy/tree" &&
