@@ -149,11 +149,13 @@ pub struct FailoverPeer {
     /// for this peer to close its endpoint. 0 if the fence does not wait.
     waits: [u64; RAILS_MAX],
     back: Back,
-    /// Rails on which the peer is silent, those of them that are examined, and for how long (see
-    /// `held`).
+    /// `silent`: rails reported as silent since the last look. `examined`: rails whose silence is
+    /// examined. `held`: how long the peer has answered meanwhile. `looked`: the
+    /// [`Failover::time`] of the last look (see `held`).
     silent: u16,
     examined: u16,
     held: Held,
+    looked: u64,
     /// Longest write that all joined rails accept, in bytes.
     pub(super) longest: u64,
     /// `None` for a rail in use.
@@ -188,6 +190,7 @@ impl FailoverPeer {
         silent: 0,
         examined: 0,
         held: Held::NONE,
+        looked: 0,
         longest: 0,
         why: [None; RAILS_MAX],
     };
@@ -456,9 +459,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let (up, meeting) = (slot.state.is_up(), self.is_meeting(peer));
         let Some(kept) = self.kept_peer_mut(peer) else { return self.fail_peer(peer, cost) };
-        // If the last rail has failed, its posts fail after it, for another reason.
-        if kept.spare.rails & bit == 0 {
-            kept.why[rail] = kept.why[rail].or(Some(why));
+        // Keep the first reason: posts that end after the last rail has failed report another one.
+        let first = rails & bit == 0 || kept.why[rail].is_none();
+        if kept.spare.rails & bit == 0 && first {
+            kept.why[rail] = Some(why);
         }
         kept.spare.end(bit);
         if rails & !bit == 0 {

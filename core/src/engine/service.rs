@@ -235,14 +235,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if self.state.hellos != 0 && !self.greet(peer) {
             return;
         }
-        let mut asks = false;
         if self.state.is_kept(stream) {
             self.mend(stream);
-            asks = self.state.asks_silent(stream);
+            if !self.ask_silent(stream) {
+                return self.state.due.push(self.state.streams, stream);
+            }
         }
         let s = &self.state.streams[stream as usize];
         let upto = s.next;
-        if s.live && (asks || s.in_flight() != 0 && s.asked != upto) {
+        if s.live && s.in_flight() != 0 && s.asked != upto {
             if !self.post_ack(stream, Some(upto)) {
                 return self.state.due.push(self.state.streams, stream);
             }

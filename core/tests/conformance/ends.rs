@@ -89,7 +89,10 @@ pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>(
             assert!(ok < after.done.len() || pending.is_empty(), "seed {seed}: {after:?}");
         }
         assert!(
-            matches!(after.down[..], [(peer, PeerError::Died | PeerError::Lost)] if peer == to),
+            matches!(
+                after.down[..],
+                [(peer, PeerError::Died | PeerError::Lost | PeerError::Silent)] if peer == to
+            ),
             "seed {seed}: {after:?}"
         );
         // SAFETY: the source is never freed.

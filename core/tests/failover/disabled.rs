@@ -5,6 +5,7 @@ use fishplate_core::mem::RailId;
 use fishplate_core::rail::sim::schedule::{Nodes, Schedule, Scope as Faults};
 use fishplate_core::rail::sim::{Dials, Sim};
 
+use super::closing::cut_link;
 use super::schedule::{Ends, Fleet, all_return};
 use super::support::scope::Scope;
 use super::support::{CX, Random, fleet, read, seeds, write};
@@ -158,4 +159,34 @@ fn ends_that_disable_and_enable_at_random_stay_connected() {
     }
     println!("{} seeds: {disabled} disabled, {cut} cut", seeds.len());
     assert!(seeds.len() < 100 || disabled >= 1000 && cut >= 100, "{disabled} disabled, {cut} cut");
+}
+
+/// Node 0 disables rail 0 to node 1, and then must close its endpoint on rail 1 for node 2. While
+/// node 1 may have left rail 0, rail 1 must stay open to it.
+#[test]
+fn an_endpoint_stays_open_to_a_peer_that_may_have_left_the_other_rail() {
+    for apart in 0..200 {
+        let _scope = Scope::new();
+        let what = format!("{apart} turns apart");
+        let dials = Dials { min_delay: 40, max_delay: 40, ..Dials::CALM };
+        let sim = fleet::fabric(3, 2, 1024, dials, 1);
+        let mut fleet: Fleet<4> =
+            fleet::lasting(sim, 3, 2, true, Config::DEFAULT, 4096, |_, end| end, |_| {});
+        let one = fleet[0].peers[1];
+        for _ in 0..8 {
+            let node = &mut fleet[0];
+            let (from, to) = (node.source.at(0), node.remotes[2].at(0));
+            node.engine.put(CX, from, 512, to, Notice::Silent).unwrap();
+        }
+        cut_link(sim, 0, 2, 1);
+        (0..apart).for_each(|_| fleet::turn(&mut fleet));
+        if fleet[0].engine.disable_rail(one, RailId(0)).is_err() {
+            // Node 1 has left rail 1 already.
+            assert_ne!(apart, 0);
+            break;
+        }
+        (0..3000).for_each(|_| fleet::turn(&mut fleet));
+        assert_eq!(fleet[0].engine.peer_error(one), Ok(None), "{what}");
+        assert_eq!(fleet[1].engine.peer_error(fleet[1].peers[0]), Ok(None), "{what}");
+    }
 }

@@ -74,7 +74,7 @@ pub struct Control {
     pub inject: VecDeque<Event>,
     /// Makes polls report nothing, without polling the inner rail.
     pub mute: bool,
-    /// The rails, as a bitmask, that report this peer as silent at each check.
+    /// The rails, as a bitmask, that report this peer as silent at each poll and check.
     pub silent: Option<(u16, Peer)>,
     /// The result of fencing a peer. `None`: the inner rail fences.
     pub fence: Option<Fence>,
@@ -137,6 +137,16 @@ impl<R> Tap<R, true> {
 }
 
 impl<R, const TIMED: bool> Tap<R, TIMED> {
+    fn report_silence<S: Sink>(&self, sink: &mut S) {
+        let silent = self.control.borrow().silent;
+        if let Some((rails, peer)) = silent
+            && rails >> self.rail & 1 != 0
+            && sink.silent(peer)
+        {
+            sink.peer_down(peer, PeerError::Silent);
+        }
+    }
+
     fn look(
         &self,
         verb: Verb,
@@ -389,6 +399,7 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
                 control.edit = edit;
             }
         }
+        self.report_silence(sink);
         self.control.borrow_mut().inside = true;
         let mut reported = 0;
         while reported < budget
@@ -470,12 +481,6 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         self.inner.check_peers(sink);
-        let silent = self.control.borrow().silent;
-        if let Some((rails, peer)) = silent
-            && rails >> self.rail & 1 != 0
-            && sink.silent(peer)
-        {
-            sink.peer_down(peer, PeerError::Silent);
-        }
+        self.report_silence(sink);
     }
 }

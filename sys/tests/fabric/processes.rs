@@ -242,7 +242,8 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
     // One deadline passes before the failure is detected, another before the outstanding operations
     // fail.
     assert!(began.elapsed() < 20 * DEADLINE, "{name}: after {:?}", began.elapsed());
-    assert_eq!(seen.down, [(PEER, PeerError::Lost)], "{name}");
+    let told = matches!(seen.down[..], [(PEER, PeerError::Lost | PeerError::Silent)]);
+    assert!(told, "{name}: {:?}", seen.down);
     for (_, result) in &seen.done[ends..] {
         assert!(
             matches!(result, Err(CompleteError::PeerDown | CompleteError::Unknown(_))),

@@ -9,7 +9,8 @@
 //! Tickets decide which side disables its rail. A side refuses a request over a rail that is spare
 //! here. If the request is older than its own about that rail, it uses that rail again instead. But
 //! once a side has confirmed a request, the peer may have left the rail already. So the side is
-//! *sure*, and no longer uses the rail again: otherwise it could agree to leave the last other one.
+//! *sure*, and no longer uses the rail again, unless the last other rail fails: otherwise it could
+//! agree to leave the last other one.
 
 use crate::error::{AttachError, PeerError};
 use crate::mem::{PeerId, RailId};
@@ -21,12 +22,12 @@ use super::super::{Engine, State};
 use super::leave::DOUBLINGS;
 use super::{AGAIN, nth};
 
-/// The rails to a peer that this side has disabled before the peer has agreed.
+/// Rails to a peer that this side has disabled and that the peer has not left yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare {
     pub(super) rails: u16,
     /// Spare rails whose request this side has confirmed.
-    sure: u16,
+    pub(super) sure: u16,
     /// For each spare rail, the ticket of its request.
     tickets: [u64; RAILS_MAX],
     /// Passes until the peer is asked again.
@@ -54,8 +55,12 @@ impl Spare {
         self.is_spare(rail) && self.sure >> rail & 1 == 0 && self.tickets[rail] > ticket
     }
 
-    /// Forgets requests about rails.
+    /// Forgets requests about rails. The other requests are soon repeated, because a side answers
+    /// one at a time.
     pub(super) fn end(&mut self, rails: u16) {
+        if self.rails & rails != 0 {
+            (self.wait, self.asked) = (AGAIN, 0);
+        }
         self.rails &= !rails;
         self.sure &= !rails;
     }
@@ -65,8 +70,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Takes one of the rails to a peer out of use, as if it had failed, until
     /// [`enable_rail`](Self::enable_rail). Nothing new is posted on the rail. Once the peer has
     /// agreed, later passes move to other rails what the rail still carries. The rail stays in use
-    /// after all if the last other rail fails first, or if the peer disables that rail at the same
-    /// time. Then [`rail_error`](Self::rail_error) returns `None` again. Does not block.
+    /// after all if the last other rail fails first, or if the peer has asked earlier to disable
+    /// another rail. Then [`rail_error`](Self::rail_error) returns `None` again. Does not block.
     ///
     /// # Errors
     /// [`AttachError::UnknownPeer`] if the peer was removed. [`AttachError::Config`] if the peer is
@@ -111,9 +116,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let bit = self.kept_rail(peer, rail)?;
         if let Some(kept) = self.state.kept_peer_mut(peer.index) {
             kept.disabled &= !bit;
-            let unsure = bit & !kept.spare.sure;
-            self.state.use_spares(peer.index, unsure);
         }
+        self.state.use_spares(peer.index, bit & self.state.unsure(peer.index));
         self.state.may_return(peer.index, bit);
         Ok(())
     }
@@ -190,6 +194,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.ask(self.stream_of(0, peer));
     }
 
+    /// Returns the spare rails that the peer cannot have left yet.
+    pub(super) fn unsure(&self, peer: u16) -> u16 {
+        self.kept_peer(peer).map_or(0, |kept| kept.spare.rails & !kept.spare.sure)
+    }
+
     /// Uses spare rails again, as if this side had not disabled them.
     #[cold]
     pub(super) fn use_spares(&mut self, peer: u16, rails: u16) {
@@ -203,8 +212,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.peers[peer as usize].rails |= back;
     }
 
-    /// Returns the rails on which data to or from the peer may be: those in use, and those that
-    /// the peer has not agreed to leave.
+    /// Returns the rails that have not failed here: those in use and the spare ones.
     #[cold]
     pub(in super::super) fn open_rails(&self, peer: u16) -> u16 {
         self.peers[peer as usize].rails | self.kept_peer(peer).map_or(0, |kept| kept.spare.rails)

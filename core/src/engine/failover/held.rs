@@ -11,10 +11,14 @@ use core::mem;
 use crate::error::PeerError;
 use crate::mem::RailId;
 use crate::op::Fault;
+use crate::rail::Rail;
 #[cfg(doc)]
 use crate::rail::Sink;
+use crate::sync::seq::truncate;
 
-use super::super::State;
+use super::super::wire::{Body, HEAD_MAX, Message};
+use super::super::{Engine, State};
+use super::nth;
 use super::sent::Carried;
 
 /// The unit of all times here, in nanoseconds or passes. Also the time after which an
@@ -28,25 +32,29 @@ const SELDOM: u64 = 128;
 /// The longest time between two answers that counts in full.
 const GAP: u64 = 20;
 
-/// Time during which the peer answers after which the rail of the oldest number counts as late. A
-/// peer that makes no progress is no fault of a rail. Doubles each time.
+/// The rail of the oldest number counts as late once the peer has answered for this long. A peer
+/// that makes no progress is no fault of a rail. Doubles each time.
 const LATE: u64 = 8;
 
-/// Time during which the peer answers after which a rail on which it is silent counts as failed.
+/// A rail on which the peer is silent has failed once the peer has answered for this long.
 const SILENT: u64 = 100;
+
+/// Time without a check of the peers after which the reports of rails are looked at.
+const UNCHECKED: u64 = 4;
 
 /// A wait for a rail to a peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
-    /// [`Failover::time`](super::Failover::time) of the next request, or 0 if nothing is held up.
+    /// [`Failover::time`](super::Failover::time) of the next request, or 0 before the first look.
     next: u64,
     /// Units from the next request to the one after it.
     again: u64,
     /// Time of the last look that saw an answer, and whether another has arrived since.
     seen: u64,
     answered: bool,
-    /// Whether a request is due although nothing may be in flight.
+    /// Whether a request is due although nothing may be in flight, and the number of those so far.
     asks: bool,
+    asked: u32,
     /// Time during which the peer has answered.
     alive: u64,
     /// The value of `alive` at which the rail next counts as late.
@@ -54,8 +62,16 @@ pub(super) struct Held {
 }
 
 impl Held {
-    pub(super) const NONE: Held =
-        Held { next: 0, again: 0, seen: 0, answered: false, asks: false, alive: 0, late: 0 };
+    pub(super) const NONE: Held = Held {
+        next: 0,
+        again: 0,
+        seen: 0,
+        answered: false,
+        asks: false,
+        asked: 0,
+        alive: 0,
+        late: 0,
+    };
 
     fn begin(&mut self, time: u64, unit: u64) {
         *self = Held { next: time + unit, again: 2, seen: time, late: LATE * unit, ..Held::NONE };
@@ -97,17 +113,25 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a silent peer has failed on a rail. While another rail leads to the peer,
-    /// only `look_at_silent` decides that.
+    /// Returns whether a silent peer has failed on a rail: no other rail leads to it. Otherwise
+    /// notes the silence for `look_at_silent`.
     #[cold]
     pub(in super::super) fn is_lost_in_silence(&mut self, peer: u16, rail: usize) -> bool {
         let Some(slot) = self.peers.get(peer as usize) else { return true };
         let up = slot.state.is_up() && !self.is_meeting(peer);
-        if RAILS == 1 || !up || self.open_rails(peer) >> rail & 1 == 0 {
+        let open = self.open_rails(peer);
+        if RAILS == 1 || !up || open >> rail & 1 == 0 || open.count_ones() == 1 {
             return true;
         }
+        self.count_time();
+        let time = self.failover.as_ref().map_or(0, |failover| failover.time);
+        let unit = UNIT[self.loads.untimed()];
         let Some(kept) = self.kept_peer_mut(peer) else { return true };
         kept.silent |= 1 << rail;
+        // A program may make passes and never check its peers.
+        if time - kept.looked >= UNCHECKED * unit {
+            self.look_at_silent(peer);
+        }
         false
     }
 
@@ -115,6 +139,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let (unit, in_use) = (UNIT[self.loads.untimed()], self.peers[peer as usize].rails);
         let time = self.failover.as_ref().map_or(0, |failover| failover.time);
         let Some(kept) = self.kept_peer_mut(peer) else { return };
+        kept.looked = time;
+        if kept.silent | kept.examined == 0 {
+            return;
+        }
         let silent = mem::take(&mut kept.silent) & in_use;
         kept.examined &= silent;
         if kept.examined == 0 {
@@ -164,15 +192,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.ask(stream);
     }
 
-    /// Returns whether a silent peer must be asked, although nothing may be in flight.
-    #[cold]
-    pub(in super::super) fn asks_silent(&mut self, stream: u32) -> bool {
-        let (context, peer) =
-            (self.streams[stream as usize].context, self.streams[stream as usize].peer);
-        let kept = self.kept_peer_mut(peer).filter(|_| context == 0);
-        kept.is_some_and(|kept| mem::take(&mut kept.held.asks))
-    }
-
     /// Notes that the peer has acknowledged, so it makes progress.
     #[cold]
     pub(in super::super) fn note_answer(&mut self, stream: u32) {
@@ -182,8 +201,40 @@ impl<const RAILS: usize> State<'_, RAILS> {
             kept.held.answered = true;
         }
         let peer = self.streams[stream as usize].peer;
-        if let Some(kept) = self.kept_peer_mut(peer) {
+        if let Some(kept) = self.kept_peer_mut(peer).filter(|kept| kept.examined != 0) {
             kept.held.answered = true;
         }
+    }
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Asks a silent peer, if that is due, although nothing may be in flight. Uses rails on which
+    /// the peer is not silent. Returns `false` if a rail has no room: the next call uses another.
+    #[cold]
+    pub(in super::super) fn ask_silent(&mut self, stream: u32) -> bool {
+        let s = &self.state.streams[stream as usize];
+        let (context, peer, word, cursor) = (s.context, s.peer, s.stamp, s.window.expected());
+        let (live, wanted) = (s.live && context == 0, Some(s.next));
+        let in_use = self.state.peers[peer as usize].rails;
+        let Some(kept) = self.state.kept_peer_mut(peer).filter(|kept| live && kept.held.asks)
+        else {
+            return true;
+        };
+        let heard = in_use & !kept.examined;
+        let rail = nth(if heard == 0 { in_use } else { heard }, kept.held.asked);
+        kept.held.asked = kept.held.asked.wrapping_add(1);
+        let Some(rail) = rail else { return true };
+        let body = Body::Ack { wanted, freed: self.state.returned(stream) };
+        let mut head = [0; HEAD_MAX];
+        let len = Message { context, word, ack: truncate::<32>(cursor.0), body }.encode(&mut head);
+        let owner = self.state.control(peer);
+        if !self.post_on(rail, stream, peer, &head[..len], owner, cursor) {
+            return false;
+        }
+        self.state.credits_told(stream);
+        if let Some(kept) = self.state.kept_peer_mut(peer) {
+            kept.held.asks = false;
+        }
+        true
     }
 }

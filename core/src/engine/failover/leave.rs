@@ -21,7 +21,7 @@
 //! has a ticket, and all sides agree on the order of tickets. A side refuses by silence while an
 //! older request of its own is about the rail that would remain. But if that request waits for
 //! another rail to return, and this peer has not got a confirmation, the side agrees. A side makes
-//! one request at a time. The lower half of a ticket comes from
+//! one request to close at a time. The lower half of a ticket comes from
 //! [`Config::seed`](crate::engine::Config::seed), so the tickets of different sides differ.
 //!
 //! After [`PATIENCE`] the side closes its endpoint anyway. A peer that has not agreed, or was not
@@ -173,6 +173,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let (mut left, mut missed) = (true, None);
         for other in (next..self.state.peers.len() as u16).chain(0..next) {
+            // This peer can leave the rail only for one that this side has disabled.
+            if self.state.peers[other as usize].rails == 1 << rail {
+                self.state.use_spares(other, self.state.unsure(other));
+            }
             if self.state.may_leave(other, rail) {
                 left = false;
                 let rest = self.state.peers[other as usize].rails & !(1 << rail);
@@ -326,9 +330,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..RAILS).any(|other| older(other) && !self.waits(other))
     }
 
-    /// Returns whether the peer may rely on a rail after it has made a request with this ticket. An
-    /// older request about that rail forbids it, but not while it waits and the peer cannot have
-    /// left the rail.
+    /// Returns whether this side may agree to a request with this ticket, after which only this rail
+    /// may join both. An older request about the rail forbids it, but not while that request waits
+    /// and the peer cannot have left the rail.
     fn may_stay(&self, peer: u16, rail: usize, ticket: u64) -> bool {
         let sure = self.kept_peer(peer).is_some_and(|kept| kept.sure >> rail & 1 != 0);
         self.request(rail).is_none_or(|ours| ours > ticket || self.waits(rail) && !sure)
@@ -444,7 +448,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if let Some(failover) = &mut self.failover {
             failover.clock = failover.clock.max(leave.ticket >> 32);
         }
-        if leave.stage != Stage::Answers && gives_way {
+        // Does not give way to a late request about a rail that has been left.
+        let open = self.open_rails(peer.0) & ours != 0;
+        if leave.stage != Stage::Answers && gives_way && open {
             self.use_spares(peer.0, via);
         }
         let in_use = self.peers[peer.0 as usize].rails & via != 0;
@@ -459,7 +465,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             Stage::Confirms if first && stays && self.may_leave(peer.0, rail) => {
                 if let Some(kept) = self.kept_peer_mut(peer.0) {
-                    // If both sides have disabled the rail, neither waits for the other.
+                    // If this side has disabled the rail, it fences the rail itself, because the
+                    // peer may have disabled it too.
                     kept.allowed |= ours & !kept.spare.rails;
                 }
                 let id = RailId(rail as u8);

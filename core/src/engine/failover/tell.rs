@@ -217,10 +217,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
             if !state.is_up() || self.is_meeting(other) || rails >> rail & 1 == 0 {
                 return Cost::Nothing;
             }
-            match self.kept_peer(other) {
-                Some(_) if rails.count_ones() > 1 => Cost::Nothing,
-                Some(kept) if (kept.joined & !rails & !kept.disabled) != 0 => Cost::Wait,
-                _ => Cost::Peer,
+            let Some(kept) = self.kept_peer(other) else { return Cost::Peer };
+            // The peer may have left these rails, but has not reported it.
+            let sure = rails & kept.spare.sure;
+            match kept.joined & !rails & !kept.disabled {
+                _ if (rails & !sure).count_ones() > 1 => Cost::Nothing,
+                0 if sure == 0 => Cost::Peer,
+                _ => Cost::Wait,
             }
         };
         others.map(cost).max().unwrap_or(Cost::Nothing)

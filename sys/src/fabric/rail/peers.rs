@@ -497,7 +497,7 @@ mod tests {
             peers.detach(peer);
             peers.attach(peer, number.into(), number, None);
         });
-        assert_eq!(rebuilt, 0);
+        assert_eq!(rebuilt, 10);
         let rebuilt = rebuilds(&mut peers, 1..1000, |peers, peer| peers.detach(peer));
         assert_eq!(rebuilt, 0);
     }
