@@ -32,6 +32,10 @@ pub struct Limits {
 impl Limits {
     /// 64 peers, 64 local and 256 remote regions, 1024 operations.
     pub const DEFAULT: Limits = Limits { peers: 64, locals: 64, remotes: 256, operations: 1024 };
+
+    /// The largest values with which a node opens. The tables of operations are allocated at once.
+    pub const MAX: Limits =
+        Limits { peers: u16::MAX, locals: u16::MAX, remotes: u16::MAX, operations: 1 << 20 };
 }
 
 impl Default for Limits {

@@ -27,7 +27,7 @@ use super::home::{FirstWaitObject, Home, NodeWaitObject, Sizes};
 use super::rail::NodeRail;
 use super::sleep::Sleep;
 use super::{Node, OpenError, RailInfo};
-use crate::config::{RAILS_LIMIT, Settings};
+use crate::config::{BadSetting, RAILS_LIMIT, Settings};
 use crate::counters::Page;
 use crate::direct::StandIn;
 use crate::handlers::with_handlers_kept;
@@ -39,6 +39,13 @@ use crate::topology::{Anchor, FabricEnd, Machine};
 use crate::worker::Options;
 
 static OPENED: AtomicU32 = AtomicU32::new(0);
+
+/// Maximum number of operations, receives or requests: their tables then take a few hundred MiB.
+const TABLE_MAX: usize = Limits::MAX.operations as usize;
+
+/// Maximum size of all windows together. Their memory is allocated at once, but used only by peers
+/// whose messages arrive out of order.
+const PARKED_MAX: usize = 1 << 26;
 
 /// Which libfabric rails a node opens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -224,22 +231,25 @@ impl Builder {
         self
     }
 
-    /// Maximum numbers of peers, regions and operations at once. Default: [`Limits::DEFAULT`].
+    /// Maximum numbers of peers, regions and operations at once. At most [`Limits::MAX`]. Default:
+    /// [`Limits::DEFAULT`].
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
     /// Maximum number of receives posted at once. A receive counts until its status is taken.
-    /// Default: 1024. Without effect if the node has a [matched queue](Self::requests).
+    /// At most 1,048,576. Default: 1024. Without effect if the node has a
+    /// [matched queue](Self::requests).
     pub fn receives(mut self, receives: usize) -> Self {
         self.receives = receives;
         self
     }
 
     /// Maximum number of open requests in the node's [matched queue](Node::queue). The queue begins
-    /// with room for up to 16,384 requests, and [`Node::grow_requests`] doubles the room. Default:
-    /// 0, which means no queue. Without effect if the node has a [worker](Self::worker).
+    /// with room for up to 16,384 requests, and [`Node::grow_requests`] doubles the room. At most
+    /// 1,048,576. Default: 0, which means no queue. Without effect if the node has a
+    /// [worker](Self::worker).
     pub fn requests(mut self, requests: usize) -> Self {
         self.requests = requests;
         self
@@ -355,10 +365,29 @@ impl Builder {
         self
     }
 
+    /// Checks the sizes of the tables. The allocator would end the process if the tables of a node
+    /// did not fit into memory.
+    fn check(&self) -> Result<(), BadSetting> {
+        let streams = usize::from(self.limits.peers) * usize::from(self.settings.contexts);
+        let parked = streams.saturating_mul(self.settings.window as usize);
+        let table = "at most 1048576";
+        let checks = [
+            (self.limits.operations as usize <= TABLE_MAX, "operations", table),
+            (self.receives <= TABLE_MAX, "receives", table),
+            (self.requests <= TABLE_MAX, "requests", table),
+            (parked <= PARKED_MAX, "window", "at most 67108864 / (peers * contexts)"),
+        ];
+        match checks.into_iter().find(|&(good, ..)| !good) {
+            Some((_, field, allowed)) => Err(BadSetting { field, allowed }),
+            None => Ok(()),
+        }
+    }
+
     /// Opens a node without a worker. The node is boxed because it is large. Also returns the wait
     /// object that peers notify.
     pub(super) fn open_here(self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
+        self.check().map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
         let mut opened = self.fabric_rails()?;
         let (mut infos, mut addresses) = (vec![], vec![]);
@@ -532,6 +561,30 @@ mod tests {
         {
             assert_eq!(text.parse::<Gpu>(), Err(NoSuchGpu), "{text}");
         }
+    }
+
+    #[test]
+    fn tables_that_do_not_fit_into_memory_are_refused() {
+        let builder = || Node::builder().fabric(Fabric::Off);
+        let refusal = |builder: Builder| match builder.open() {
+            Err(OpenError::Setting(bad)) => bad.to_string(),
+            opened => panic!("{:?}", opened.map(drop)),
+        };
+        let limits = Limits { operations: u32::MAX, ..Limits::MAX };
+        let one = Limits { operations: Limits::MAX.operations + 1, ..Limits::DEFAULT };
+        let settings = Settings { window: 1 << 19, ..Settings::DEFAULT };
+        for (builder, name) in [
+            (builder().limits(limits), "operations"),
+            (builder().limits(one), "operations"),
+            (builder().limits(limits).worker(Options::default()), "operations"),
+            (builder().receives(usize::MAX), "receives"),
+            (builder().requests(usize::MAX), "requests"),
+        ] {
+            assert_eq!(refusal(builder), format!("{name} must be at most 1048576"));
+        }
+        let text = "window must be at most 67108864 / (peers * contexts)";
+        assert_eq!(refusal(builder().limits(Limits::MAX).settings(settings)), text);
+        drop(builder().limits(Limits { peers: u16::MAX, ..Limits::DEFAULT }).open().unwrap());
     }
 
     #[test]

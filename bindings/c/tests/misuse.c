@@ -265,6 +265,8 @@ static void wrong_options (void)
   BAD (peers, 65536);
   BAD (regions, 65536);
   BAD (imports, UINT32_MAX);
+  BAD (operations, 4000000000u);
+  EXPECT (strstr (fp_last_error (), "operations must be at most 1048576") != NULL, 1);
   BAD (max_rails, 17);
   BAD (providers, "\xff\xfe");
   EXPECT (fp_node_open (&longer.known, &node), 0);
