@@ -14,6 +14,7 @@
 //!
 //! Peer, operation and receive numbers given to C are XORed with a value that identifies the node.
 //! So zero and the numbers of other nodes are invalid. Region numbers already identify their node.
+//! Numbers of imported regions differ from those of own regions by [`REMOTE`].
 //!
 //! # Edges
 //!
@@ -52,7 +53,7 @@ pub(crate) struct Inner {
     pub node: Node,
     /// Memory of the node, by raw region number.
     pub memories: HashMap<u64, Memory>,
-    /// Imported memory and its peer, by raw region number.
+    /// Imported memory and its peer, by the number given to C.
     pub remotes: HashMap<u64, (Remote, PeerId)>,
     /// Claimed messages that are not received yet, by number.
     pub claims: HashMap<u64, Claimed>,
@@ -306,7 +307,7 @@ impl Inner {
 
     #[inline(always)]
     pub fn there(&self, remote: u64, offset: u64) -> RemoteAddr {
-        RemoteId::from_raw(remote).at(offset)
+        RemoteId::from_raw(remote ^ REMOTE).at(offset)
     }
 
     pub fn named(&self, peer: u32) -> PeerId {
@@ -319,6 +320,10 @@ impl Inner {
 }
 
 pub(crate) const ANY: u32 = u32::MAX;
+
+/// A bit that is 0 in the node's region numbers: tables of regions have less than 2^16 entries, and
+/// the lower 32 bits of a number are an index. With the bit, a number is outside the other table.
+pub(crate) const REMOTE: u64 = 1 << 30;
 
 #[cold]
 fn panicked(slot: &Slot) -> c_int {

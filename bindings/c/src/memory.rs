@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
-use crate::handle::{FpNode, enter};
+use crate::handle::{FpNode, REMOTE, enter};
 use crate::node::{buffer, bytes, hand_out, place, unknown_region};
 use crate::status::fail;
 
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn fp_mem_import(
         let (place, handle) = (place(remote, "remote")?, bytes(handle, len)?);
         let peer = inner.named(named);
         let remote = inner.node.import(peer, handle)?;
-        let raw = remote.at(0).region.to_raw();
+        let raw = remote.at(0).region.to_raw() ^ REMOTE;
         inner.remotes.insert(raw, (remote, peer));
         place.write(raw);
         Ok(0)

@@ -330,6 +330,19 @@ static void wrong_arguments (fp_node *node, fp_peer me)
   EXPECT (fp_mem_register (node, NULL, 8, &value), -EINVAL);
   EXPECT (fp_mem_free (node, memory), -EBUSY);
   EXPECT (fp_mem_free (node, 12345), -EBADR);
+  /* Memory of this node and of a peer are not interchangeable. */
+  EXPECT (fp_mem_free (node, remote), -EBADR);
+  EXPECT (fp_mem_export (node, remote, buffer, &room), -EBADR);
+  EXPECT (fp_mem_release (node, memory), -EBADR);
+  EXPECT (fp_mem_write (node, remote, 0, buffer, 8), -EBADR);
+  EXPECT (fp_mem_read (node, remote, 0, buffer, 8), -EBADR);
+  EXPECT (fp_put_bytes (node, buffer, 8, memory, 0), -EBADR);
+  EXPECT (fp_put (node, remote, 0, 8, remote, 0, NULL), -EBADR);
+  EXPECT (fp_get (node, memory, 0, 8, memory, 0, NULL), -EBADR);
+  EXPECT (fp_atomic (node, memory, 0, FP_AMO_ADD, 8, 1, 0, NULL), -EBADR);
+  EXPECT (fp_put_signal (node, remote, 0, 8, remote, 0, remote, 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
+  EXPECT (fp_put_signal (node, memory, 0, 8, memory, 0, remote, 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
+  EXPECT (fp_put_signal (node, memory, 0, 8, remote, 0, memory, 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
   EXPECT (fp_mem_export (node, 12345, buffer, &room), -EBADR);
   EXPECT (fp_mem_import (node, me, "rubbish", 7, &value) < 0, 1);
   EXPECT (fp_mem_release (node, 12345), -EBADR);
