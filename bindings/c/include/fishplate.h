@@ -59,7 +59,8 @@ typedef uint64_t fp_request;
 uint32_t fp_version (void);
 /* Returns a short static description of a return value. */
 const char *fp_strerror (int status);
-/* Returns the message of this thread's last failed call. Valid until the next failure. */
+/* Returns the message of this thread's last failed call, at most 511 bytes. The pointer is valid
+ * until the thread ends. The next failure replaces the text. */
 const char *fp_last_error (void);
 
 /* ---- Nodes ----------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 //! Return values: 0 or more, or a negative errno value.
 
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int};
-use std::fmt::Display;
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt::{self, Display, Write};
 
 use fishplate::core::error::{AttachError, OpError, PeerError, WaitError};
 use fishplate::core::op::{Fault, Outcome};
@@ -12,23 +12,51 @@ use fishplate::node::{Error, OpenError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(pub c_int);
 
+/// Size in bytes of the buffer for a text and the zero byte after it.
+const TEXT: usize = 512;
+
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
+    /// The text of the last error. Never freed before the thread ends, because a program may still
+    /// hold a pointer to the text when the next call fails.
+    static LAST: Cell<[u8; TEXT]> = const { Cell::new([0; TEXT]) };
 }
 
-/// Stores the text of an error for [`fp_last_error`]. Slow path: allocates.
+/// A text that ends with a zero byte. The end of a longer text is cut off.
+struct Text {
+    bytes: [u8; TEXT],
+    len: usize,
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let mut fits = text.len().min(TEXT - 1 - self.len);
+        while !text.is_char_boundary(fits) {
+            fits -= 1;
+        }
+        let into = &mut self.bytes[self.len..self.len + fits];
+        into.copy_from_slice(&text.as_bytes()[..fits]);
+        into.iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = b' ');
+        self.len += fits;
+        // The rest must not follow a gap.
+        if fits < text.len() { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
+/// Stores the text of an error for [`fp_last_error`].
 #[cold]
 pub(crate) fn fail(code: c_int, text: impl Display) -> Status {
-    let text = CString::new(text.to_string().replace('\0', " ")).unwrap_or_default();
-    // A thread that is exiting can no longer store its message.
-    let _ = LAST.try_with(|last| last.replace(text));
+    let mut kept = Text { bytes: [0; TEXT], len: 0 };
+    // Fails only if the text is too long, and then the beginning is there.
+    let _ = write!(kept, "{text}");
+    LAST.set(kept.bytes);
     Status(-code)
 }
 
-/// Returns the message of this thread's last error. Valid until the next error.
+/// Returns the message of this thread's last error. The pointer is valid until the thread ends. The
+/// next error replaces the text.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_last_error() -> *const c_char {
-    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST.with(|last| last.as_ptr().cast_const().cast())
 }
 
 /// Returns a short static description of a return value.
@@ -170,5 +198,30 @@ impl From<OpenError> for Status {
             _ => libc::EIO,
         };
         fail(code, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last() -> String {
+        // SAFETY: the text ends with a zero byte, and no other thread changes it.
+        unsafe { CStr::from_ptr(fp_last_error()) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_text_stays_where_it_is_and_is_cut_between_characters() {
+        assert_eq!(last(), "");
+        fail(libc::EIO, "first");
+        let place = fp_last_error();
+        fail(libc::EIO, "a\0b");
+        assert_eq!((last().as_str(), fp_last_error()), ("a b", place));
+        fail(libc::EIO, format_args!("{}{}", "x".repeat(510), "\u{e9}!"));
+        assert_eq!(last(), "x".repeat(510));
+        fail(libc::EIO, "y".repeat(5000));
+        assert_eq!((last(), fp_last_error()), ("y".repeat(511), place));
+        fail(libc::EIO, "short");
+        assert_eq!(last(), "short");
     }
 }

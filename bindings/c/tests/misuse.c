@@ -245,6 +245,15 @@ static int pages (void)
   return count;
 }
 
+/* Tests that a text stays valid after the next failure. */
+static void last_error (void)
+{
+  EXPECT (fp_progress (NULL), -EBADF);
+  const char *text = fp_last_error ();
+  EXPECT (fp_node_open (NULL, NULL), -EINVAL);
+  EXPECT (fp_last_error () == text && strlen (text) > 0, 1);
+}
+
 static void wrong_options (void)
 {
   fp_options good = { .struct_size = sizeof good, .flags = FP_NO_FABRIC }, bad;
@@ -434,6 +443,7 @@ int main (int count, char **arguments)
   len = sizeof buffer;
   EXPECT (fp_mem_export (node, memories[0], buffer, &len), 0);
   EXPECT (fp_mem_import (node, peers[0], buffer, len, &remotes[0]), 0);
+  last_error ();
   wrong_options ();
   wrong_arguments (node, peers[0]);
   foreign (node);
