@@ -34,7 +34,7 @@ extern "C" {
 #define FP_VERSION 0x000100
 
 typedef struct fp_node fp_node;
-/* A peer. Valid until fp_peer_disconnect. Messages name it by its lower 16 bits. */
+/* A peer. Valid until fp_peer_disconnect. Error texts contain only the lower 16 bits. */
 typedef uint32_t fp_peer;
 /* Memory of this node, and imported memory of a peer. */
 typedef uint64_t fp_mem;
