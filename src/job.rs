@@ -110,7 +110,8 @@ impl Job {
     /// 1. `FISHPLATE_RENDEZVOUS`: `tcp://HOST:PORT` or `file:///DIR`. Rank and size come from
     ///    `FISHPLATE_RANK` and `FISHPLATE_SIZE`, torchrun, Open MPI, PMI or Slurm. Without a rank,
     ///    the first process to arrive is rank 0.
-    /// 2. `PMI_FD`: PMI-1, as `mpiexec.hydra` provides it.
+    /// 2. `PMI_FD`: PMI-1, as `mpiexec.hydra` provides it. Rank and size come from `PMI_RANK` and
+    ///    `PMI_SIZE`. Ignored if the descriptor is not a socket and `PMIX_NAMESPACE` is set.
     /// 3. `PMIX_NAMESPACE`: PMIx, if the system has `libpmix.so.2`.
     /// 4. `MASTER_ADDR` and `MASTER_PORT`, as set by torchrun: rank 0 listens at the next port.
     /// 5. Otherwise: a job with only this process.

@@ -109,6 +109,10 @@ impl fmt::Display for Way {
 
 pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Way> {
     let get = |name: &str| get(name).filter(|value| !value.is_empty());
+    // No other program sets FISHPLATE_RANK, so its size was forgotten.
+    if get("FISHPLATE_RANK").is_some() && get("FISHPLATE_SIZE").is_none() {
+        return Err(invalid("FISHPLATE_RANK is set, but not FISHPLATE_SIZE; set both"));
+    }
     if let Some(place) = get("FISHPLATE_RENDEZVOUS") {
         let Some((rank, size)) = place_in_job(&get)? else {
             return Err(invalid(
@@ -122,23 +126,26 @@ pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io
             _ => Err(unusable("FISHPLATE_RENDEZVOUS", &place, "tcp://HOST:PORT or file:///DIR")),
         };
     }
-    let placed = place_in_job(&get)?;
-    if let Some(fd) = get("PMI_FD") {
-        let Some((Some(rank), size)) = placed else {
-            return Err(invalid(
-                "PMI_FD is set, but not PMI_RANK and PMI_SIZE; start by a launcher with PMI-1",
-            ));
-        };
-        let fd = fd.parse().map_err(|_| unusable("PMI_FD", &fd, "a descriptor"))?;
-        return Ok(Way::Pmi(fd, Entry::new(Some(rank), size, Cookie::NONE, timeout)?));
-    }
-    let mut unloaded = None;
-    if get("PMIX_NAMESPACE").is_some() {
-        match pmix::Library::load() {
-            Ok(library) => return Ok(Way::Pmix(library)),
-            Err(why) => unloaded = Some(why),
+    let with_pmix = get("PMIX_NAMESPACE").is_some();
+    let mut stale = None;
+    if let Some(text) = get("PMI_FD") {
+        match text.parse().ok().filter(|&fd| pmi::is_socket(fd)) {
+            Some(fd) => return Ok(Way::Pmi(fd, by_pmi(&get, timeout)?)),
+            // An outer launcher set the variable, for example mpiexec.hydra outside mpirun.
+            None if with_pmix => stale = Some(no_socket(&text)),
+            None => return Err(no_socket(&text)),
         }
     }
+    let mut unloaded = None;
+    if with_pmix {
+        match (pmix::Library::load(), stale) {
+            (Ok(library), _) => return Ok(Way::Pmix(library)),
+            // Other variables may be those of the outer launcher too.
+            (Err(_), Some(stale)) => return Err(stale),
+            (Err(why), None) => unloaded = Some(why),
+        }
+    }
+    let placed = place_in_job(&get)?;
     if let (Some(host), Some(port), Some((rank, size))) =
         (get("MASTER_ADDR"), get("MASTER_PORT"), placed)
     {
@@ -156,6 +163,27 @@ pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io
                  tcp://HOST:PORT or file:///DIR"
             )))
         }
+    }
+}
+
+/// Reads only PMI's own variables, because others may be those of another launcher.
+fn by_pmi(get: &impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Entry> {
+    let (Some(rank), Some(size)) = (number(get, "PMI_RANK")?, number(get, "PMI_SIZE")?) else {
+        return Err(invalid(
+            "PMI_FD is set, but not PMI_RANK and PMI_SIZE; start by a launcher with PMI-1",
+        ));
+    };
+    Entry::new(Some(rank), size, Cookie::NONE, timeout)
+}
+
+fn no_socket(fd: &str) -> io::Error {
+    unusable("PMI_FD", fd, "a launcher with PMI-1, which opens this descriptor, or unset PMI_FD")
+}
+
+fn number(get: &impl Fn(&str) -> Option<String>, name: &str) -> io::Result<Option<usize>> {
+    match get(name) {
+        Some(value) => value.parse().map(Some).map_err(|_| unusable(name, &value, "a number")),
+        None => Ok(None),
     }
 }
 
@@ -188,19 +216,12 @@ fn at_address(
 fn place_in_job(
     get: &impl Fn(&str) -> Option<String>,
 ) -> io::Result<Option<(Option<usize>, usize)>> {
-    let number = |name: &str| match get(name) {
-        Some(value) => value.parse().map(Some).map_err(|_| unusable(name, &value, "a number")),
-        None => Ok(None),
-    };
+    let number = |name: &str| number(get, name);
     for [rank, size] in LAUNCHERS {
         // Other programs may also set RANK, so the size must be set too.
         match (number(rank), number(size)?) {
             (Ok(Some(rank)), Some(size)) => return Ok(Some((Some(rank), size))),
             (Ok(None), Some(size)) if rank == LAUNCHERS[0][0] => return Ok(Some((None, size))),
-            // No other program sets FISHPLATE_RANK, so its size was forgotten.
-            (_, None) if rank == LAUNCHERS[0][0] && get(rank).is_some() => {
-                return Err(invalid("FISHPLATE_RANK is set, but not FISHPLATE_SIZE; set both"));
-            }
             (Err(error), Some(_)) => return Err(error),
             _ => {}
         }

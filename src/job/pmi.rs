@@ -41,6 +41,17 @@ pub(super) fn join(fd: RawFd, entry: &Entry) -> io::Result<Job> {
     Ok(job)
 }
 
+/// Returns whether this process has a socket with that number.
+pub(super) fn is_socket(fd: RawFd) -> bool {
+    let (mut kind, mut len) = (0, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: `kind` and `len` are writable, and `len` is the size of `kind`. The call fails for
+    // any other descriptor.
+    unsafe {
+        let kind = (&raw mut kind as *mut libc::c_int).cast();
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_TYPE, kind, &mut len) == 0
+    }
+}
+
 struct Pmi<'a> {
     fd: RawFd,
     entry: &'a Entry,
@@ -75,7 +86,8 @@ impl Pmi<'_> {
                 Ok(0) => {
                     return Err(io::Error::new(
                         ErrorKind::UnexpectedEof,
-                        "PMI: the launcher closed the connection",
+                        "PMI: the launcher closed the connection; check that it runs, or set \
+                         FISHPLATE_RENDEZVOUS",
                     ));
                 }
                 Ok(got) => self.received.extend(&bytes[..got]),
@@ -92,7 +104,11 @@ impl Pmi<'_> {
             kind => {
                 return Err(io::Error::new(
                     kind,
-                    format!("PMI: cannot use descriptor {}: {error}", self.fd),
+                    format!(
+                        "PMI: cannot use descriptor {}: {error}; start by a launcher with PMI-1, \
+                         or unset PMI_FD",
+                        self.fd
+                    ),
                 ));
             }
         }

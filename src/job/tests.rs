@@ -175,7 +175,7 @@ fn variables_that_make_no_sense_are_named() {
         (&[place("tcp://127.0.0.1:0"), size("2")], "\"127.0.0.1:0\" given; use tcp://HOST:PORT"),
         (&[place("tcp://:0"), size("2"), ("MASTER_ADDR", "a".into())], "use tcp://HOST:PORT"),
         (&[size("2"), ("MASTER_ADDR", "a".into()), ("MASTER_PORT", "0".into())], "MASTER_PORT"),
-        (&[("PMI_FD", "3".into())], "PMI_RANK"),
+        (&[("PMI_FD", "-1".into())], "a launcher with PMI-1"),
         (&[place("tcp://127.0.0.1:1"), size("2"), ("FISHPLATE_COOKIE", "c".repeat(33))], "cookie"),
     ];
     for (variables, named) in cases {

@@ -5,6 +5,8 @@
 mod command;
 
 use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -165,7 +167,18 @@ fn libfabric_and_launchers() {
     says(&shell("FISHPLATE_RENDEZVOUS=tcp://h:1"), "job", "FAIL", &["set FISHPLATE_SIZE"]);
     let four = shell("FISHPLATE_RENDEZVOUS=tcp://h:1 FISHPLATE_SIZE=4");
     says(&four, "job", "PASS", &["a job of 4, at h:1"]);
-    says(&shell("PMI_FD=9 PMI_RANK=2 PMI_SIZE=4"), "job", "PASS", &["rank 2 of 4, by PMI-1"]);
+    // Variables of another launcher do not matter.
+    let (socket, _launcher) = UnixStream::pair().unwrap();
+    let by_pmi = Command::new(PROGRAM)
+        .args(["doctor", "--json"])
+        .envs([("PMI_FD", "0"), ("PMI_RANK", "2"), ("PMI_SIZE", "4")])
+        .envs([("RANK", "0"), ("WORLD_SIZE", "1")])
+        .stdin(OwnedFd::from(socket))
+        .output()
+        .unwrap();
+    says(&by_pmi, "job", "PASS", &["rank 2 of 4, by PMI-1"]);
+    let stale = shell("</dev/null PMI_FD=0 PMI_RANK=2 PMI_SIZE=4");
+    says(&stale, "job", "FAIL", &["PMI_FD is unusable", "unset PMI_FD"]);
     says(&shell(""), "job", "PASS", &["alone"]);
 }
 

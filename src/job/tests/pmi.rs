@@ -114,4 +114,52 @@ fn pmi_that_fails_is_an_error() {
     let variables =
         [("PMI_FD", fd.to_string()), ("PMI_RANK", "1".into()), ("PMI_SIZE", "3".into())];
     assert!(by(&variables, SOON).is_err(), "no descriptor, or no socket");
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let error = by(&[("PMI_FD", ours.as_raw_fd().to_string())], SOON).unwrap_err();
+    assert!(error.to_string().starts_with("PMI_FD is set, but not PMI_RANK"), "{error}");
+}
+
+#[test]
+fn pmi_ignores_the_variables_of_other_launchers() {
+    let (ours, theirs): (Vec<_>, Vec<_>) = (0..2).map(|_| UnixStream::pair().unwrap()).unzip();
+    let launcher = launcher(theirs, true);
+    run(2, |at| {
+        let variables = [
+            ("PMI_FD", ours[at].as_raw_fd().to_string()),
+            ("PMI_RANK", at.to_string()),
+            ("PMI_SIZE", "2".into()),
+            ("RANK", "0".into()),
+            ("WORLD_SIZE", "1".into()),
+            ("FISHPLATE_SIZE", "many".into()),
+        ];
+        by(&variables, SOON).unwrap()
+    });
+    drop(ours);
+    assert_eq!(launcher.join().unwrap(), 2);
+}
+
+#[test]
+fn a_descriptor_of_an_outer_launcher_is_not_used() {
+    let file = std::fs::File::open("/").unwrap();
+    for fd in ["many".to_owned(), "-1".into(), i32::MAX.to_string(), file.as_raw_fd().to_string()] {
+        let set = |more: &[(&'static str, &str)]| {
+            let mut variables =
+                vec![("PMI_FD", fd.clone()), ("PMI_RANK", "0".into()), ("PMI_SIZE", "1".into())];
+            variables.extend(more.iter().map(|&(name, value)| (name, value.to_owned())));
+            let get = |name: &str| {
+                variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+            };
+            environment::way(get, SOON).map(|way| way.to_string()).map_err(|e| e.to_string())
+        };
+        let refusal = format!(
+            "PMI_FD is unusable: {fd:?} given; use a launcher with PMI-1, which opens this \
+             descriptor, or unset PMI_FD"
+        );
+        assert_eq!(set(&[]), Err(refusal.clone()));
+        let with_pmix = match pmix::Library::load() {
+            Ok(_) => Ok("a launcher with PMIx".to_owned()),
+            Err(_) => Err(refusal),
+        };
+        assert_eq!(set(&[("PMIX_NAMESPACE", "prterun-1")]), with_pmix);
+    }
 }
