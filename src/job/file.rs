@@ -11,11 +11,13 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use super::id::{Cookie, UniqueId};
 use super::leader::Leader;
 use super::meet::{self, Entry};
-use super::{ID_LEN, Job};
+use super::{ID_LEN, Job, PAUSE};
 
 const NAME: &str = "fishplate-job";
 
@@ -37,10 +39,22 @@ pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     };
     let met = meet::meet(entry, claim, || find(&path));
     if met.is_err() {
-        // Removes the file of a rank 0 that has died. A living rank 0 still holds the lock.
-        drop(Claim::take(&path));
+        remove_if_dead(&path, DYING);
     }
     met
+}
+
+/// Maximum time from the end of a process's connections to the end of its locks. The kernel closes
+/// them one after another.
+const DYING: Duration = Duration::from_millis(100);
+
+/// Removes the file of a rank 0 that has died, or that dies within this time. A living rank 0 still
+/// holds the lock.
+pub(super) fn remove_if_dead(path: &Path, within: Duration) {
+    let begun = Instant::now();
+    while matches!(Claim::take(path), Ok(None)) && begun.elapsed() < within {
+        sleep(PAUSE);
+    }
 }
 
 struct Claim {

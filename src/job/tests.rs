@@ -273,6 +273,19 @@ fn a_folder_makes_jobs_one_after_another_and_keeps_nothing() {
     let ranked = [&folder.variables(2)[..], &[("FISHPLATE_RANK", "1".into())]].concat();
     assert_eq!(by(&ranked, Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);
     assert!(folder.is_empty());
+    // The kernel releases the lock of a killed rank 0 later than its connections.
+    let locked = std::fs::File::create(&path).unwrap();
+    // SAFETY: the descriptor is open.
+    assert_eq!(unsafe { libc::flock(locked.as_raw_fd(), libc::LOCK_EX) }, 0);
+    file::remove_if_dead(&path, Duration::from_millis(5));
+    assert!(!folder.is_empty(), "rank 0 lives");
+    let dying = thread::spawn(move || {
+        sleep(Duration::from_millis(50));
+        drop(locked);
+    });
+    file::remove_if_dead(&path, SOON);
+    assert!(folder.is_empty());
+    dying.join().unwrap();
     let error = by(&Folder(folder.0.join("absent")).variables(2), SOON).unwrap_err();
     assert!(error.to_string().ends_with("create it where all processes can access it"), "{error}");
     // A symbolic link is not followed, because it may point to one of the user's files.
