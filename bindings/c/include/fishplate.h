@@ -87,7 +87,7 @@ typedef struct fp_options {
   uint32_t peers;              /* maximum number of peers: 64 */
   uint32_t regions;            /* maximum number of regions: 64; long messages use some */
   uint32_t imports;            /* maximum number of imported regions: 256 */
-  uint32_t operations;         /* maximum number of operations in flight: 1024 */
+  uint32_t operations;         /* maximum number of operations in flight: 1024; at most 2^20 */
   uint32_t patience_ms;        /* how long an operation waits for room: 10,000 */
   uint32_t connect_timeout_ms; /* how long the first use of a peer waits for it: 10,000 */
   uint32_t max_rails;          /* maximum number of libfabric rails: 16 */
