@@ -61,7 +61,14 @@ impl Memory {
         Ok(Slice { memory: slf.clone().unbind(), start, len })
     }
 
-    fn bytes(&self, start: u64) -> PyResult<NonNull<u8>> {
+    /// Returns the address of an offset, and what a tensor over it must hold. Takes the loan before
+    /// it looks: [`free`](Self::free) and [`Shared::close`] say why.
+    fn bytes(&self, start: u64) -> PyResult<(NonNull<u8>, Option<Arc<()>>)> {
+        let loan = match &self.pages {
+            Pages::Device(_, loan) => Some(loan.clone()),
+            _ => None,
+        };
+        fence(Ordering::SeqCst);
         if self.freed.load(Ordering::Relaxed) || self.is_on_device() && self.shared.is_closed() {
             return Err(PyBufferError::new_err("the memory was freed"));
         }
@@ -71,7 +78,7 @@ impl Memory {
             Pages::Device(start, _) => *start,
         };
         // SAFETY: callers pass only offsets inside the pages.
-        Ok(unsafe { pages.add(start as usize) })
+        Ok((unsafe { pages.add(start as usize) }, loan))
     }
 
     fn is_on_device(&self) -> bool {
@@ -94,12 +101,8 @@ impl Memory {
         object: &Bound<'py, PyAny>,
         (start, len): (u64, usize),
     ) -> PyResult<Bound<'py, PyAny>> {
-        let loan = match &self.pages {
-            Pages::Device(_, loan) => Some(loan.clone()),
-            _ => None,
-        };
-        fence(Ordering::SeqCst);
-        dlpack::lend(object, (self.bytes(start)?, len), self.on(), loan)
+        let (at, loan) = self.bytes(start)?;
+        dlpack::lend(object, (at, len), self.on(), loan)
     }
 
     fn array<'py>(
@@ -113,7 +116,7 @@ impl Memory {
         let array = PyDict::new(py);
         array.set_item("shape", (len,))?;
         array.set_item("typestr", "|u1")?;
-        array.set_item("data", (self.bytes(start)?.as_ptr().addr(), false))?;
+        array.set_item("data", (self.bytes(start)?.0.as_ptr().addr(), false))?;
         array.set_item("strides", py.None())?;
         array.set_item("version", 3)?;
         array.set_item("stream", py.None())?;
@@ -136,7 +139,7 @@ impl Memory {
                 "the memory is on a device; use a tensor over it, or `read` and `write`",
             ));
         }
-        let at = self.bytes(start)?.as_ptr().cast();
+        let at = self.bytes(start)?.0.as_ptr().cast();
         // SAFETY: `view` is null or the caller's structure. It receives a reference to `object`,
         // which keeps the pages alive. The range lies inside them, and is writable.
         match unsafe {
@@ -194,7 +197,7 @@ impl Memory {
         let memory = self.memory;
         let freed = self.shared.enter(py, |inner| {
             // Under the lock, so that calls of two threads do not restore each other's value.
-            // Stores `freed`, fences, then counts the tensors. `lend` counts its tensor, fences,
+            // Stores `freed`, fences, then counts the tensors. `bytes` counts its tensor, fences,
             // then loads `freed`. So a tensor that another thread makes meanwhile is counted here
             // or refused there.
             let was = self.freed.swap(true, Ordering::SeqCst);
@@ -270,9 +273,13 @@ impl Memory {
 
     #[pyo3(signature = (*_error))]
     fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
-        match self.freed.load(Ordering::Relaxed) || self.shared.is_closed() {
-            true => Ok(()),
-            false => self.free(py),
+        if self.freed.load(Ordering::Relaxed) || self.shared.is_closed() {
+            return Ok(());
+        }
+        match self.free(py) {
+            // Another thread has closed the node meanwhile.
+            Err(_) if self.shared.is_closed() => Ok(()),
+            freed => freed,
         }
     }
 

@@ -164,9 +164,13 @@ impl Remote {
 
     #[pyo3(signature = (*_error))]
     fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
-        match self.released.load(Ordering::Relaxed) || self.shared.is_closed() {
-            true => Ok(()),
-            false => self.release(py),
+        if self.released.load(Ordering::Relaxed) || self.shared.is_closed() {
+            return Ok(());
+        }
+        match self.release(py) {
+            // Another thread has closed the node meanwhile.
+            Err(_) if self.shared.is_closed() => Ok(()),
+            released => released,
         }
     }
 }

@@ -10,7 +10,7 @@
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -82,6 +82,8 @@ enum State {
 
 pub(crate) struct Shared {
     state: Mutex<State>,
+    /// True if the state is not `Open`. Readable without the lock.
+    closed: AtomicBool,
     /// The thread that uses the node, or 0. Other threads only compare it with their own number.
     holder: AtomicUsize,
     wanted: AtomicUsize,
@@ -121,6 +123,7 @@ impl Shared {
         };
         Ok(Shared {
             state: Mutex::new(State::Open(Box::new(inner))),
+            closed: AtomicBool::new(false),
             holder: AtomicUsize::new(0),
             wanted: AtomicUsize::new(0),
             forks: FORKS.load(Ordering::Relaxed),
@@ -251,6 +254,11 @@ impl Shared {
                     return (Ok(()), vec![]);
                 }
             };
+            // Stores `closed`, fences, then counts the tensors. `Memory::bytes` counts its tensor,
+            // fences, then loads `closed`. So a tensor that another thread makes meanwhile is
+            // counted here or refused there.
+            self.closed.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             drop(state);
             self.made();
             let Inner { mut node, flights, registered, devices, peers, disconnected, .. } = inner;
@@ -299,10 +307,7 @@ impl Shared {
     }
 
     pub fn is_closed(&self) -> bool {
-        if self.forks != FORKS.load(Ordering::Relaxed) {
-            return true;
-        }
-        self.state.try_lock().is_ok_and(|state| !matches!(*state, State::Open(_)))
+        self.forks != FORKS.load(Ordering::Relaxed) || self.closed.load(Ordering::SeqCst)
     }
 
     fn may_enter(&self) -> Result<(), Fault> {
@@ -369,6 +374,7 @@ impl Shared {
             Ok(done) => (done, inner.flights.take_released()),
             Err(_) => {
                 mem::forget(mem::replace(state, State::Broken));
+                self.closed.store(true, Ordering::SeqCst);
                 (Err(Fault::Broken), vec![])
             }
         }

@@ -274,6 +274,38 @@ def test_a_node_that_is_closed_under_a_wait(own):
     assert caught == ["closed"]
 
 
+def test_a_closed_node_is_closed_for_all_threads():
+    """Other threads keep the lock of the node busy."""
+    node = fishplate.Node(fabric="off", gpu="stand-in")
+    peer = node.connect(node.address)
+    memory, device = node.alloc(64), node.alloc_device(64)
+    remote = peer.import_memory(memory.handle())
+    node.close()
+    stop, interval = threading.Event(), sys.getswitchinterval()
+
+    def keep_busy():
+        while not stop.is_set():
+            node.close(0)
+
+    threads = [threading.Thread(target=keep_busy) for _ in range(3)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert node.closed
+            with pytest.raises(BufferError):
+                device.__dlpack__()
+            with memory, device, remote:
+                pass
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+
+
 def test_control_c_ends_a_wait():
     said = python("""
         import _thread, threading, time, fishplate
