@@ -21,7 +21,7 @@ use crate::error::Fault;
 use crate::lease::{
     Begun, Brings, Call, End, Flight, Flights, Held, Later, Lease, Number, Registered,
 };
-use crate::view::{Place, View};
+use crate::view::{Place, View, zeroed};
 
 fn elsewhere(theirs: On, ours: On) -> Fault {
     let text = format!(
@@ -215,12 +215,14 @@ impl Inner {
     /// receiver could keep it open after the program frees it.
     #[cold]
     pub fn copy_of(&mut self, view: &Arc<View>) -> Result<Vec<u8>, Fault> {
-        let mut bytes = vec![0; view.len()];
+        // Registers first: an array may say that it is longer than any memory.
         let (memory, offset) = self.register(view)?;
-        let copied = self.node.read_device(memory.at(offset as u64), &mut bytes);
+        let copied = zeroed(view.len()).and_then(|mut bytes| {
+            self.node.read_device(memory.at(offset as u64), &mut bytes)?;
+            Ok(bytes)
+        });
         self.leave(Lease { memory, view: Some(view.clone()), copies_out: false });
-        copied?;
-        Ok(bytes)
+        copied
     }
 
     /// Registers a view as memory of the node. If it is in device memory, the range starts at

@@ -24,7 +24,7 @@ use crate::peer::Peer;
 use crate::request::{Message, Request};
 use crate::settings::{self, Rails, Tables, Wanted, Worker};
 use crate::shared::Shared;
-use crate::view::View;
+use crate::view::{View, zeroed};
 use crate::waker::Waker;
 
 /// The transport of one process: its rails, its peers and its memory.
@@ -490,15 +490,11 @@ impl Node {
     ) -> PyResult<(Message, Bound<'py, PyBytes>)> {
         let (from, timeout) = (anyone(&self.shared, source)?, self.timeout_of(py, timeout)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
-        let mut bytes = vec![];
-        // Rejects lengths that no allocation can have. A smaller allocation may fail in
-        // `try_reserve_exact`.
-        if max > isize::MAX as usize / 2 || bytes.try_reserve_exact(max).is_err() {
-            return Err(PyMemoryError::new_err(format!(
+        let mut bytes = zeroed(max).map_err(|_| {
+            PyMemoryError::new_err(format!(
                 "no memory for messages of {max} bytes; use a smaller max"
-            )));
-        }
-        bytes.resize(max, 0);
+            ))
+        })?;
         let message = self.receive(py, &mut bytes, from, (tag, ignore), timeout)?;
         let bytes = PyBytes::new(py, &bytes[..message.len().min(max)]);
         Ok((message, bytes))

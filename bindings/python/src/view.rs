@@ -2,7 +2,9 @@
 //! `__cuda_array_interface__`. While a view exists, its exporter keeps the bytes in place: for
 //! example, a `bytearray` refuses to grow.
 
+use std::alloc::{Layout, alloc_zeroed};
 use std::ffi::CStr;
+use std::io::{Error, ErrorKind};
 use std::mem;
 use std::ptr::NonNull;
 
@@ -12,6 +14,7 @@ use pyo3::types::PyDict;
 use pyo3::{Bound, Py, PyAny, PyErr, PyResult, Python, ffi};
 
 use crate::dlpack::{On, Tensor};
+use crate::error::Fault;
 
 pub(crate) struct View {
     start: NonNull<u8>,
@@ -196,6 +199,19 @@ impl View {
         // caller guarantees that no other slice is in use.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
     }
+}
+
+/// Allocates zeroed bytes. The system zeroes the pages of a long buffer when they are first used.
+pub(crate) fn zeroed(len: usize) -> Result<Vec<u8>, Fault> {
+    let none = || Fault::System(Error::new(ErrorKind::OutOfMemory, "no memory"));
+    let layout = Layout::array::<u8>(len).map_err(|_| none())?;
+    if len == 0 {
+        return Ok(vec![]);
+    }
+    // SAFETY: the layout is not empty.
+    let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(none)?;
+    // SAFETY: the allocation has this layout, and `len` initialised bytes. Nothing else owns it.
+    Ok(unsafe { Vec::from_raw_parts(start.as_ptr(), len, len) })
 }
 
 impl Buffer {

@@ -306,10 +306,17 @@ class Pointer:
 
 
 def test_device_memory_needs_a_device(own):
-    for call in (own.node.register, lambda array: own.node.put(array, own.theirs)):
-        with pytest.raises(fishplate.Misuse) as refused:
-            call(Pointer())
-        assert refused.value.kind == "no_device"
+    for call in (
+        own.node.register,
+        lambda array: own.node.put(array, own.theirs),
+        lambda array: own.node.send(own.peer, 1, array),
+        lambda array: own.node.isend(own.peer, 1, array),
+    ):
+        # No allocation can be as long as the second array.
+        for array in (Pointer(), Pointer(shape=(1 << 50,))):
+            with pytest.raises(fishplate.Misuse) as refused:
+                call(array)
+            assert refused.value.kind == "no_device"
     with pytest.raises(BufferError, match="device memory"):
         own.memory.write(Pointer())
     own.node.put(Pointer(data=(0, False), shape=(0, 3)), own.theirs)
@@ -348,9 +355,12 @@ def test_arrays_that_break_the_protocol_are_refused(own):
 
 def test_memory_that_no_driver_knows_is_refused(gpu):
     with fishplate.Node(**GPUS[gpu]) as node:
-        with pytest.raises(fishplate.Error) as refused:
-            node.register(Pointer())
-        assert refused.value.kind == "device"
+        peer = node.connect(node.address)
+        for call in (node.register, lambda array: node.isend(peer, 1, array)):
+            for array in (Pointer(), Pointer(shape=(1 << 46,))):
+                with pytest.raises(fishplate.Error) as refused:
+                    call(array)
+                assert refused.value.kind == "device"
 
 
 def test_frees_of_device_memory_can_be_deferred(gpu):

@@ -415,6 +415,21 @@ def test_what_is_left_open_at_the_end_of_a_program():
     """)
 
 
+def test_a_short_message_uses_little_of_a_long_buffer():
+    """The node uses as much memory as the buffer has, but the buffer itself uses little."""
+    said = python("""
+        import resource, fishplate
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        with fishplate.Node(fabric="off") as node:
+            peer, before = node.connect(node.address), peak()
+            node.send(peer, 9, b"short")
+            assert node.recv_bytes(peer, 9, max=1 << 28)[1] == b"short"
+            print(peak() - before)
+    """)
+    assert int(said) < 3 << 27
+
+
 def test_nothing_grows_while_a_program_sends(own):
     """Checks that the memory in use and the number of references do not grow."""
     data = bytearray(1 << 17)
