@@ -144,13 +144,14 @@ impl Inner {
     }
 
     /// Keeps a call until its peer is connected.
-    pub fn defer(&mut self, call: Call) -> Arc<Flight> {
-        let brings = match &call {
+    pub fn defer(&mut self, call: &Call) -> Arc<Flight> {
+        let brings = match call {
             Call::Send { .. } => Brings::Nothing,
             Call::Receive { into, .. } => Brings::Message(into.len() as u64),
         };
         let flight = Arc::new(Flight { number: OnceLock::new(), end: OnceLock::new(), brings });
-        self.flights.later.push(Later { call, flight: flight.clone(), made: Instant::now() });
+        let (call, made) = (call.clone(), Instant::now());
+        self.flights.later.push(Later { call, flight: flight.clone(), made });
         flight
     }
 

@@ -48,6 +48,7 @@ pub(crate) enum Brings {
 }
 
 /// The memory of an operation: a range of the node's memory with its length, or a buffer.
+#[derive(Clone)]
 pub(crate) enum Held {
     Region(Slice, usize),
     View(Arc<View>),
@@ -68,6 +69,7 @@ impl Held {
 }
 
 /// A call that sends or receives a message and does not wait for its completion.
+#[derive(Clone)]
 pub(crate) enum Call {
     Send { to: PeerId, tag: Tag, data: Held },
     Receive { from: Option<PeerId>, tag: Tag, ignore: Tag, into: Held },

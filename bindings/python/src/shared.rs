@@ -198,7 +198,8 @@ impl Shared {
         if !call.held().is_on_device() {
             match self.at_once(py, |inner| inner.start(&call)) {
                 Err(fault) if fault.is_unmet() && is_in_event_loop(py) => {
-                    return self.enter(py, |inner| Ok(inner.defer(call)));
+                    // Keeps `call`, which must not be dropped under the lock.
+                    return self.enter(py, |inner| Ok(inner.defer(&call)));
                 }
                 Err(fault) if fault.may_pass() => {}
                 done => return done.map_err(|fault| fault.raise(py)),

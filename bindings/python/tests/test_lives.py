@@ -306,6 +306,40 @@ def test_a_closed_node_is_closed_for_all_threads():
             thread.join()
 
 
+def test_no_tensor_is_given_back_under_the_lock_of_the_node():
+    """The node is closed between the two steps of a send that starts later. Then the tensor is
+    given back, which runs code that uses the node."""
+    said = python("""
+        import asyncio, contextlib, numpy, fishplate
+        node, other = [fishplate.Node(fabric="off") for _ in range(2)]
+        peer = node.connect(other.address)
+        class Array(numpy.ndarray):
+            def __del__(self):
+                try:
+                    node.poll()
+                except fishplate.Closed:
+                    print("given back")
+        class Tensor:
+            def __dlpack__(self):
+                return numpy.zeros(1 << 17, numpy.uint8).view(Array).__dlpack__()
+            def __dlpack_device__(self):
+                return 1, 0
+        running = asyncio._get_running_loop
+        def closing():
+            asyncio._get_running_loop = running
+            with contextlib.suppress(fishplate.Error):
+                node.close(0)
+            return running()
+        async def main():
+            asyncio._get_running_loop = closing
+            with contextlib.suppress(fishplate.Closed):
+                node.isend(peer, 1, Tensor())
+                print("not refused")
+        asyncio.run(main())
+    """, timeout=5)
+    assert said == "given back\n"
+
+
 def test_control_c_ends_a_wait():
     said = python("""
         import _thread, threading, time, fishplate
