@@ -135,6 +135,29 @@ def test_an_await_ends_at_its_deadline_or_with_its_task(own):
     asyncio.run(main())
 
 
+def test_a_wait_cancelled_by_its_own_buffer_harms_no_other(own):
+    """When the message has arrived, the node gives the array back, which cancels the task."""
+
+    class Array(numpy.ndarray):
+        def __del__(self):
+            if getattr(self, "task", None):
+                self.task.cancel()
+
+    async def main():
+        other = asyncio.ensure_future(own.node.until(own.memory, "==", 1))
+        array = numpy.zeros(4096, numpy.uint8).view(Array)
+        array.task = task = asyncio.ensure_future(own.node.irecv(array, own.peer, 7))
+        del array
+        await asyncio.sleep(0.02)
+        own.node.isend(own.peer, 7, bytes(4096))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        own.node.signal(own.theirs)
+        assert await other == 1
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("steps", [1, 2, 50])
 def test_waits_go_on_after_all_other_tasks_are_cancelled(own, steps):
     """The program also cancels the task that polls, once before its first step."""

@@ -63,11 +63,14 @@ class _Pump:
             try:
                 found = look()
             except Exception as error:
-                future.set_exception(error)
+                # `look` may run code of the program, which may cancel this wait.
+                if not future.done():
+                    future.set_exception(error)
             else:
                 if found is None:
                     continue
-                future.set_result(found)
+                if not future.done():
+                    future.set_result(found)
             ended = True
         return ended, calls
 
