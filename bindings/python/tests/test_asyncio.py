@@ -290,6 +290,25 @@ def test_the_loop_goes_on_while_a_peer_connects(unconnected):
     asyncio.run(main())
 
 
+def test_an_import_that_nobody_gets_is_released(two):
+    """The task is cancelled after its import was made. The node has room for one import."""
+
+    async def main(peer, handle):
+        task = asyncio.ensure_future(peer.until_imported(handle, SOON))
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        two.b.connect(node.address)
+        while not any(wait.done() for pump in _aio._pumps.values() for wait in pump.waiting):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (await peer.until_imported(handle, SOON)).release()
+
+    with fishplate.Node(fabric="off", imports=1) as node:
+        asyncio.run(main(node.connect(two.b.address), two.b.alloc(64).handle()))
+
+
 def test_a_loop_is_told_of_a_peer_that_never_comes():
     async def main(node, peer):
         sent, received = node.isend(peer, 1, b"x"), node.irecv(bytearray(8), peer)

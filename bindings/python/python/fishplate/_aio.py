@@ -5,11 +5,12 @@ or on a timer if the node has none, for example because a worker makes its progr
 await the same node, one loop may sleep up to 20 ms too long."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ._errors import Timeout
+from ._errors import Error, Timeout
 from ._native import Memory, Node, Peer, Remote, Request, Slice, _Waker
 
 EAGER = 0.001
@@ -153,5 +154,20 @@ async def connected(peer: Peer, timeout: float) -> None:
 
 async def imported(peer: Peer, handle: bytes, timeout: float) -> Remote:
     """Implements `Peer.until_imported`."""
-    remote: Remote = await _wait(peer._waker(), lambda: peer._try_import(handle), timeout)
-    return remote
+    made: list[Remote] = []
+
+    def look() -> Remote | None:
+        remote = peer._try_import(handle)
+        if remote is not None:
+            made.append(remote)
+        return remote
+
+    try:
+        remote: Remote = await _wait(peer._waker(), look, timeout)
+        return remote
+    except BaseException:
+        # The wait may end after the import was made, and before the program gets it.
+        for lost in made:
+            with contextlib.suppress(Error):
+                lost.release()
+        raise
