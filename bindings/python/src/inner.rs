@@ -19,7 +19,7 @@ use fishplate::{Issued, Node, Notice, PeerId};
 use crate::dlpack::On;
 use crate::error::Fault;
 use crate::lease::{
-    Begun, Brings, Call, End, Flight, Flights, Held, Later, Lease, Number, Registered,
+    Begun, Brings, Call, End, Flight, Flights, Held, Later, Lease, Number, Registered, Turn,
 };
 use crate::view::{Place, View, zeroed};
 
@@ -96,28 +96,32 @@ impl Inner {
         }
     }
 
-    /// Fails if the peer is not connected, or if earlier calls for it have not started. `None` is
-    /// any peer.
-    pub fn in_turn(&self, peer: Option<PeerId>) -> Result<(), Fault> {
-        let earlier = |later: &&Later| match (peer, later.call.peer()) {
-            (Some(peer), Some(other)) => peer == other,
-            _ => true,
-        };
-        match self.flights.later.iter().find(earlier) {
-            Some(later) => Err(self.unmet(&later.call)),
+    /// Fails if earlier calls, which it must not overtake, have not started.
+    pub fn in_turn(&self, turn: Turn) -> Result<(), Fault> {
+        match self.first_before(turn, self.flights.later.len()) {
+            Some(first) => Err(self.unmet(first)),
             None => Ok(()),
         }
     }
 
-    fn unmet(&self, call: &Call) -> Fault {
-        call.peer()
-            .or(self.peers.first().copied())
-            .map_or(OpError::Again.into(), |peer| Fault::Node(Error::NotConnected(peer)))
+    fn first_before(&self, turn: Turn, end: usize) -> Option<usize> {
+        self.flights.later[..end].iter().position(|later| later.call.turn().overlaps(turn))
+    }
+
+    /// Returns why a call has not started: the peer of the first call that it waits for is not
+    /// connected. A receive from any peer waits for room if no call is before it. Then names some
+    /// peer, because callers retry this error.
+    fn unmet(&self, mut at: usize) -> Fault {
+        while let Some(first) = self.first_before(self.flights.later[at].call.turn(), at) {
+            at = first;
+        }
+        let peer = self.flights.later[at].call.peer().or(self.peers.first().copied());
+        peer.map_or(OpError::Again.into(), |peer| Fault::Node(Error::NotConnected(peer)))
     }
 
     /// Starts to send or to receive a message.
     pub fn start(&mut self, call: &Call) -> Result<Arc<Flight>, Fault> {
-        self.in_turn(call.peer())?;
+        self.in_turn(call.turn())?;
         match *call {
             Call::Receive { from, tag, ignore, ref into } => {
                 self.begin(into, true, |node, into| {
@@ -344,9 +348,9 @@ impl Inner {
                 self.ended(number, End::Receive(end));
             }
             None => {
-                let of = |later: &&Later| ptr::eq(&*later.flight, flight);
-                if let Some(later) = self.flights.later.iter().find(of) {
-                    return Err(self.unmet(&later.call));
+                let of = |later: &Later| ptr::eq(&*later.flight, flight);
+                if let Some(at) = self.flights.later.iter().position(of) {
+                    return Err(self.unmet(at));
                 }
             }
         }

@@ -75,7 +75,35 @@ pub(crate) enum Call {
     Receive { from: Option<PeerId>, tag: Tag, ignore: Tag, into: Held },
 }
 
+/// What a call must not overtake: earlier sends to its peer, or earlier receives that may match the
+/// same messages. `None` is any peer.
+#[derive(Clone, Copy)]
+pub(crate) enum Turn {
+    Send(Option<PeerId>),
+    Receive(Option<PeerId>, Tag, Tag),
+}
+
+impl Turn {
+    pub fn overlaps(self, other: Turn) -> bool {
+        let same = |one: Option<PeerId>, two| one == two || one.is_none() || two.is_none();
+        match (self, other) {
+            (Turn::Send(one), Turn::Send(two)) => same(one, two),
+            (Turn::Receive(one, tag, ignore), Turn::Receive(two, its_tag, its_ignore)) => {
+                same(one, two) && (tag ^ its_tag) & !(ignore | its_ignore) == Tag::ZERO
+            }
+            _ => false,
+        }
+    }
+}
+
 impl Call {
+    pub fn turn(&self) -> Turn {
+        match *self {
+            Call::Send { to, .. } => Turn::Send(Some(to)),
+            Call::Receive { from, tag, ignore, .. } => Turn::Receive(from, tag, ignore),
+        }
+    }
+
     pub fn peer(&self) -> Option<PeerId> {
         match self {
             Call::Send { to, .. } => Some(*to),

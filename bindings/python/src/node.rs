@@ -18,7 +18,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::arguments::{self, Payload, anyone, data, here, tag, target, there};
 use crate::error::Fault;
 use crate::inner::Inner;
-use crate::lease::{Begun, Brings, Call, Held};
+use crate::lease::{Begun, Brings, Call, Held, Turn};
 use crate::memory::{Memory, Pages};
 use crate::peer::Peer;
 use crate::request::{Message, Request};
@@ -61,7 +61,7 @@ impl Node {
         // Does not first try with a timeout of zero: a receive that matches in that attempt would
         // get no `patience`.
         let envelope = self.shared.wait(py, timeout, false, |inner, slice| {
-            inner.in_turn(from)?;
+            inner.in_turn(Turn::Receive(from, tag, ignore))?;
             Ok(inner.node.recv(from, tag, ignore, into, slice)?)
         })?;
         Ok(Message::new(&self.shared, envelope))
@@ -389,7 +389,7 @@ impl Node {
     ) -> PyResult<()> {
         let (peer, timeout) = (anyone(&self.shared, peer)?, self.timeout_of(py, timeout)?);
         self.shared.wait(py, timeout, true, |inner, slice| {
-            inner.in_turn(peer)?;
+            inner.in_turn(Turn::Send(peer))?;
             match peer {
                 Some(peer) => inner.node.quiet(peer, slice)?,
                 None => inner.node.quiet_all(slice)?,
@@ -416,7 +416,7 @@ impl Node {
         let data = self::data(&self.shared, data)?;
         let from = data.payload();
         self.shared.issue(py, from.is_short(), |inner| {
-            inner.in_turn(Some(peer))?;
+            inner.in_turn(Turn::Send(Some(peer)))?;
             let copy = match from {
                 Payload::Device(view) => Some(inner.copy_of(view)?),
                 _ => None,

@@ -12,6 +12,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::error::{Fault, misuse};
 use crate::inner::Inner;
+use crate::lease::Turn;
 use crate::shared::Shared;
 use crate::waker::Waker;
 
@@ -40,7 +41,7 @@ impl Peer {
         let this = slf.get();
         let id = this.id;
         let remote = this.shared.issue(slf.py(), true, |inner| {
-            inner.in_turn(Some(id))?;
+            inner.in_turn(Turn::Send(Some(id)))?;
             Ok(inner.node.import(id, handle)?)
         })?;
         Ok(Remote::new(&this.shared, remote, slf.clone().unbind()))
@@ -54,7 +55,7 @@ impl Peer {
             inner.node.progress();
             inner.reap();
             let import = |inner: &mut Inner| {
-                inner.in_turn(Some(id))?;
+                inner.in_turn(Turn::Send(Some(id)))?;
                 Ok::<_, Fault>(inner.node.import(id, handle)?)
             };
             match import(inner) {

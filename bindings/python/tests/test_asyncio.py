@@ -333,6 +333,43 @@ def test_a_loop_is_told_of_a_peer_that_never_comes():
         asyncio.run(main(node, node.connect(absent.address)))
 
 
+def test_a_peer_that_never_comes_delays_no_other(two):
+    async def main(node, peer, absent):
+        back = two.b.connect(node.address)
+        await peer.until_connected(SOON)
+        into, any_into = bytearray(4), bytearray(3)
+        begun = time.monotonic()
+        stuck = [
+            node.isend(absent, 1, b"x"),
+            node.irecv(bytearray(8), absent, 5),
+            # These wait, because earlier receives may match the same messages.
+            node.irecv(bytearray(8), None, 5),
+            node.irecv(bytearray(8), peer, 0x15, ignore=0x10),
+        ]
+        for _ in range(2):
+            two.b.send(back, 2, b"any")
+            two.b.send(back, 4, b"four")
+            sent = node.isend(peer, 3, b"sent")
+            received = [node.irecv(any_into, None, 2), node.irecv(into, peer, 4)]
+            await asyncio.gather(sent, *received)
+            assert (bytes(into), bytes(any_into)) == (b"four", b"any")
+            assert two.b.recv_bytes(back, 3)[1] == b"sent"
+            node.send(peer, 3, b"too")
+            assert two.b.recv_bytes(back, 3)[1] == b"too"
+            node.quiet(peer)
+        assert time.monotonic() - begun < 5
+        for wait in stuck:
+            assert not wait.done()
+            with pytest.raises(fishplate.NotConnected, match=f"peer {repr(absent)[16:-1]} "):
+                wait.wait(0.05)
+
+    with (
+        fishplate.Node(fabric="off") as absent,
+        fishplate.Node(fabric="off", connect_timeout=SOON) as node,
+    ):
+        asyncio.run(main(node, node.connect(two.b.address), node.connect(absent.address)))
+
+
 def test_a_message_never_overtakes_one_that_waits_for_the_connection(unconnected):
     node, peer, handle = unconnected
 
