@@ -516,6 +516,7 @@ impl Node {
 
     fn poll(&self, py: Python<'_>) -> PyResult<u32> {
         self.shared.enter(py, |inner| {
+            inner.node.publish_counters();
             let events = inner.node.progress();
             inner.reap();
             Ok(events)

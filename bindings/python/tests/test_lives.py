@@ -39,6 +39,23 @@ def test_a_node_has_a_page_of_counters_if_asked():
     assert pages() == 0
 
 
+def test_a_program_that_polls_publishes_its_counters():
+    def passes():
+        """The thirteenth counter. The counters begin at word 8."""
+        for fd in os.listdir("/proc/self/fd"):
+            path = f"/proc/self/fd/{fd}"
+            if os.path.islink(path) and "fishplate-counters" in os.readlink(path):
+                with open(path, "rb") as page:
+                    return int.from_bytes(page.read(168)[160:], sys.byteorder)
+
+    with fishplate.Node(fabric="off", counters=True) as node:
+        seen, end = set(), time.monotonic() + SOON
+        while len(seen) < 3 and time.monotonic() < end:
+            node.poll()
+            seen.add(passes())
+        assert len(seen) >= 3
+
+
 def test_many_nodes_one_after_the_other():
     for _ in range(20):
         with fishplate.Node(fabric="off") as node:
