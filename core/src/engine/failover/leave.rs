@@ -330,9 +330,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..RAILS).any(|other| older(other) && !self.waits(other))
     }
 
-    /// Returns whether this side may agree to a request with this ticket, after which only this rail
-    /// may join both. An older request about the rail forbids it, but not while that request waits
-    /// and the peer cannot have left the rail.
+    /// Returns whether this side may agree to a request with this ticket, after which only this
+    /// rail may join both. An older request about the rail forbids it, but not while that request
+    /// waits and the peer cannot have left the rail.
     fn may_stay(&self, peer: u16, rail: usize, ticket: u64) -> bool {
         let sure = self.kept_peer(peer).is_some_and(|kept| kept.sure >> rail & 1 != 0);
         self.request(rail).is_none_or(|ours| ours > ticket || self.waits(rail) && !sure)
