@@ -40,9 +40,6 @@ use crate::worker::Options;
 
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
-/// Maximum number of operations, receives or requests: their tables then take a few hundred MiB.
-const TABLE_MAX: usize = Limits::MAX.operations as usize;
-
 /// Maximum size of all windows together. Their memory is allocated at once, but used only by peers
 /// whose messages arrive out of order.
 const PARKED_MAX: usize = 1 << 26;
@@ -370,11 +367,11 @@ impl Builder {
     fn check(&self) -> Result<(), BadSetting> {
         let streams = usize::from(self.limits.peers) * usize::from(self.settings.contexts);
         let parked = streams.saturating_mul(self.settings.window as usize);
-        let table = "at most 1048576";
+        let (most, table) = (Limits::MAX.operations as usize, "at most 1048576");
         let checks = [
-            (self.limits.operations as usize <= TABLE_MAX, "operations", table),
-            (self.receives <= TABLE_MAX, "receives", table),
-            (self.requests <= TABLE_MAX, "requests", table),
+            (self.limits.operations as usize <= most, "operations", table),
+            (self.receives <= most, "receives", table),
+            (self.requests <= most, "requests", table),
             (parked <= PARKED_MAX, "window", "at most 67108864 / (peers * contexts)"),
         ];
         match checks.into_iter().find(|&(good, ..)| !good) {
@@ -570,12 +567,10 @@ mod tests {
             Err(OpenError::Setting(bad)) => bad.to_string(),
             opened => panic!("{:?}", opened.map(drop)),
         };
-        let limits = Limits { operations: u32::MAX, ..Limits::MAX };
-        let one = Limits { operations: Limits::MAX.operations + 1, ..Limits::DEFAULT };
+        let limits = Limits { operations: Limits::MAX.operations + 1, ..Limits::DEFAULT };
         let settings = Settings { window: 1 << 19, ..Settings::DEFAULT };
         for (builder, name) in [
             (builder().limits(limits), "operations"),
-            (builder().limits(one), "operations"),
             (builder().limits(limits).worker(Options::default()), "operations"),
             (builder().receives(usize::MAX), "receives"),
             (builder().requests(usize::MAX), "requests"),

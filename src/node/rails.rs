@@ -124,8 +124,8 @@ impl Node {
     /// Takes a libfabric rail to a peer out of use until [`enable_rail`](Self::enable_rail), for
     /// example for maintenance. Later calls move the rail's operations to the peer's other rails,
     /// once the peer has agreed. Other peers lose the rail for some milliseconds. The rail stays in
-    /// use if the last other rail fails first, or if the peer disables that one at the same time:
-    /// then [`rail_errors`](Self::rail_errors) no longer names it. Does not wait.
+    /// use if the last other rail fails first, or if the peer has asked earlier to disable another
+    /// rail: then [`rail_errors`](Self::rail_errors) no longer names it. Does not wait.
     ///
     /// # Errors
     /// The peer is unknown, not connected, or has no [failover](super::Builder::failover). Or the

@@ -11,8 +11,7 @@ use pyo3::prelude::*;
 use crate::error::misuse;
 
 /// Opening a node allocates the tables.
-const PEERS_MAX: u16 = 4096;
-const TABLE_MAX: u32 = 1 << 20;
+const MOST: Limits = Limits { peers: 4096, ..Limits::MAX };
 
 #[derive(FromPyObject)]
 pub(crate) enum Wanted {
@@ -90,13 +89,20 @@ pub(crate) fn builder(
     gpu: Option<Gpu>,
     worker: Option<Worker>,
 ) -> PyResult<Builder> {
-    let most = u16::MAX.into();
     let defaults = Limits::DEFAULT;
     let limits = Limits {
-        peers: limit(py, tables.peers, defaults.peers.into(), PEERS_MAX.into(), "peers")? as u16,
-        locals: limit(py, tables.regions, defaults.locals.into(), most, "regions")? as u16,
-        remotes: limit(py, tables.imports, defaults.remotes.into(), most, "imports")? as u16,
-        operations: limit(py, tables.operations, defaults.operations, TABLE_MAX, "operations")?,
+        peers: limit(py, tables.peers, defaults.peers.into(), MOST.peers.into(), "peers")? as u16,
+        locals: limit(py, tables.regions, defaults.locals.into(), MOST.locals.into(), "regions")?
+            as u16,
+        remotes: limit(py, tables.imports, defaults.remotes.into(), MOST.remotes.into(), "imports")?
+            as u16,
+        operations: limit(
+            py,
+            tables.operations,
+            defaults.operations,
+            MOST.operations,
+            "operations",
+        )?,
     };
     let Rails { fabric, shared_memory, providers, interfaces, max_rails, local_rank } = rails;
     let max_rails = max_rails.unwrap_or(Settings::DEFAULT.max_rails);
@@ -108,7 +114,7 @@ pub(crate) fn builder(
         // The methods of the class `Node` wait instead, in slices.
         .patience(Duration::ZERO)
         .connect_timeout(Duration::ZERO)
-        .receives(limit(py, tables.receives, 1024, TABLE_MAX, "receives")? as usize);
+        .receives(limit(py, tables.receives, 1024, MOST.operations, "receives")? as usize);
     let builder = match gpu {
         Some(gpu) => builder.gpu(gpu),
         None => builder,

@@ -22,6 +22,9 @@
 //!    confirms it.
 //! 4. *Resume*: a side that receives a report posts the missing numbers again on the remaining
 //!    rails, unchanged and in order.
+//! 5. *Return*: once each side knows that the other has reported everything, the rail may return.
+//!    It does so when [`Sink::peer_up`] or [`Engine::enable_rail`] allows it: it is attached again
+//!    and used. The module `back` has the details.
 //!
 //! A number is in flight on one rail at a time. A write is posted again only after the target has
 //! reported that the first copy never lands. So a late write never overwrites newer data. A
@@ -29,10 +32,6 @@
 //!
 //! A rail that is disabled works. So the side first asks the peer to leave it, and only then treats
 //! it as failed. The module `disable` has the details.
-//!
-//! 5. *Return*: once each side knows that the other has reported everything, the rail may return.
-//!    It does so when [`Sink::peer_up`] or [`Engine::enable_rail`] allows it: it is attached again
-//!    and used. The module `back` has the details.
 //!
 //! Each rail to a peer has an epoch, which both sides know. It begins when both sides attach the
 //! rail again. A report about a rail is valid in one epoch only. Messages of an earlier epoch are
@@ -133,7 +132,8 @@ pub struct FailoverPeer {
     /// Rails that this side may leave (see `leave`). If one of them is fenced, it was drained
     /// first.
     leaving: u16,
-    /// Rails for which this side has confirmed its request, so that the peer may have left them.
+    /// Rails for which this side has confirmed a request since they were attached, so that the peer
+    /// may have left them.
     sure: u16,
     /// The answers that are due to the peer: to its request to leave rails, and to its reply to our
     /// request.

@@ -185,3 +185,19 @@ fn a_rail_on_which_a_peer_is_silent_while_it_answers_fails() {
         assert_eq!(nodes[0].engine.stats().rails_returned, 1, "rail {rail}");
     }
 }
+
+#[test]
+fn a_peer_with_one_rail_left_fails_when_it_is_silent_there() {
+    let _scope = Scope::new();
+    NOW.set(1);
+    let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
+    let (mut nodes, controls) = pair(sim);
+    (1..=20).for_each(|count| put(&mut nodes, sim, count));
+    let peer = nodes[0].peers[1];
+    nodes[0].engine.disable_rail(peer, RailId(0)).unwrap();
+    (0..100).for_each(|_| tick(&mut nodes));
+    assert_eq!(nodes[0].engine.stats().rails_failed, 1);
+    controls[0].borrow_mut().silent = Some((0b10, Peer(1)));
+    tick(&mut nodes);
+    assert_eq!(nodes[0].engine.peer_error(peer), Ok(Some(PeerError::Silent)));
+}

@@ -26,7 +26,7 @@ use super::{AGAIN, nth};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare {
     pub(super) rails: u16,
-    /// Spare rails whose request this side has confirmed.
+    /// Spare rails whose present request this side has confirmed.
     pub(super) sure: u16,
     /// For each spare rail, the ticket of its request.
     tickets: [u64; RAILS_MAX],
