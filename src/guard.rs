@@ -291,6 +291,11 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     #[cold]
+    fn late(&self) -> u64 {
+        self.rail.late()
+    }
+
+    #[cold]
     fn mute(&mut self, peer: Peer) {
         self.rail.mute(peer);
     }

@@ -61,7 +61,7 @@ mod window;
 mod wire;
 pub mod worker;
 
-pub use failover::{FailoverMemory, FailoverPeer, FailoverStream, SentSlot};
+pub use failover::{FailoverMemory, FailoverPeer, FailoverStream, RailChange, RailStats, SentSlot};
 pub use joint::{Joint, Pairing, RAILS_MAX};
 pub use pending::PendingSlot;
 pub use stream::Stream;
@@ -252,7 +252,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// The epoch of the latest attachment of any peer.
     pub epoch: u32,
     pub hellos: u32,
-    /// Whether a peer that is not attached has called since the owner looked.
+    /// Whether a peer that is not attached has called, or a reported rail has changed, since the
+    /// owner looked.
     pub called: bool,
     pub loads: Loads<RAILS>,
     pub max_rma: [u64; RAILS],
@@ -453,7 +454,16 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     pub fn stats(&self) -> Stats {
         let at_once = self.state.protocol.as_ref().map_or(0, Protocol::at_once);
         let Stats { posted, .. } = self.state.stats;
-        Stats { posted: posted + at_once, passes: self.state.loads.passes, ..self.state.stats }
+        let failover = self.state.failover.as_ref();
+        let [rails_failed, rails_returned, reposted] = failover.map_or([0; 3], Failover::totals);
+        Stats {
+            posted: posted + at_once,
+            rails_failed,
+            rails_returned,
+            reposted,
+            passes: self.state.loads.passes,
+            ..self.state.stats
+        }
     }
 
     /// Makes one bounded pass: handles the events of the rails, then does the work that became due.
@@ -482,8 +492,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     }
 
     /// Returns whether a rail has reported a call of a peer that is not attached
-    /// ([`Sink::called`](crate::rail::Sink::called)). Waits then end early, as if their deadline
-    /// had expired. Attach the peers, and reset with [`end_call`](Self::end_call).
+    /// ([`Sink::called`](crate::rail::Sink::called)), or a rail to a peer has
+    /// [changed](Self::report_rail_changes). Waits then end early, as if their deadline had
+    /// expired. Attach the peers, and reset with [`end_call`](Self::end_call).
     #[inline(always)]
     pub fn has_call(&self) -> bool {
         self.state.called

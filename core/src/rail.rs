@@ -306,6 +306,13 @@ pub unsafe trait Rail {
         Fence::Unknown
     }
 
+    /// Returns the number of arrivals that were dropped, because their sender was not attached.
+    /// Most are late arrivals from a peer that was fenced. A wrapper forwards the call.
+    #[cold]
+    fn late(&self) -> u64 {
+        0
+    }
+
     /// Stops reporting arrivals from a peer, which will be [fenced](Rail::fence). Its writes may
     /// still land. Slow path; repeated calls change nothing. A wrapper forwards the call.
     #[cold]

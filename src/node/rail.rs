@@ -213,6 +213,11 @@ unsafe impl Rail for NodeRail {
     }
 
     #[cold]
+    fn late(&self) -> u64 {
+        each!(self, rail => rail.late())
+    }
+
+    #[cold]
     fn mute(&mut self, peer: Peer) {
         each!(self, rail => rail.mute(peer))
     }

@@ -83,6 +83,9 @@ unsafe impl Rail for Recorder {
     fn fence(&mut self, _: Peer) -> Fence {
         self.note("fence", Fence::Pending)
     }
+    fn late(&self) -> u64 {
+        self.note("late", 9)
+    }
     fn mute(&mut self, _: Peer) {
         self.note("mute", ());
     }
@@ -275,6 +278,7 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
     told.push(format!("{:?}", rail.touches(local)));
     rail.release(peer, KEY);
     told.push(format!("{:?}", rail.fence(peer)));
+    told.push(format!("{}", rail.late()));
     rail.mute(peer);
     told.push(format!("{:?}", rail.fence_left(peer)));
     told.push(format!("{:?}", rail.fences_all()));
@@ -313,7 +317,7 @@ fn every_call_and_every_report_is_forwarded() {
         (told, log.take())
     };
     let bare = run(&everything);
-    assert_eq!(bare.1.len(), 30, "as many calls as a rail has: {:?}", bare.1);
+    assert_eq!(bare.1.len(), 31, "as many calls as a rail has: {:?}", bare.1);
     assert_eq!(run(&|rail| everything(Guard::new(rail, RailId(0), None))), bare);
 }
 

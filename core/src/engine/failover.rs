@@ -58,6 +58,7 @@
 //! attach failover, or neither.
 
 mod back;
+mod count;
 mod disable;
 mod held;
 mod leave;
@@ -67,6 +68,7 @@ mod sent;
 mod tell;
 mod told;
 
+pub use count::{RailChange, RailStats};
 pub(super) use leave::{Leave, Stage as LeaveStage};
 pub(super) use rejoin::Rejoin;
 pub use sent::SentSlot;
@@ -78,7 +80,6 @@ use core::mem::MaybeUninit;
 use crate::error::{AttachError, PeerError};
 use crate::mem::{RailId, Zeroable};
 use crate::op::Fault;
-use crate::probe::probe;
 use crate::rail::Rail;
 #[cfg(doc)]
 use crate::rail::Sink;
@@ -160,6 +161,11 @@ pub struct FailoverPeer {
     pub(super) longest: u64,
     /// `None` for a rail in use.
     why: [Option<Fault>; RAILS_MAX],
+    /// Rails that have failed or returned since the owner looked.
+    changed: u16,
+    /// Failed rails whose lost numbers are not all posted again, and when they failed.
+    resuming: u16,
+    since: [u64; RAILS_MAX],
 }
 
 impl FailoverPeer {
@@ -193,6 +199,9 @@ impl FailoverPeer {
         looked: 0,
         longest: 0,
         why: [None; RAILS_MAX],
+        changed: 0,
+        resuming: 0,
+        since: [0; RAILS_MAX],
     };
 }
 
@@ -271,6 +280,10 @@ pub(crate) struct Failover<'m> {
     /// lower half of this side's tickets.
     clock: u64,
     salt: u64,
+    rails: [RailStats; RAILS_MAX],
+    /// Whether changes of rails count as calls, and the first peer that may have one.
+    reports: bool,
+    changed: u16,
 }
 
 impl Failover<'_> {
@@ -346,6 +359,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             counted: 0,
             clock: 0,
             salt,
+            rails: [RailStats::default(); RAILS_MAX],
+            reports: false,
+            changed: u16::MAX,
         });
         Ok(())
     }
@@ -458,6 +474,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         let (up, meeting) = (slot.state.is_up(), self.is_meeting(peer));
+        let open = self.open_rails(peer) & bit != 0;
         let Some(kept) = self.kept_peer_mut(peer) else { return self.fail_peer(peer, cost) };
         // Keep the first reason: posts that end after the last rail has failed report another one.
         let first = rails & bit == 0 || kept.why[rail].is_none();
@@ -465,6 +482,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             kept.why[rail] = Some(why);
         }
         kept.spare.end(bit);
+        if open && up {
+            self.note_change(peer, rail);
+        }
         if rails & !bit == 0 {
             self.use_spares(peer, u16::MAX);
         }
@@ -472,12 +492,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if left == 0 || !up {
             return self.fail_peer(peer, cost);
         }
-        probe!("rail_down", peer, rail);
+        self.note_failed(peer, rail, open && !meeting);
         let Some(kept) = self.kept_peer_mut(peer) else { return };
         kept.suspect |= bit;
         kept.back.stop(bit);
         kept.tell_anew();
-        self.stats.rails_failed += 1;
         self.peers[peer as usize].rails = left;
         let pairing = &mut self.pairings[peer as usize];
         pairing.parting.say_again();

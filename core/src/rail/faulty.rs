@@ -269,6 +269,11 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     }
 
     #[cold]
+    fn late(&self) -> u64 {
+        self.inner.late()
+    }
+
+    #[cold]
     fn mute(&mut self, peer: Peer) {
         self.inner.mute(peer);
     }

@@ -11,6 +11,7 @@ mod rig;
 mod support;
 
 mod closing;
+mod counts;
 mod devices;
 mod disabled;
 mod fences;

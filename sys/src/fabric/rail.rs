@@ -346,6 +346,11 @@ unsafe impl Rail for FabricRail {
     }
 
     #[cold]
+    fn late(&self) -> u64 {
+        self.stats.strangers
+    }
+
+    #[cold]
     fn mute(&mut self, peer: Peer) {
         if self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
             self.peers.take_down(peer.0);

@@ -19,7 +19,6 @@
 use crate::error::{PostError, Violation};
 use crate::mem::{Peer, RailId, Untrusted};
 use crate::op::Fault;
-use crate::probe::probe;
 #[cfg(doc)]
 use crate::rail::Sink;
 use crate::rail::{Posted, REOPEN_MAX, Rail};
@@ -460,8 +459,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         kept.back.due |= bit;
         self.peers[peer as usize].rails |= bit;
         self.loads.renew(rail);
-        self.stats.rails_returned += 1;
-        probe!("rail_up", peer, rail);
+        self.note_returned(peer, rail);
     }
 }
 

@@ -407,6 +407,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             (kept.suspect, kept.fencing) = (kept.suspect & !bit, kept.fencing & !bit);
             kept.fenced |= bit;
             kept.tell_anew();
+            if let Some(counts) = self.counts(rail) {
+                counts.fenced += 1;
+            }
             self.ask(self.stream_of(0, peer));
         }
         if let Some(failover) = &mut self.failover {

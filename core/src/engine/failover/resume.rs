@@ -1,6 +1,7 @@
 //! Posts again the numbers, replies and reads that were lost on failed rails. Bounded: work that
 //! finds no room continues in the next pass.
 
+use core::mem;
 use core::ptr::NonNull;
 
 use crate::error::{PeerError, PostError};
@@ -36,6 +37,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.repost_lost(stream);
         self.reply_again(stream);
         self.read_again(stream);
+        self.state.note_resumed(self.state.streams[stream as usize].peer);
     }
 
     /// Sends answers that found no room earlier, before operations take the room.
@@ -145,9 +147,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let rail = self.state.took;
         if let Some(failover) = &mut self.state.failover {
-            failover.at(stream, seq).carried = Carried::By(rail);
+            let slot = failover.at(stream, seq);
+            if let Carried::Lost(lost) = mem::replace(&mut slot.carried, Carried::By(rail)) {
+                failover.rails[lost as usize].reposted += 1;
+            }
         }
-        self.state.stats.reposted += 1;
         Ok(())
     }
 
@@ -363,7 +367,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// the token of the reply to request.
     fn is_missing(&mut self, stream: u32, seq: Seq) -> Option<u64> {
         let slot = self.failover.as_mut()?.at(stream, seq);
-        if slot.carried == Carried::Lost {
+        if let Carried::Lost(_) = slot.carried {
             return Some(NO_TOKEN);
         }
         let Sent::Message { op, body: Body::Amo { token, .. }, .. } = slot.what else {

@@ -20,8 +20,8 @@ pub(in super::super) const COPY: usize = 64;
 pub(super) enum Carried {
     By(u8),
     Arrived,
-    /// The number will never arrive, and must be posted again.
-    Lost,
+    /// The number was lost on this rail, and must be posted again.
+    Lost(u8),
 }
 
 /// What was posted under a number. Except in an `Answer`, `op` is the slot of its operation. The

@@ -53,10 +53,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let Some(kept) = self.state.kept_peer_mut(peer) else { return };
             match fence {
                 Fence::Fenced => {
+                    let new = kept.fenced >> rail & 1 == 0;
                     kept.fencing &= !(1 << rail);
                     kept.fenced |= 1 << rail;
                     kept.waits[rail] = 0;
                     kept.tell_anew();
+                    if let Some(counts) = self.state.counts(rail).filter(|_| new) {
+                        counts.fenced += 1;
+                    }
                 }
                 Fence::Pending => {}
                 Fence::Unknown => {
@@ -420,7 +424,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     // A rail that is left is drained once all its numbers have arrived, even if the
                     // peer's cursor waits for the fence of another rail.
                     Some(true) => slot.carried = Carried::Arrived,
-                    Some(false) if ours >> rail & 1 != 0 => slot.carried = Carried::Lost,
+                    Some(false) if ours >> rail & 1 != 0 => slot.carried = Carried::Lost(rail),
                     _ => {}
                 }
             }
@@ -432,12 +436,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
             {
                 slot.ask = true;
             }
-            lost |= slot.carried == Carried::Lost || slot.ask;
+            lost |= matches!(slot.carried, Carried::Lost(_)) || slot.ask;
         }
         let Failover { streams, .. } = failover;
         let resuming = &mut streams[stream as usize];
         (resuming.told, resuming.lost) = (resuming.told | ours, resuming.lost | lost);
         self.ask(stream);
+        self.note_resumed(peer.0);
         Ok(())
     }
 }
