@@ -14,11 +14,14 @@
 //! | 3 | the node: 0 for the first of the process |
 //! | 4 | when the page was written, in nanoseconds of `CLOCK_MONOTONIC` |
 //! | 5 | number of counters, from word 8 on |
+//! | 6 | number of counters of each rail |
 //! | 8.. | the counters, in the order of [`NAMES`] |
+//! | 128 + 24 r.. | the counters of rail r, in the order of [`RailStats::NAMES`] |
 //!
-//! Later versions may add counters at the end. The node copies its counters to the page outside its
-//! hot paths, at most once per [`INTERVAL`]. A copy makes no system call.
+//! Later versions may add counters at the end of each list. The node copies its counters to the
+//! page outside its hot paths, at most once per [`INTERVAL`]. A copy makes no system call.
 
+use std::array::from_fn;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -28,9 +31,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fishplate_core::engine::Stats;
+use fishplate_core::engine::{RailStats, Stats};
+use fishplate_core::mem::RailId;
 use fishplate_core::sync::sequence;
 use fishplate_sys::Errno;
+
+use crate::config::RAILS_LIMIT;
 
 /// The name of the memfd.
 pub const NAME: &str = "fishplate-counters";
@@ -69,6 +75,9 @@ pub const GAUGES: usize = 2;
 
 const BYTES: usize = 4096;
 const FIRST: usize = 8;
+const RAILS_FIRST: usize = 128;
+const RAIL_WORDS: usize = 24;
+const _: () = assert!(RAILS_FIRST + RAILS_LIMIT * RAIL_WORDS <= BYTES / 8);
 
 static NODES: AtomicU64 = AtomicU64::new(0);
 
@@ -115,8 +124,9 @@ impl Page {
         let words = NonNull::new(at.cast::<Words>()).ok_or(Errno::ENOMEM)?;
         let page = Page { words, _fd: fd, published_ns: 0 };
         let node = NODES.fetch_add(1, Ordering::Relaxed);
+        let (count, each) = (NAMES.len() as u64, RailStats::NAMES.len() as u64);
         for (at, value) in
-            [(2, std::process::id().into()), (3, node), (5, NAMES.len() as u64), (0, MAGIC)]
+            [(2, std::process::id().into()), (3, node), (5, count), (6, each), (0, MAGIC)]
         {
             page.words()[at].store(value, Ordering::Relaxed);
         }
@@ -129,7 +139,13 @@ impl Page {
         unsafe { self.words.as_ref() }
     }
 
-    pub fn publish(&mut self, now_ns: u64, stats: impl FnOnce() -> (Stats, [u64; GAUGES])) {
+    /// `rail` returns the counters of a rail, or `None` if there is no such rail.
+    pub fn publish(
+        &mut self,
+        now_ns: u64,
+        stats: impl FnOnce() -> (Stats, [u64; GAUGES]),
+        rail: impl Fn(RailId) -> Option<RailStats>,
+    ) {
         if now_ns.saturating_sub(self.published_ns) < INTERVAL.as_nanos() as u64 {
             return;
         }
@@ -143,6 +159,13 @@ impl Page {
                 .iter()
                 .zip(values)
                 .for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+            let rails = (0..RAILS_LIMIT as u8).map_while(|id| rail(RailId(id)));
+            for (words, stats) in words[RAILS_FIRST..].chunks_exact(RAIL_WORDS).zip(rails) {
+                words
+                    .iter()
+                    .zip(stats.values())
+                    .for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+            }
         });
     }
 }
@@ -197,6 +220,9 @@ pub struct Snapshot {
     pub written_ns: u64,
     /// The counters, in the order of [`NAMES`].
     pub values: [u64; NAMES.len()],
+    /// The counters of each rail, in the order of [`RailStats::NAMES`]. The last of the counters
+    /// is the number of rails. Rail 0 is shared memory.
+    pub rails: [[u64; RailStats::NAMES.len()]; RAILS_LIMIT],
 }
 
 /// Reads the pages of a process, in the order of its nodes, at most 1024. Makes system calls, but
@@ -272,9 +298,12 @@ fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
         if word(0) != MAGIC {
             return None;
         }
-        let there = (word(5) as usize).min(NAMES.len());
-        let values = std::array::from_fn(|at| if at < there { word(FIRST + at) } else { 0 });
-        return Some((word(2), Snapshot { pid, node: word(3), written_ns: word(4), values }));
+        let if_there = |at, count, first| if at < count as usize { word(first + at) } else { 0 };
+        let values = from_fn(|at| if_there(at, word(5), FIRST));
+        let rails =
+            from_fn(|rail| from_fn(|at| if_there(at, word(6), RAILS_FIRST + rail * RAIL_WORDS)));
+        let (node, written_ns) = (word(3), word(4));
+        return Some((word(2), Snapshot { pid, node, written_ns, values, rails }));
     }
     None
 }
@@ -312,6 +341,12 @@ mod tests {
         assert_eq!((half, most), (PAGES_MAX / 2 + 5, PAGES_MAX));
     }
 
+    fn rail_of(n: u64) -> RailStats {
+        let mut stats = RailStats::default();
+        (stats.failed, stats.resumed_max_ns) = (n, n);
+        stats
+    }
+
     #[test]
     fn a_page_is_read_while_it_changes_and_never_half() {
         let mut page = Page::create().unwrap();
@@ -323,7 +358,8 @@ mod tests {
             let writer = scope.spawn(|| {
                 for n in 1..=200_000u64 {
                     let stats = Stats { posted: n, arrived: n, passes: n, ..Stats::default() };
-                    page.publish(n * INTERVAL.as_nanos() as u64, || (stats, [n, n]));
+                    let rail = |id: RailId| (id.0 < 16).then(|| rail_of(n + u64::from(id.0)));
+                    page.publish(n * INTERVAL.as_nanos() as u64, || (stats, [n, n]), rail);
                 }
                 done.store(true, Ordering::Relaxed);
             });
@@ -334,6 +370,9 @@ mod tests {
                 let [posted, arrived, .., passes, peers, rails] = now.values;
                 assert_eq!([arrived, passes, peers, rails], [posted; 4]);
                 assert_eq!(now.written_ns, posted * INTERVAL.as_nanos() as u64);
+                for (rail, values) in (posted..).zip(now.rails) {
+                    assert_eq!(values, rail_of(if posted == 0 { 0 } else { rail }).values());
+                }
                 assert!(posted >= before);
                 before = posted;
             }
@@ -341,9 +380,8 @@ mod tests {
             writer.join().unwrap();
         });
         assert_eq!(mine().unwrap().values[0], 200_000);
-        page.publish(200_001 * INTERVAL.as_nanos() as u64 - 1, || {
-            panic!("a moment after the last")
-        });
+        let soon = 200_001 * INTERVAL.as_nanos() as u64 - 1;
+        page.publish(soon, || panic!("a moment after the last"), |_| None);
         drop(page);
         assert_eq!(mine(), None);
     }

@@ -77,6 +77,7 @@ mod descriptor;
 mod device;
 mod distant;
 mod error;
+mod events;
 #[doc(hidden)]
 pub mod fuzzing;
 mod home;
@@ -105,6 +106,7 @@ pub use address::ADDRESS_MAX;
 pub use builder::{Builder, Fabric, Gpu, NoSuchGpu};
 pub use contact::Reach;
 pub use error::{Error, OpenError};
+pub use events::RailEvent;
 pub use memory::{Memory, Remote, Slice};
 pub use operations::Source;
 pub use queue::Queue;
@@ -114,6 +116,7 @@ use crate::counters::Page;
 use address::Address;
 use device::OnDevice;
 use distant::Peers;
+use events::Events;
 use home::{CONTEXT, Home};
 use messages::Own;
 use rail::NodeRail;
@@ -175,14 +178,16 @@ impl Node {
     }
 
     fn new(
-        home: Home,
+        mut home: Home,
         rails: Vec<RailInfo>,
         (address, encoded): (Address, Vec<u8>),
         listener: Listener,
         (profile, agrees): (Profile, Option<GpuProfile>),
         page: Option<Page>,
-        builder: Builder,
+        mut builder: Builder,
     ) -> Node {
+        let mut peers = Peers::default();
+        peers.events = Events::new(builder.on_rail_event.take(), &rails, &mut home.engine);
         Node {
             home,
             segments: vec![],
@@ -194,7 +199,7 @@ impl Node {
             agrees,
             agreements: vec![],
             on_device: OnDevice::default(),
-            peers: Peers::default(),
+            peers,
             turn: 0,
             early: vec![],
             own: Own::default(),
@@ -260,10 +265,14 @@ impl Node {
     pub fn publish_counters(&mut self) {
         let Some(page) = &mut self.page else { return };
         let (home, peers, rails) = (&self.home, &self.peers, &self.rails);
-        page.publish(home.host().now_ns(), || {
-            let connected = peers.contacts.len() + peers.silent.len();
-            (home.engine.stats(), [connected as u64, rails.len() as u64 + 1])
-        });
+        page.publish(
+            home.host().now_ns(),
+            || {
+                let connected = peers.contacts.len() + peers.silent.len();
+                (home.engine.stats(), [connected as u64, rails.len() as u64 + 1])
+            },
+            |rail| home.engine.rail_stats(rail),
+        );
     }
 
     /// Shuts the node down. Waits until everything that it sent is applied, and until every peer

@@ -23,6 +23,7 @@ use fishplate_sys::fabric::rail::DeviceMemory;
 use fishplate_sys::fabric::rail::Interface;
 
 use super::address::{Address, RailAddress, hash, socket};
+use super::events::Callback;
 use super::home::{FirstWaitObject, Home, NodeWaitObject, Sizes};
 use super::rail::NodeRail;
 use super::sleep::Sleep;
@@ -193,6 +194,7 @@ pub struct Builder {
     pub(super) patience: Duration,
     pub(super) local: bool,
     failover: bool,
+    pub(super) on_rail_event: Option<Callback>,
 }
 
 impl Default for Builder {
@@ -216,6 +218,7 @@ impl Default for Builder {
             patience: Duration::from_secs(10),
             local: true,
             failover: true,
+            on_rail_event: None,
         }
     }
 }

@@ -14,6 +14,7 @@ use fishplate_sys::clock::monotonic_ns;
 
 use super::Error;
 use super::contact::{Contact, Stage, to_ms};
+use super::events::Events;
 use super::home::NodeEngine;
 use super::rail::{NodeRail, NodeSetup};
 use super::silent::{Kind, Silent};
@@ -57,6 +58,7 @@ pub(super) struct Peers {
     pub dials: bool,
     /// Whether the node has been shut down. Peers that call now are attached and closed.
     pub closes: bool,
+    pub events: Events,
 }
 
 struct Unanswered {
@@ -155,9 +157,10 @@ impl Peers {
         self.due_ns = monotonic_ns().saturating_add(MEETING_PAUSE);
     }
 
-    /// Attaches peers that have called. Never waits.
+    /// Attaches peers that have called, and reports rails that have changed. Never waits.
     #[cold]
     pub fn answer_calls(&mut self, engine: &mut NodeEngine) {
+        self.events.report(engine);
         let mut left = ONCE;
         for rail in 1..=u8::MAX {
             loop {

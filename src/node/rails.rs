@@ -9,6 +9,7 @@ use fishplate_core::op::{AmoSet, Fault};
 use fishplate_core::rail::Rail;
 
 use super::contact::Contact;
+use super::home::NodeEngine;
 use super::rail::{NodeRail, NodeSetup};
 use super::{Driver, Error, Node, behind};
 use crate::rails::OpenRail;
@@ -89,6 +90,13 @@ impl RailInfo {
     }
 }
 
+pub(super) fn last_error(engine: &NodeEngine, rail: RailId) -> Option<String> {
+    match engine.rail(rail)? {
+        NodeRail::Fabric(guard) => guard.inner().last_error(),
+        NodeRail::Local(_) | NodeRail::Gpu(_) => None,
+    }
+}
+
 impl Node {
     /// Returns the libfabric rails in the order of their numbers, which begin at 1. Rail 0 is
     /// shared memory.
@@ -102,10 +110,7 @@ impl Node {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.last_error(rail)).ok().flatten();
         }
-        match self.home.engine.rail(rail)? {
-            NodeRail::Fabric(guard) => guard.inner().last_error(),
-            NodeRail::Local(_) | NodeRail::Gpu(_) => None,
-        }
+        last_error(&self.home.engine, rail)
     }
 
     /// Returns the libfabric rails that reach a peer, in the order of our rails. A peer on this

@@ -17,6 +17,7 @@ mod parted;
 #[path = "../port/mod.rs"]
 mod port;
 mod queue;
+mod rail_events;
 mod rails;
 mod sleep;
 mod verbs;
