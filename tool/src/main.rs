@@ -29,6 +29,7 @@ mod payload;
 mod perf;
 mod plot;
 mod progress;
+mod rails;
 mod report;
 mod sizes;
 mod stat;

@@ -129,9 +129,24 @@ pub fn show_time(time: Duration) -> String {
     }
 }
 
+/// Formats a duration with its unit, to three or four digits.
+pub fn time(ns: f64) -> String {
+    match ns {
+        n if n < 1000.0 => format!("{n:.1}ns"),
+        n if n < 1e6 => format!("{:.2}us", n / 1e3),
+        n if n < 1e9 => format!("{:.2}ms", n / 1e6),
+        n => format!("{:.2}s", n / 1e9),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!([33.46, 1500.0, 2.5e6, 3e9].map(time), ["33.5ns", "1.50us", "2.50ms", "3.00s"]);
+    }
 
     #[test]
     fn sizes_are_read_with_their_suffixes() {

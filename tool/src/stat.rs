@@ -4,11 +4,13 @@
 use std::io;
 
 use fishplate::counters::{self, GAUGES, NAMES, Snapshot};
+use fishplate_core::engine::RailStats;
 use serde_json::{Map, Value, json};
 
 use super::args::StatArgs;
 use super::failure::{Failure, Outcome};
 use super::interrupt;
+use super::rails::{GROWING, OneRail};
 use super::report::{self, SCHEMA_VERSION};
 
 pub fn run(args: &StatArgs) -> Outcome {
@@ -73,6 +75,11 @@ fn as_text(now: &[Snapshot], before: &[Snapshot]) -> String {
             }
             text.push('\n');
         }
+        for one in of_page(page) {
+            if let Some(what) = one.text() {
+                text += &format!("  rail {}: {what}\n", one.rail);
+            }
+        }
     }
     if now.is_empty() {
         text += "no process of this user has counters; enable `counters` when a program opens its \
@@ -91,6 +98,7 @@ fn as_json(now: &[Snapshot]) -> Outcome<String> {
             "node": page.node,
             "written_ns": page.written_ns,
             "counters": values,
+            "rails": of_page(page),
         })
     };
     let all: Vec<Value> = now.iter().map(page).collect();
@@ -99,18 +107,34 @@ fn as_json(now: &[Snapshot]) -> Outcome<String> {
 
 fn as_prom(now: &[Snapshot]) -> String {
     let mut text = String::new();
-    for (at, name) in NAMES.iter().enumerate() {
-        let (kind, name) = match at < NAMES.len() - GAUGES {
+    let mut metric = |name: String, grows: bool, rows: &[(String, u64)]| {
+        let (kind, name) = match grows {
             true => ("counter", format!("fishplate_{name}_total")),
             false => ("gauge", format!("fishplate_{name}")),
         };
         text += &format!("# TYPE {name} {kind}\n");
+        rows.iter().for_each(|(labels, value)| text += &format!("{name}{{{labels}}} {value}\n"));
+    };
+    let labels = |page: &Snapshot| format!("pid=\"{}\",node=\"{}\"", page.pid, page.node);
+    for (at, name) in NAMES.iter().enumerate() {
+        let rows: Vec<_> = now.iter().map(|page| (labels(page), page.values[at])).collect();
+        metric(name.to_string(), at < NAMES.len() - GAUGES, &rows);
+    }
+    for (at, name) in RailStats::NAMES.iter().enumerate() {
+        let mut rows = vec![];
         for page in now {
-            text += &format!(
-                "{name}{{pid=\"{}\",node=\"{}\"}} {}\n",
-                page.pid, page.node, page.values[at]
-            );
+            let row =
+                |one: OneRail| (format!("{},rail=\"{}\"", labels(page), one.rail), one.values[at]);
+            rows.extend(of_page(page).into_iter().map(row));
         }
+        metric(format!("rail_{name}"), at < GROWING, &rows);
     }
     text
+}
+
+/// Returns the counters of the libfabric rails, which have the numbers from 1 on.
+fn of_page(page: &Snapshot) -> Vec<OneRail> {
+    let [.., count] = page.values;
+    let all = (0..count).zip(page.rails).skip(1);
+    all.map(|(rail, values)| OneRail { rail, values }).collect()
 }

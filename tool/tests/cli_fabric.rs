@@ -10,6 +10,8 @@ use serde_json::Value;
 mod command;
 #[path = "../../tests/port/mod.rs"]
 mod port;
+#[path = "command/schema.rs"]
+mod schema;
 use command::{fishplate, rows, run, run_hint, text};
 use port::free_port;
 
@@ -31,6 +33,9 @@ fn verified(line: &str) {
         let fields = ["checked", "errors", "signals_misordered"].map(|field| &row[field]);
         assert_eq!(fields, [&row["iters"], &0.into(), &0.into()], "{line}: {row}");
         assert_eq!(row["transport"], "fabric", "{line}");
+        schema::check(&schema::load("perf.json"), &row, "row").unwrap();
+        let rails = row["failover"]["rails"].as_array().map_or(1, Vec::len);
+        assert_eq!(row["rails"], rails, "{line}");
     }
 }
 

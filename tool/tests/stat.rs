@@ -8,6 +8,9 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use command::{run, text};
+use fishplate::config::Settings;
+use fishplate::core::engine::RailStats;
+use fishplate::core::mem::RailId;
 use fishplate::node::Fabric;
 use fishplate::{Cmp, Node, Notice, Signal};
 use serde_json::Value;
@@ -71,4 +74,58 @@ fn counters_are_read_from_outside_in_every_format() {
     let output = run("stat 4194305");
     assert!(text(&output.stderr).contains("the id of a running process"), "{output:?}");
     assert_eq!(run("stat 1 --json --prom").status.code(), Some(2));
+    each_rail_is_read_in_every_format();
+}
+
+/// Not a test of its own, because the nodes of one process share their numbers.
+fn each_rail_is_read_in_every_format() {
+    let settings = Settings {
+        providers: vec!["tcp".into()],
+        interfaces: vec!["lo".into(); 2],
+        ..Settings::DEFAULT
+    };
+    let open = || {
+        let builder = Node::builder().settings(settings.clone()).fabric(Fabric::Required);
+        builder.shared_memory(false).patience(Duration::ZERO).counters().open()
+    };
+    let mut nodes = match (open(), open()) {
+        (Ok(a), Ok(b)) => [a, b],
+        (Err(error), _) | (_, Err(error)) => return println!("SKIPPED rails over tcp: {error}"),
+    };
+    let addresses = nodes.each_ref().map(Node::address);
+    let peer = nodes[0].connect(&addresses[1]).unwrap();
+    nodes[1].connect(&addresses[0]).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut disabled = false;
+    let said = loop {
+        _ = nodes[0].send(peer, 1, b"hello", Notice::Silent);
+        nodes.iter_mut().for_each(|node| _ = node.progress());
+        disabled = disabled || nodes[0].disable_rail(peer, RailId(2)).is_ok();
+        let counts = nodes[0].rail_stats(RailId(2)).unwrap();
+        if counts.fenced == 1 && counts.resumed_ns > 0 {
+            // A node publishes its counters after an interval.
+            std::thread::sleep(Duration::from_millis(20));
+            nodes.iter_mut().for_each(Node::publish_counters);
+            break counts;
+        }
+        assert!(Instant::now() < deadline, "the rail is not fenced");
+    };
+    let own = std::process::id();
+    let all = self::nodes(&run(&format!("stat {own} --json")));
+    let rails = all[0]["rails"].as_array().unwrap();
+    assert_eq!((rails.len(), &rails[0]["rail"], &rails[0]["failed"]), (2, &1.into(), &0.into()));
+    let values = RailStats::NAMES.map(|name| rails[1][name].as_u64().unwrap());
+    assert_eq!((&rails[1]["rail"], values), (&2.into(), said.values()));
+    let told = text(&run(&format!("stat {own}")).stdout);
+    assert!(told.contains("  rail 2: failed 1, fenced 1, returned 0;"), "{told}");
+    let told = text(&run(&format!("stat {own} --prom")).stdout);
+    let row =
+        |name, node, value| format!("{name}{{pid=\"{own}\",node=\"{node}\",rail=\"2\"}} {value}\n");
+    let node = &all[0]["node"];
+    assert!(told.contains(&row("fishplate_rail_fenced_total", node, 1)), "{told}");
+    assert!(told.contains("# TYPE fishplate_rail_resumed_max_ns gauge\n"), "{told}");
+    assert!(
+        told.contains(&row("fishplate_rail_resumed_max_ns", node, said.resumed_max_ns)),
+        "{told}"
+    );
 }

@@ -6,7 +6,7 @@
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use fishplate::node::{Error, Memory, Remote, Slice};
+use fishplate::node::{Error, Memory, RailInfo, Remote, Slice};
 use fishplate::{Issued, LocalAddr, Node, PeerId, RemoteAddr};
 use fishplate_core::engine::protocol::{Received, Status};
 use fishplate_core::error::{OpError, WaitError};
@@ -19,7 +19,8 @@ use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
-use crate::report::{Moved, Rails};
+use crate::rails::{OneRail, Rails};
+use crate::report::Moved;
 
 /// Time limit of one call, which is then repeated after a check.
 pub const SLICE: Duration = Duration::from_millis(100);
@@ -157,11 +158,21 @@ impl<const STARTS: bool> Endpoint<STARTS> {
 
     pub fn rails(&self) -> Rails {
         let stats = self.node.stats();
+        let counts = |info: &RailInfo| self.node.rail_stats(info.id).unwrap_or_default().values();
+        let each = (0..).zip(self.node.rails());
         Rails {
             failed: stats.rails_failed,
             returned: stats.rails_returned,
             reposted: stats.reposted,
+            each: each.map(|(rail, info)| OneRail { rail, values: counts(info) }).collect(),
         }
+    }
+
+    /// Describes what has happened to each rail.
+    pub fn what_happened(&self, rails: &Rails) -> Vec<String> {
+        let told = self.node.rails().iter().zip(&rails.each);
+        told.filter_map(|(info, one)| Some(format!("{}: {}", self.who.rail(info.id), one.text()?)))
+            .collect()
     }
 
     /// Describes each rail that is out of use.

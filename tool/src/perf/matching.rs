@@ -29,8 +29,8 @@ use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
 use crate::instructions::Instructions;
 use crate::interrupt;
-use crate::report::{Columns, Report, SCHEMA_VERSION, time};
-use crate::sizes;
+use crate::report::{Columns, Report, SCHEMA_VERSION};
+use crate::sizes::{self, time};
 
 use engine::{Engine, Pairs};
 use trace::{Step, Trace};

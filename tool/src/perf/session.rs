@@ -29,7 +29,8 @@ use crate::floor::{AMPLE, Floor, Floors, PAD_LEN, Pad};
 use crate::histogram::Histogram;
 use crate::interrupt;
 use crate::progress::Progress;
-use crate::report::{Moved, Rails, Report, Row};
+use crate::rails::Rails;
+use crate::report::{Moved, Report, Row};
 use crate::sizes;
 
 const _: () = assert!(PAD_LEN <= super::endpoint::AREAS_AT);
@@ -222,9 +223,11 @@ impl<const STARTS: bool> Session<STARTS> {
         for &size in &plan.sizes {
             let row = self.measure(plan, size, &progress, files)?;
             let check = plan.check || always_checks(plan.test);
+            let mut notes = row.failover.as_ref().map_or(vec![], |it| self.side.what_happened(it));
             let written = progress.around(|| finish_row(&mut report, files, row, check));
             fault = fault.and(written);
-            for note in self.side.out_of_use() {
+            notes.extend(self.side.out_of_use());
+            for note in notes {
                 report.comment(&note)?;
             }
         }
@@ -342,7 +345,8 @@ impl<const STARTS: bool> Session<STARTS> {
             self.moved = moved;
             if plan.rails > 1 {
                 let rails = self.side.rails();
-                row.failover = Some(rails.since(std::mem::replace(&mut self.rails, rails)));
+                row.failover = Some(rails.since(&self.rails));
+                self.rails = rails;
             }
             let relayed = row.moved.map_or(0, |moved| moved.relayed);
             if plan.ipc_path == IpcPath::Direct && relayed != 0 {

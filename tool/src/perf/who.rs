@@ -132,7 +132,7 @@ impl Who {
         format!("{} is out of use: {}", self.rail(error.rail), error.why())
     }
 
-    fn rail(&self, rail: RailId) -> String {
+    pub fn rail(&self, rail: RailId) -> String {
         let number = usize::from(rail.0).checked_sub(1);
         match number.and_then(|number| self.rails.get(number)) {
             Some(name) => name.clone(),

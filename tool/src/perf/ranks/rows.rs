@@ -6,8 +6,8 @@ use super::JobArgs;
 use super::pattern::Pattern;
 use crate::args::{Format, name};
 use crate::failure::{Failure, Outcome};
-use crate::report::{Columns, Report, SCHEMA_VERSION, time};
-use crate::sizes;
+use crate::report::{Columns, Report, SCHEMA_VERSION};
+use crate::sizes::{self, time};
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Tally {
