@@ -1,7 +1,7 @@
 //! Tells the program when a rail to a peer fails or returns: [`Builder::on_rail_event`].
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use fishplate_core::engine::{RailChange, RailStats};
@@ -38,6 +38,10 @@ impl fmt::Display for RailEvent<'_> {
 
 #[derive(Clone)]
 pub(super) struct Callback(Arc<dyn Fn(&RailEvent<'_>) + Send + Sync>);
+
+// A function that has panicked is not called again.
+impl UnwindSafe for Callback {}
+impl RefUnwindSafe for Callback {}
 
 impl fmt::Debug for Callback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
