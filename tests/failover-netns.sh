@@ -74,9 +74,9 @@ job() {
         local netns=$here
         [ $side = 0 ] || netns=$there
         # shellcheck disable=SC2086  # a word or none
-        timeout --kill-after=5 240 ip netns exec "$netns" "$program" "10.97.2.1:$port" "$rounds" \
-            rail0,rail1 \
-            ${4:-} >"$work/out.$side" 2>&1 &
+        timeout --kill-after=5 $((240 + rounds / 100)) \
+            ip netns exec "$netns" "$program" "10.97.2.1:$port" "$rounds" rail0,rail1 ${4:-} \
+            >"$work/out.$side" 2>&1 &
         pids+=($!)
     done
     events || status=1
