@@ -17,7 +17,7 @@ no-dedupe              | window.rs          | } else if ahead > cells.mask >> 1 
 reply-not-kept         | failover/sent.rs   | failover.at(stream, seq).reply = value; | _ = (failover, seq, value);
 reply-not-asked-for    | failover/tell.rs   | slot.ask = true; | slot.ask = false;
 report-of-an-old-epoch | failover/tell.rs   | _ => { rails &= !bit; stale = true; } | _ => stale = true,
-done-at-the-origin     | failover/tell.rs   | Some(false) if ours >> rail & 1 != 0 => slot.carried = Carried::Lost, | Some(false) if ours >> rail & 1 != 0 => { slot.carried = match slot.what { Sent::Write { op, .. } if pending.slots[op as usize].posts == 0 => Carried::Arrived, _ => Carried::Lost } }
+done-at-the-origin     | failover/tell.rs   | Some(false) if ours >> rail & 1 != 0 => slot.carried = Carried::Lost(rail), | Some(false) if ours >> rail & 1 != 0 => { slot.carried = match slot.what { Sent::Write { op, .. } if pending.slots[op as usize].posts == 0 => Carried::Arrived, _ => Carried::Lost(rail) } }
 number-of-another      | failover/resume.rs | s.stamp \| seq.low(self.state.mask)) | s.stamp \| seq.plus(1).low(self.state.mask))
 number-used-too-early  | failover/sent.rs   | return Seq(slot.end.0.wrapping_sub(1)); | return cursor;
 read-before-the-fence  | failover/resume.rs | slot.posts == 0 && !fencing { | slot.posts == 0 { _ = fencing;

@@ -58,7 +58,7 @@ fn three_pairs_that_lose_rails_at_once_stay_connected() {
 
 #[test]
 fn schedules_with_several_cuts_at_once() {
-    run_all(200, drawn);
+    run_all(100, drawn);
 }
 
 /// In these runs a node asks its peer to leave a rail while another rail between the two is cut,

@@ -160,3 +160,28 @@ fn the_owner_learns_which_rails_have_failed_and_returned() {
     let failed = fleet[0].engine.peer_error(peers[0]);
     assert!(matches!(failed, Ok(Some(PeerError::Rail(_)))), "{failed:?}");
 }
+
+/// A change may be taken while the node has disabled the rail, and the peer has not agreed. If the
+/// rail is enabled again, nothing else is reported.
+#[test]
+fn a_rail_that_the_peer_has_not_left_is_reported_as_in_use() {
+    let _scope = Scope::new();
+    let (sim, mut fleet) = pair();
+    let (peer, rail) = (fleet[0].peers[1], RailId(1));
+    put(&mut fleet);
+    cut_link(sim, 0, 1, 1);
+    while fleet[0].engine.rail_error(peer, rail) == Ok(None) {
+        turn(&mut fleet);
+    }
+    heal_link(sim, 0, 1, 1);
+    while fleet[0].engine.stats().rails_returned == 0 {
+        turn(&mut fleet);
+    }
+    fleet[0].engine.disable_rail(peer, rail).unwrap();
+    let change = RailChange { peer, rail, error: None };
+    assert_eq!(fleet[0].engine.next_rail_change(), Some(change));
+    fleet[0].engine.enable_rail(peer, rail).unwrap();
+    (0..1000).for_each(|_| turn(&mut fleet));
+    assert_eq!(fleet[0].engine.next_rail_change(), None);
+    assert_eq!(fleet[0].engine.rail_error(peer, rail), Ok(None));
+}

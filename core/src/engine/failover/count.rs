@@ -85,7 +85,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             };
             let rail = kept.changed.trailing_zeros() as u8;
             kept.changed &= kept.changed - 1;
-            let error = kept.why[usize::from(rail)];
+            // A rail that the peer has not left may be used again.
+            let error = kept.why[usize::from(rail)].filter(|_| kept.spare.rails >> rail & 1 == 0);
             found = Some(RailChange { peer: state.peer_id(peer), rail: RailId(rail), error });
             break;
         }
