@@ -10,7 +10,7 @@ use fishplate_core::engine::protocol::{
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
     Config, Engine, EngineMemory, FailoverMemory, FailoverPeer, FailoverStream, LocalSlot, Pairing,
-    Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream,
+    Parked, PeerSlot, PendingSlot, RAILS_MAX, RailStats, RemoteSlot, SentSlot, Stream,
 };
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::Zeroable;
@@ -192,6 +192,7 @@ pub struct FailoverStorage {
     peers: Box<[MaybeUninit<FailoverPeer>]>,
     streams: Zeros<FailoverStream>,
     sent: Zeros<SentSlot>,
+    rails: Box<[RailStats]>,
 }
 
 impl FailoverStorage {
@@ -202,13 +203,14 @@ impl FailoverStorage {
             peers: Box::new_uninit_slice(limits.peers.into()),
             streams: Zeros::new(streams),
             sent: Zeros::new(streams * config.window as usize),
+            rails: Box::new([RailStats::default(); RAILS_MAX]),
         }
     }
 
     /// Lends the memory, for [`Engine::attach_failover`].
     pub fn memory(&mut self) -> FailoverMemory<'_> {
-        let FailoverStorage { peers, streams, sent } = self;
-        FailoverMemory { peers, streams: streams.slots(), sent: sent.slots() }
+        let FailoverStorage { peers, streams, sent, rails } = self;
+        FailoverMemory { peers, streams: streams.slots(), sent: sent.slots(), rails }
     }
 }
 

@@ -105,6 +105,8 @@ pub struct FailoverMemory<'m> {
     pub streams: &'m mut [FailoverStream],
     /// P·C·W entries: zeros, or as an earlier engine left them together with `streams`.
     pub sent: &'m mut [SentSlot],
+    /// An entry per rail.
+    pub rails: &'m mut [RailStats],
 }
 
 /// Passes until an unconfirmed report is repeated. Doubles with each repetition, at most [`RARELY`]
@@ -280,7 +282,7 @@ pub(crate) struct Failover<'m> {
     /// lower half of this side's tickets.
     clock: u64,
     salt: u64,
-    rails: [RailStats; RAILS_MAX],
+    rails: &'m mut [RailStats],
     /// Whether changes of rails count as calls, and the first peer that may have one.
     reports: bool,
     changed: u16,
@@ -326,7 +328,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// memory with native atomics is registered, which failover does not support.
     pub fn attach_failover(&mut self, memory: FailoverMemory<'m>) -> Result<(), AttachError> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
-        let FailoverMemory { peers, streams, sent } = memory;
+        let FailoverMemory { peers, streams, sent, rails } = memory;
         let (count, window) = (self.state.peers.len(), self.state.config.window);
         let each = count * self.state.config.contexts as usize;
         let early = |state| matches!(state, PeerState::Free | PeerState::Reserved);
@@ -342,6 +344,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         lent("failover.peers (one per peer)", peers.len(), count)?;
         lent("failover.streams (peers x contexts)", streams.len(), each)?;
         lent("failover.sent (peers x contexts x window)", sent.len(), each * window as usize)?;
+        lent("failover.rails (one per rail)", rails.len(), RAILS)?;
+        rails.fill(RailStats::default());
         // An earlier engine may have used the memory. Otherwise it stays untouched.
         if streams.iter().any(|stream| stream.kept) {
             streams.fill(FailoverStream::EMPTY);
@@ -359,7 +363,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             counted: 0,
             clock: 0,
             salt,
-            rails: [RailStats::default(); RAILS_MAX],
+            rails,
             reports: false,
             changed: u16::MAX,
         });

@@ -26,7 +26,8 @@ use std::ptr::NonNull;
 
 use fishplate_core::engine::{
     Asleep, Config, ContextId, Engine, EngineMemory, FailoverMemory, FailoverStream, Issued,
-    LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream, Waiter,
+    LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RAILS_MAX, RailStats, RemoteSlot, SentSlot,
+    Stream, Waiter,
 };
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
@@ -75,6 +76,7 @@ pub fn failover(config: &Config, peers: usize) -> FailoverMemory<'static> {
         peers: leak(MaybeUninit::uninit(), peers),
         streams: leak(FailoverStream::EMPTY, streams),
         sent: leak(SentSlot::EMPTY, streams * config.window as usize),
+        rails: leak(RailStats::default(), RAILS_MAX),
     }
 }
 

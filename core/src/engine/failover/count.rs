@@ -60,8 +60,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Returns the counters of a rail, or `None` if there is no such rail.
     pub fn rail_stats(&self, rail: RailId) -> Option<RailStats> {
         let late = self.rails.get(usize::from(rail.0))?.late();
-        let counted = self.state.failover.as_ref().map(|failover| failover.rails[rail.0 as usize]);
-        Some(RailStats { late, ..counted.unwrap_or_default() })
+        let counted = self
+            .state
+            .failover
+            .as_ref()
+            .and_then(|failover| failover.rails.get(usize::from(rail.0)));
+        Some(RailStats { late, ..counted.copied().unwrap_or_default() })
     }
 
     /// Makes [`has_call`](Self::has_call) return `true` also when a rail to a peer has failed or
