@@ -160,11 +160,12 @@ impl Peers {
     /// Attaches peers that have called, and reports rails that have changed. Never waits.
     #[cold]
     pub fn answer_calls(&mut self, engine: &mut NodeEngine) {
-        self.events.report(engine);
         let mut left = ONCE;
         for rail in 1..=u8::MAX {
             loop {
                 let Some(setup) = engine.rail_mut(RailId(rail)) else {
+                    // Last, because attaching a peer may change rails too.
+                    self.events.report(engine);
                     engine.end_call();
                     return;
                 };

@@ -1,6 +1,7 @@
 //! Tells the program when a rail to a peer fails or returns: [`Builder::on_rail_event`].
 
 use std::fmt;
+use std::mem::forget;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -73,7 +74,9 @@ impl Events {
             let error = error.map(|fault| RailError { rail, fault, provider });
             let event = RailEvent { peer, rail: info, error };
             // The panic hook has reported a panic.
-            if catch_unwind(AssertUnwindSafe(|| callback(&event))).is_err() {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| callback(&event))) {
+                // Dropping it may panic.
+                forget(payload);
                 self.callback = None;
                 return;
             }
