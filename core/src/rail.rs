@@ -321,9 +321,9 @@ pub unsafe trait Rail {
     /// Cuts this rail and a peer off from each other like [`fence`](Rail::fence), but does not
     /// affect other peers. The peer has closed its endpoint. Everything from the peer has arrived
     /// on this rail, except perhaps messages without an effect. Returns [`Fence::Pending`] until
-    /// all posts to the peer have completed. A rail that [fences all](Rail::fences_all) should
-    /// implement this: by default, the engine waits, and then closes the endpoint. A wrapper
-    /// forwards the call.
+    /// all posts to the peer have completed, and [`Fence::Unknown`] if this rail must close its
+    /// endpoint all the same. A rail that [fences all](Rail::fences_all) should implement this: by
+    /// default, the engine waits, and then closes the endpoint. A wrapper forwards the call.
     #[cold]
     fn fence_left(&mut self, peer: Peer) -> Fence {
         if self.fences_all() { Fence::Pending } else { self.fence(peer) }

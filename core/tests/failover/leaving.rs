@@ -216,3 +216,34 @@ fn a_node_whose_request_waits_for_a_rail_leaves_other_rails() {
         })
     });
 }
+
+/// A rail may have to close its endpoint although the peer has left it.
+#[test]
+fn a_node_that_cannot_part_from_a_peer_closes_its_endpoint_at_once() {
+    let _scope = Scope::new();
+    NOW.set(1);
+    let controls = [shared(), shared()];
+    let (_, mut fleet) = timed::<2>(&controls);
+    controls[1].borrow_mut().must_close = true;
+    let peers = [fleet[0].peers[1], fleet[1].peers[0]];
+    fleet[0].engine.disable_rail(peers[0], RailId(0)).unwrap();
+    let fenced = |fleet: &Fleet<2>| fleet[1].engine.rail_stats(RailId(0)).unwrap().fenced;
+    let mut ms = 0;
+    while fenced(&fleet) == 0 {
+        ms += 1;
+        assert!(ms < 500, "not fenced");
+        NOW.set(1 + ms * 1_000_000);
+        passes(&mut fleet, &[0, 1], 20);
+    }
+    assert!(controls[1].borrow().fences.contains(&(0, Peer(0))));
+    fleet[0].engine.enable_rail(peers[0], RailId(0)).unwrap();
+    let in_use = |fleet: &Fleet<2>| {
+        [0, 1].map(|node| fleet[node].engine.rail_error(peers[node], RailId(0)) == Ok(None))
+    };
+    while in_use(&fleet) != [true; 2] {
+        ms += 1;
+        assert!(ms < 5000, "it does not return");
+        NOW.set(1 + ms * 1_000_000);
+        passes(&mut fleet, &[0, 1], 20);
+    }
+}

@@ -79,6 +79,8 @@ pub struct Control {
     /// The result of fencing a peer. `None`: the inner rail fences.
     pub fence: Option<Fence>,
     pub fences_all: bool,
+    /// Whether the endpoint must be closed although the peer has left the rail.
+    pub must_close: bool,
     /// The calls of `fence`: pairs of rail and peer.
     pub fences: Vec<(usize, Peer)>,
     pub detached: Vec<Peer>,
@@ -286,7 +288,10 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
 
     fn fence_left(&mut self, peer: Peer) -> Fence {
         self.hush(peer);
-        self.inner.fence_left(peer)
+        match self.control.borrow().must_close {
+            true => Fence::Unknown,
+            false => self.inner.fence_left(peer),
+        }
     }
 
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {

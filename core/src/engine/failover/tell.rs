@@ -92,7 +92,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     (true, since) => since,
                 };
                 let left = kept.left & bit != 0;
-                return if left { self.rails[rail].fence_left(id) } else { Fence::Pending };
+                let fence = if left { self.rails[rail].fence_left(id) } else { Fence::Pending };
+                if fence != Fence::Unknown {
+                    return fence;
+                }
             }
             (kept.allowed, kept.waits[rail]) = (kept.allowed & !bit, 0);
         }

@@ -431,6 +431,8 @@ impl FabricRail {
             // A truncated or cancelled receive. The error entry does not name the sender.
             ContextKind::Receive => return self.give_back(slot),
             ContextKind::Send => self.bounces.push(extra),
+            // A broken connection ends reads as a closed endpoint does.
+            ContextKind::Read => self.damaged |= self.frees_reads_twice,
             _ => {}
         }
         self.free(slot);

@@ -12,10 +12,12 @@
 //! twice](crate::fabric::persona::Persona::frees_reads_twice) if the endpoint is closed while the
 //! data arrives. The pool of records belongs to the domain. So after a fence during reads the rail
 //! opens another domain, registers all memory there under the same keys, and closes the old domain.
-//! If a peer closes the connection, the provider frees the record once.
+//! If the peer closes the connection, the provider may free the record twice too: it does so if a
+//! send fails first.
 //!
 //! A peer that has closed its own endpoint needs no such fence: its connections are gone. It is
-//! marked as fenced once the provider has completed all posts to it.
+//! marked as fenced once the provider has completed all posts to it. But if a read has failed with
+//! the connection, this end closes its endpoint too.
 //!
 //! Some milliseconds after the fence the rail reports the peer as up. The pause doubles if the peer
 //! is fenced again soon after its return. The report is repeated at growing intervals.
@@ -118,6 +120,9 @@ impl FabricRail {
         self.peers.take_down(peer.0);
         if !self.close_batch() || self.pool.has_posts_to(peer.0) {
             return Fence::Pending;
+        }
+        if self.damaged {
+            return Fence::Unknown;
         }
         self.owed.retain(|(other, _)| *other != peer.0);
         self.shut_out(peer, monotonic_ns());
