@@ -70,16 +70,6 @@ impl Requests<'_> {
         Some(index)
     }
 
-    /// Takes the slot of a send that has completed.
-    /// [`prepare_sent`](Self::prepare_sent) has just returned it.
-    #[inline(always)]
-    pub(super) fn take_sent(&mut self, index: u32) -> MqReq {
-        let slot = self.slots.take_first(index);
-        let req = MqReq(slot.request());
-        self.ended.push(&mut self.slots, index);
-        req
-    }
-
     /// Frees a completed request. Passes its status to `take`.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 
 use core::slice;
 
-use crate::engine::protocol::{Caller, Form, Payload, Received, SendEnd, Stage};
+use crate::engine::protocol::{Caller, Form, Payload, Received, Request, SendEnd, Stage};
 use crate::engine::tag::Tag;
 use crate::engine::{Issued, Notice, Waiter};
 use crate::error::{OpError, PeerError};
@@ -139,13 +139,18 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     ) -> Option<MqReq> {
         let (tag, from): (Tag, Buffer) = (tag.into(), from.into());
         from.len().ok()?;
-        let index = self.send_at_once(to, tag, from, Caller::Request(context))?;
-        Some(self.engine.requests_mut()?.take_sent(index))
+        self.send_at_once(to, tag, from, Caller::Request(context)).map(MqReq)
     }
 
-    /// Returns the free slot to which the caller's request was written.
+    /// Returns the caller's request. It names none if the caller needs none.
     #[inline(always)]
-    fn send_at_once(&mut self, to: PeerId, tag: Tag, from: Buffer, caller: Caller) -> Option<u32> {
+    fn send_at_once(
+        &mut self,
+        to: PeerId,
+        tag: Tag,
+        from: Buffer,
+        caller: Caller,
+    ) -> Option<Request> {
         let payload = match from {
             Buffer::Region(at, len) => Payload::Region(at, len as usize),
             Buffer::Span(span) => Payload::Span(span),

@@ -143,6 +143,28 @@ fn a_send_at_once_has_completed_behind_all_earlier_completions() {
 }
 
 #[test]
+fn a_send_at_once_that_the_rail_refuses_leaves_no_request() {
+    let Own1 { mut engine, me, out, .. } = own1(Config::DEFAULT, ROOMY, [Loopback::<8>::new()]);
+    let mut state = MqState::new(CX);
+    let mut mq = Mq::new(&mut engine, &mut state).unwrap();
+    let from = Buffer::Region(out.at(0), 8);
+    for _ in 0..2 {
+        let mut sent = vec![];
+        while let Some(req) = mq.isend2_at_once(me, [1, 2, 3], from, 0) {
+            sent.push(req);
+        }
+        assert!((1..=8).contains(&sent.len()), "the rail is full after {} sends", sent.len());
+        assert_eq!(mq.stats().tx_num % sent.len() as u64, 0);
+        for req in sent {
+            assert_eq!(mq.oldest().map(|oldest| oldest.req()), Some(req));
+            assert_eq!(mq.test2(&mut Some(req)).map(|status| status.nbytes), Ok(8));
+        }
+        assert!(mq.oldest().is_none());
+        while mq.engine_mut().progress() != 0 {}
+    }
+}
+
+#[test]
 fn a_queue_of_a_context_that_does_not_exist_sends_nothing() {
     let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, ROOMY, [Loopback::<256>::new()]);
     let mut state = MqState::new(ContextId(1));

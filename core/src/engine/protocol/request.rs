@@ -13,7 +13,7 @@ use crate::mem::{LocalAddr, PeerId, Span};
 use crate::op::Fault;
 
 use super::super::list::{Fifo, Links, Listed, NONE};
-use super::super::slots::{Name, Slot, Slots};
+use super::super::slots::{Name, Slot, Slots, take};
 use super::super::tag::{ReceiveId, Tag, UnexpectedId};
 use super::head;
 
@@ -456,18 +456,21 @@ impl<'m> Requests<'m> {
         Requests { slots, ended, due, due_len: 0, deferred, waiting: 0 }
     }
 
-    /// Fills the next free slot with a send that is about to complete.
+    /// Takes a slot for a send that completes at once.
     #[inline(always)]
-    pub(super) fn prepare_sent(
+    pub(super) fn take_sent(
         &mut self,
         to: PeerId,
         tag: Tag,
         len: u64,
         word: u64,
-    ) -> Option<u32> {
-        let index = self.slots.first_free()?;
-        self.slots.get_mut(index as usize)?.write_send(to, tag, len, word);
-        Some(index)
+    ) -> Option<Request> {
+        let (slots, free) = self.slots.parts();
+        let (index, slot) = take(slots, free)?;
+        slot.write_send(to, tag, len, word);
+        let request = slot.request();
+        self.ended.push(slots, index);
+        Some(request)
     }
 
     #[inline(always)]

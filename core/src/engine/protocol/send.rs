@@ -145,7 +145,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Like [`send_eager`](Self::send_eager). Returns the length, the rails to the peer, and the
-    /// free slot to which the caller's request was written.
+    /// caller's request, which has completed. It names none if the caller needs none.
     #[inline(always)]
     pub(crate) fn post_eager(
         &mut self,
@@ -154,7 +154,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         tag: Tag,
         payload: Payload<'_>,
         caller: Caller,
-    ) -> Option<(u64, u16, u32)> {
+    ) -> Option<(u64, u16, Request)> {
         let (from, len) = match payload {
             Payload::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
             Payload::Span(span) => (span.ptr().as_ptr().cast_const(), span.len()),
@@ -173,9 +173,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             _ => return None,
         };
-        if context.0 as u16 >= state.config.contexts {
-            return None;
-        }
         let rail = state.pick_from(
             to.index,
             rails & !state.too_short(to.index, bytes),
@@ -185,6 +182,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let stream = context.0 as usize * state.peers.len() + to.index as usize;
         let protocol = state.protocol.as_mut()?;
         let account = protocol.accounts.get_mut(stream)?;
+        // An unconfigured context has no stream.
         let s = state.streams.get_mut(stream)?;
         if s.unposted != NONE
             || s.fence & kept(RAILS) != 0
@@ -199,8 +197,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return None;
         }
         let request = match caller {
-            Caller::Request(word) => protocol.requests.prepare_sent(to, tag, len as u64, word)?,
-            Caller::Program | Caller::Queue => NONE,
+            Caller::Request(word) => protocol.requests.take_sent(to, tag, len as u64, word)?,
+            Caller::Program | Caller::Queue => Request(0),
         };
         let head = Head {
             word: s.word(state.mask),
@@ -214,7 +212,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let body = unsafe { Untrusted::new(from, len) };
         let cx = PostTag { owner, bytes }.pack();
         let through = &mut self.rails[rail];
-        let posted = through.post_message(Peer(to.index), &head.write(), body, cx).ok()?;
+        let Ok(posted) = through.post_message(Peer(to.index), &head.write(), body, cx) else {
+            if let Caller::Request(_) = caller {
+                protocol.requests.release(request.0 as u32);
+            }
+            return None;
+        };
         // Other rails hold nothing back between two calls.
         through.flush();
         if posted == Posted::Pending {
