@@ -8,7 +8,7 @@ use std::fmt;
 
 use fishplate_core::mem::RailId;
 use fishplate_sys::fabric::info::Info;
-use fishplate_sys::fabric::negotiate::{self, Ask, NegotiateError, Offer};
+use fishplate_sys::fabric::negotiate::{self, Ask, NegotiateError, Offer, Rejected, Why};
 use fishplate_sys::fabric::rail::SetupError;
 use fishplate_sys::fabric::{FabricConfig, FabricRail, Library, LoadError};
 
@@ -301,6 +301,9 @@ fn on_provider(
         Err(error) => return Ok(Err(error)),
     };
     let named = !settings.interfaces.is_empty();
+    if !named && there.iter().all(|candidate| candidate.passed_over.is_some()) {
+        return Ok(Err(unnamed(provider, there)));
+    }
     let interfaces: Vec<String> = match named {
         true => settings.interfaces.clone(),
         false => {
@@ -364,6 +367,19 @@ fn on_provider(
         rails.push(OpenRail { rail, provider: provider.into(), interface, fabric, mbit, devices });
     }
     Ok(Ok(rails))
+}
+
+/// Returns the error of a provider with interfaces that are used only if they are named.
+fn unnamed(provider: &str, there: Vec<Candidate>) -> NegotiateError {
+    let refuse = |Candidate { interface, passed_over, .. }| {
+        passed_over.map(|why| Rejected {
+            provider: provider.into(),
+            interface,
+            why: Why::Unnamed(why),
+        })
+    };
+    let rejected = there.into_iter().filter_map(refuse).collect();
+    NegotiateError::Refused { asked: provider.into(), rejected }
 }
 
 #[cfg(test)]
@@ -434,6 +450,28 @@ mod tests {
         let error = open(wanted, fake.library(), &machine).unwrap_err();
         let RailsError::TooMany { there, passed_over, .. } = error else { panic!("{error}") };
         assert_eq!((there.len(), passed_over), (3, vec![("cxi1".to_owned(), "no link")]));
+    }
+
+    #[test]
+    fn a_provider_without_a_linked_interface_is_not_used() {
+        let fake = Fake::new(Persona::cxi(), 1);
+        let nics = (0..4).map(|at| nic(at, None, LinkState::Down)).collect();
+        let machine = Machine { nics, ..Machine::default() };
+        let with = |settings: &Settings, count| {
+            let (limits, anchor) = (Limits::DEFAULT, Anchor::Anywhere);
+            let wanted = Wanted { settings, limits, anchor, count, devices: false };
+            open(wanted, fake.library(), &machine)
+        };
+        // The provider that follows is tried too.
+        for count in [None, Some(1)] {
+            let error = with(&settings(&["cxi", "efa"], &[]), count).unwrap_err();
+            let RailsError::Provider(refused) = &error else { panic!("{error}") };
+            assert_eq!(refused.len(), 2, "{error}");
+            let told = error.to_string();
+            assert!(told.contains("cxi on cxi3: used only if named, no link"), "{told}");
+        }
+        let rails = with(&settings(&["cxi"], &["cxi2"]), None).unwrap();
+        assert_eq!(rails.len(), 1, "a named interface is used without a link");
     }
 
     fn nic(at: u32, node: Option<u32>, link: LinkState) -> Nic {

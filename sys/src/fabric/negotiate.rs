@@ -166,6 +166,8 @@ pub enum Why {
     MaxMessage(usize),
     /// The target cannot learn the sender of a write.
     Notify,
+    /// The caller uses the interface only if it is named, for this reason.
+    Unnamed(&'static str),
 }
 
 impl fmt::Display for Why {
@@ -183,6 +185,7 @@ impl fmt::Display for Why {
                 write!(f, "messages of at most {size} bytes; at least {SHORTEST} are needed")
             }
             Why::Notify => write!(f, "does not report the sender of a write"),
+            Why::Unnamed(why) => write!(f, "used only if named, {why}"),
         }
     }
 }
