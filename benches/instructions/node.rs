@@ -229,7 +229,7 @@ fn node_queue_psm2((node, me): &'static mut (Node, PeerId)) {
         queue.poll();
         for _ in 0..2 {
             let req = queue.oldest().unwrap().req();
-            queue.test2_with(req, |status| _ = black_box(status.context)).unwrap();
+            queue.test2_with(req, |ended| _ = black_box(ended.context())).unwrap();
         }
     }
 }

@@ -29,6 +29,18 @@ impl Node {
         if self.peers.dials {
             self.meet_now_and_then();
         }
+        self.queue_only()
+    }
+
+    /// Returns the [queue](Self::queue) if no peer on this host must be connected meanwhile. For
+    /// short calls that must not make others.
+    #[inline(always)]
+    pub fn queue_at_once(&mut self) -> Option<Queue<'_>> {
+        if self.peers.dials { None } else { self.queue_only() }
+    }
+
+    #[inline(always)]
+    fn queue_only(&mut self) -> Option<Queue<'_>> {
         let state = self.home.queue.as_mut()?;
         // The engine of a node has matching, and the context.
         Some(Queue(Mq::resume(&mut self.home.engine, state), &mut self.peers))
@@ -238,16 +250,15 @@ impl Queue<'_> {
         self.0.test2(req)
     }
 
-    /// Takes a request if it has completed, and passes its status to `take`. Makes no progress.
-    ///
-    /// # Errors
-    /// The same as [`Mq::test2_with`].
+    /// Takes a request if it has completed, after it has passed the request to `take`. Makes no
+    /// progress. If this returns `None`, nothing was done: then [`test2`](Self::test2) returns the
+    /// reason.
     #[inline(always)]
     pub fn test2_with<T>(
         &mut self,
         req: MqReq,
-        take: impl FnOnce(&Status2) -> T,
-    ) -> Result<T, Code> {
+        take: impl FnOnce(Completed<'_>) -> T,
+    ) -> Option<T> {
         self.0.test2_with(req, take)
     }
 

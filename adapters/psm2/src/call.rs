@@ -1,11 +1,13 @@
 //! The steps that queue calls share: they run a call, wait, and write statuses. Only [`wait`]
 //! blocks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use fishplate::core::psm::{Code, MqReq, Status2};
 
 use crate::error::Error;
 use crate::handle::Mq;
-use crate::layout::{MqStatus, MqStatus2};
+use crate::layout::{Fields, Report};
 use crate::table::{After, Endpoint, Found, Home, find_mq, guard};
 
 #[inline]
@@ -13,21 +15,15 @@ pub(crate) fn run(call: impl FnOnce() -> Result<(), Error>) -> Error {
     guard(|| call().err().unwrap_or(Error::OK))
 }
 
-pub(crate) trait Report {
-    fn new(found: &Status2, home: Home) -> Self;
-}
-
-impl Report for MqStatus {
-    #[inline(always)]
-    fn new(found: &Status2, _: Home) -> Self {
-        MqStatus::new(found)
-    }
-}
-
-impl Report for MqStatus2 {
-    #[inline(always)]
-    fn new(found: &Status2, home: Home) -> Self {
-        MqStatus2::new(found, home)
+/// Runs the fast path of a call. Returns `None` if the slow path must take the call, and the fast
+/// path has changed nothing. A fast path that can neither panic nor call a function needs none of
+/// the registers that functions save. So it does not wait for the lock, and the slow path begins
+/// anew.
+#[inline(always)]
+pub(crate) fn quick(step: impl FnOnce() -> Option<()>) -> Option<Error> {
+    match catch_unwind(AssertUnwindSafe(step)) {
+        Ok(done) => done.map(|()| Error::OK),
+        Err(_) => Some(Error::INTERNAL),
     }
 }
 
@@ -36,10 +32,10 @@ impl Report for MqStatus2 {
 /// # Safety
 /// `status` is null or valid for a write.
 #[inline(always)]
-pub(crate) unsafe fn tell<S: Report>(status: *mut S, found: &Status2, home: Home) {
+pub(crate) unsafe fn tell<S: Report>(status: *mut S, found: &impl Fields, home: Home) {
     if !status.is_null() {
         // SAFETY: `status` is not null, and the caller guarantees that it is writable.
-        unsafe { status.write(S::new(found, home)) };
+        unsafe { S::write(status, found, home) };
     }
 }
 

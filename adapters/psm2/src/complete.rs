@@ -3,13 +3,13 @@
 
 use std::ptr::null_mut;
 
-use fishplate::core::psm::Status2;
+use fishplate::core::psm::Completed;
 
-use crate::call::{Report, finish, run, tell, wait};
+use crate::call::{look, quick, run, tell, wait};
 use crate::error::Error;
 use crate::handle::{Mq, Req};
-use crate::layout::{MqStatus, MqStatus2};
-use crate::table::{Found, find_mq, find_request};
+use crate::layout::{MqStatus, MqStatus2, Report};
+use crate::table::{find_request, own_mq, own_request};
 
 /// Returns the oldest completed request. Leaves it in the queue.
 #[unsafe(no_mangle)]
@@ -37,49 +37,49 @@ pub unsafe extern "C" fn psm2_mq_ipeek(
 /// `req` and `status` are null or valid for a write.
 #[inline(always)]
 unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Error {
-    run(|| {
-        let mut endpoint = find_mq(mq)?;
-        if req.is_null() {
-            return Err(Error::PARAM);
-        }
-        let home = endpoint.home;
-        let queue = endpoint.queue()?;
-        let Some(oldest) = queue.oldest() else {
-            // SAFETY: `req` was checked not null, and the caller guarantees the rest.
-            return unsafe { peek_after_pass(endpoint, req, status) };
-        };
-        // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be
-        // null or writable.
-        unsafe {
-            if !status.is_null() {
-                tell(status, &oldest.status(), home);
+    let done = quick(|| {
+        own_mq(mq)?.run(|endpoint| {
+            if req.is_null() {
+                return None;
             }
-            let oldest = oldest.req();
-            req.write(endpoint.handle(oldest));
-        }
-        finish(endpoint, true);
-        Ok(())
-    })
+            let home = endpoint.home;
+            let queue = endpoint.queue_at_once()?;
+            let oldest = queue.oldest()?;
+            // SAFETY: `req` was checked not null. The caller guarantees that it is writable, and
+            // `status` null or writable.
+            unsafe {
+                tell(status, &oldest, home);
+                let oldest = oldest.req();
+                req.write(endpoint.handle(oldest));
+            }
+            endpoint.returns_at_once().then_some(())
+        })
+    });
+    // SAFETY: the caller guarantees the same.
+    done.unwrap_or_else(|| unsafe { peek_slow(mq, req, status) })
 }
 
 /// # Safety
-/// `req` is valid for a write, and `status` is null or valid for a write.
+/// As for [`peek`].
 #[inline(never)]
-unsafe fn peek_after_pass<S: Report>(
-    mut endpoint: Found,
+unsafe extern "C" fn peek_slow<S: Report>(
+    mq: *mut Mq,
     req: *mut *mut Req,
     status: *mut S,
-) -> Result<(), Error> {
-    let found = endpoint.queue()?.ipeek2();
-    if let Ok((oldest, found)) = &found {
-        // SAFETY: the caller guarantees that `req` is writable and `status` null or writable.
-        unsafe {
-            tell(status, found, endpoint.home);
-            req.write(endpoint.handle(*oldest));
+) -> Error {
+    look(mq, |endpoint| {
+        if req.is_null() {
+            return Err(Error::PARAM);
         }
-    }
-    finish(endpoint, found.is_ok());
-    Ok(found.map(drop)?)
+        let (oldest, found) = endpoint.queue()?.ipeek2()?;
+        // SAFETY: `req` was checked not null. The caller guarantees that it is writable, and
+        // `status` null or writable.
+        unsafe {
+            tell(status, &found, endpoint.home);
+            req.write(endpoint.handle(oldest));
+        }
+        Ok(())
+    })
 }
 
 /// Frees a request if it has completed. Makes no progress.
@@ -110,6 +110,30 @@ pub unsafe extern "C" fn psm2_mq_wait2(req: *mut *mut Req, status: *mut MqStatus
 /// `req` and `status` are null or valid for reads and writes.
 #[inline(always)]
 unsafe fn take<S: Report, const WAITS: bool>(req: *mut *mut Req, status: *mut S) -> Error {
+    let done = quick(|| {
+        // SAFETY: the caller guarantees that `req` is null or valid.
+        let req = unsafe { req.as_mut() }?;
+        let (endpoint, number) = own_request(*req)?;
+        endpoint.run(|endpoint| {
+            let home = endpoint.home;
+            // SAFETY: the caller guarantees that `status` is null or writable.
+            let take = |ended: Completed<'_>| unsafe { tell(status, &ended, home) };
+            endpoint.queue_at_once()?.test2_with(number, take)
+        })?;
+        *req = null_mut();
+        Some(())
+    });
+    // SAFETY: the caller guarantees the same.
+    done.unwrap_or_else(|| unsafe { take_slow::<S, WAITS>(req, status) })
+}
+
+/// # Safety
+/// As for [`take`].
+#[inline(never)]
+unsafe extern "C" fn take_slow<S: Report, const WAITS: bool>(
+    req: *mut *mut Req,
+    status: *mut S,
+) -> Error {
     run(|| {
         // SAFETY: the caller guarantees that `req` is null or valid.
         let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
@@ -118,15 +142,12 @@ unsafe fn take<S: Report, const WAITS: bool>(req: *mut *mut Req, status: *mut S)
         }
         let (mut endpoint, number) = find_request(*req)?;
         let home = endpoint.home;
+        let found = match WAITS {
+            true => wait(endpoint, number)?,
+            false => endpoint.queue()?.test2(&mut Some(number))?,
+        };
         // SAFETY: the caller guarantees that `status` is null or writable.
-        let take = |found: &Status2| unsafe { tell(status, found, home) };
-        match WAITS {
-            true => take(&wait(endpoint, number)?),
-            false => {
-                endpoint.queue()?.test2_with(number, take)?;
-                endpoint.release();
-            }
-        }
+        unsafe { tell(status, &found, home) };
         *req = null_mut();
         Ok(())
     })

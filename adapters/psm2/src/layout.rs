@@ -4,7 +4,8 @@
 use std::ffi::c_void;
 use std::mem::offset_of;
 
-use fishplate::core::psm::{Code, Stats, Status2};
+use fishplate::PeerId;
+use fishplate::core::psm::{Code, Completed, Stats, Status2};
 
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr, Mq};
@@ -109,36 +110,90 @@ impl OpenOptions {
     };
 }
 
-impl MqStatus2 {
+/// The fields of a status, of a completed request or of a probe.
+pub(crate) trait Fields {
+    fn peer(&self) -> Option<PeerId>;
+    fn tag(&self) -> [u32; 3];
+    fn length(&self) -> u32;
+    fn nbytes(&self) -> u32;
+    fn code(&self) -> Code;
+    fn context(&self) -> u64;
+}
+
+/// Implements [`Fields`] for a type with these fields, or with methods of these names.
+macro_rules! fields {
+    ($type:ty $(, $call:tt)?) => {
+        impl Fields for $type {
+            #[inline(always)]
+            fn peer(&self) -> Option<PeerId> {
+                self.msg_peer$($call)?
+            }
+            #[inline(always)]
+            fn tag(&self) -> [u32; 3] {
+                self.msg_tag$($call)?
+            }
+            #[inline(always)]
+            fn length(&self) -> u32 {
+                self.msg_length$($call)?
+            }
+            #[inline(always)]
+            fn nbytes(&self) -> u32 {
+                self.nbytes$($call)?
+            }
+            #[inline(always)]
+            fn code(&self) -> Code {
+                self.error_code$($call)?
+            }
+            #[inline(always)]
+            fn context(&self) -> u64 {
+                self.context$($call)?
+            }
+        }
+    };
+}
+
+fields!(Status2);
+fields!(Completed<'_>, ());
+
+/// A status. Writes field by field, because a function that first reads all fields has to save
+/// registers for them.
+pub(crate) trait Report {
+    /// # Safety
+    /// `at` is valid for a write.
+    unsafe fn write(at: *mut Self, found: &impl Fields, home: Home);
+}
+
+impl Report for MqStatus2 {
     #[inline(always)]
-    pub(crate) fn new(status: &Status2, home: Home) -> Self {
-        let [a, b, c] = status.msg_tag;
-        MqStatus2 {
-            // By reference: a copy of the whole field would be a load that spans several stores.
-            peer: match &status.msg_peer {
-                Some(peer) => home.address(*peer),
+    unsafe fn write(at: *mut Self, found: &impl Fields, home: Home) {
+        let [a, b, c] = found.tag();
+        // SAFETY: the caller guarantees that `at` is writable.
+        unsafe {
+            (*at).tag = MqTag { words: [a, b, c, 0] };
+            (*at).peer = match found.peer() {
+                Some(peer) => home.address(peer),
                 None => std::ptr::null_mut(),
-            },
-            aligns: 0,
-            tag: MqTag { words: [a, b, c, 0] },
-            length: status.msg_length,
-            nbytes: status.nbytes,
-            error: Error::from(status.error_code),
-            context: status.context as usize as *mut c_void,
+            };
+            (*at).aligns = 0;
+            (*at).length = found.length();
+            (*at).nbytes = found.nbytes();
+            (*at).error = Error::from(found.code());
+            (*at).context = found.context() as usize as *mut c_void;
         }
     }
 }
 
-impl MqStatus {
+impl Report for MqStatus {
     #[inline(always)]
-    pub(crate) fn new(status: &Status2) -> Self {
-        let [low, high, _] = status.msg_tag.map(u64::from);
-        MqStatus {
-            tag: low | high << 32,
-            length: status.msg_length,
-            nbytes: status.nbytes,
-            error: Error::from(status.error_code),
-            context: status.context as usize as *mut c_void,
+    unsafe fn write(at: *mut Self, found: &impl Fields, _: Home) {
+        let [low, high, _] = found.tag().map(u64::from);
+        // SAFETY: the caller guarantees that `at` is writable.
+        unsafe {
+            (*at).tag = low | high << 32;
+            (*at).length = found.length();
+            (*at).nbytes = found.nbytes();
+            (*at).error = Error::from(found.code());
+            (*at).context = found.context() as usize as *mut c_void;
         }
     }
 }

@@ -61,16 +61,22 @@ impl<T> Lock<T> {
         Lock { words, value: UnsafeCell::new(value) }
     }
 
-    /// Returns `None` if the lock is poisoned.
+    /// Takes the lock if this thread is its owner, and no other thread has it.
     #[inline(always)]
-    pub fn lock(&self) -> Option<Held<'_, T>> {
+    pub fn own(&self) -> Option<Held<'_, T>> {
         let me = system::me();
         // Relaxed: `enter` checks again.
-        let taken = match self.words.owner.load(Ordering::Relaxed) == me && self.enter(me) {
-            true => &self.words.inside,
-            false => self.lock_slow(me, true)?,
-        };
-        Some(self.held(taken))
+        let owns = self.words.owner.load(Ordering::Relaxed) == me && self.enter(me);
+        owns.then(|| self.held(&self.words.inside))
+    }
+
+    /// Returns `None` if the lock is poisoned.
+    #[inline]
+    pub fn lock(&self) -> Option<Held<'_, T>> {
+        if let Some(held) = self.own() {
+            return Some(held);
+        }
+        Some(self.held(self.lock_slow(system::me(), true)?))
     }
 
     /// Waits for the lock like [`lock`](Self::lock), but never makes the lock lose its owner. For
@@ -201,10 +207,22 @@ impl<'a, T> Held<'a, T> {
         std::mem::forget(self);
     }
 
+    /// Runs `step`, then [releases](Self::release) the lock.
+    #[inline(always)]
+    pub fn run<U>(mut self, step: impl FnOnce(&mut T) -> U) -> U {
+        let result = step(&mut self);
+        self.release();
+        result
+    }
+
     /// Keeps the lock for a part of the value. Releases the lock if `part` returns `None`.
-    #[inline]
+    #[inline(always)]
     pub fn narrow<U>(mut self, part: impl FnOnce(&mut T) -> Option<&mut U>) -> Option<Held<'a, U>> {
-        let value = NonNull::from(part(&mut self)?);
+        let Some(part) = part(&mut self) else {
+            self.release();
+            return None;
+        };
+        let value = NonNull::from(part);
         Some(Held { value, release: self.release, exclusive: PhantomData })
     }
 }

@@ -10,11 +10,11 @@ use fishplate::core::engine::tag::Tag;
 use fishplate::core::mem::Span;
 use fishplate::core::psm::{Code, FLAG_SENDSYNC, MqReq};
 
-use crate::call::{look, run, tell, wait};
+use crate::call::{look, quick, run, tell, wait};
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr, Mq, Req};
 use crate::layout::{MqStats, MqStatus2, MqTag};
-use crate::table::{Endpoint, Found, find, find_mq, find_request, guard};
+use crate::table::{Endpoint, Found, find, find_mq, find_request, guard, own_mq};
 
 /// Converts the caller's pointer and length to a span.
 ///
@@ -119,6 +119,38 @@ pub unsafe extern "C" fn psm2_mq_isend2(
     context: *mut c_void,
     req: *mut *mut Req,
 ) -> Error {
+    let done = quick(|| {
+        own_mq(mq)?.run(|endpoint| {
+            if req.is_null() || flags != 0 {
+                return None;
+            }
+            let peer = endpoint.peer_at(to).ok().filter(|_| !endpoint.is_own(to))?;
+            // SAFETY: PSM2 requires the tag to be null or valid, and the buffer to stay valid until
+            // the request completes.
+            let (from, tag) = unsafe { (buffer(bytes, len).ok()?, words(tag).ok()?) };
+            let context = context.addr() as u64;
+            let sent = endpoint.queue_at_once()?.isend2_at_once(peer, tag, from, context)?;
+            // SAFETY: `req` was checked not null, and PSM2 requires it to be writable.
+            unsafe { req.write(endpoint.handle(sent)) };
+            Some(())
+        })
+    });
+    // SAFETY: the requirements are the same.
+    done.unwrap_or_else(|| unsafe { isend(mq, to, flags, tag, bytes, len, context, req) })
+}
+
+/// [`psm2_mq_isend2`] for a send that cannot be sent at once.
+#[inline(never)]
+unsafe extern "C" fn isend(
+    mq: *mut Mq,
+    to: *mut EpAddr,
+    flags: u32,
+    tag: *const MqTag,
+    bytes: *mut c_void,
+    len: u32,
+    context: *mut c_void,
+    req: *mut *mut Req,
+) -> Error {
     run(|| {
         if req.is_null() {
             return Err(Error::PARAM);
@@ -129,18 +161,9 @@ pub unsafe extern "C" fn psm2_mq_isend2(
         let mut endpoint = find_mq(mq)?;
         let peer = endpoint.peer_at(to)?;
         let flags = if endpoint.is_own(to) { flags | FLAG_SENDSYNC } else { flags };
-        let context = context.addr() as u64;
-        let at_once = match flags {
-            0 => endpoint.queue()?.isend2_at_once(peer, tag, from, context),
-            _ => None,
-        };
-        let begun = match at_once {
-            Some(begun) => begun,
-            None => begin(&mut endpoint, peer, flags, tag, from, context)?,
-        };
+        let begun = begin(&mut endpoint, peer, flags, tag, from, context.addr() as u64)?;
         // SAFETY: `req` was checked not null, and PSM2 requires it to be writable.
         unsafe { req.write(endpoint.handle(begun)) };
-        endpoint.release();
         Ok(())
     })
 }
@@ -193,6 +216,45 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
     from: *mut EpAddr,
     tag: *const MqTag,
     tagsel: *const MqTag,
+    flags: u32,
+    bytes: *mut c_void,
+    len: u32,
+    context: *mut c_void,
+    req: *mut *mut Req,
+) -> Error {
+    let done = quick(|| {
+        own_mq(mq)?.run(|endpoint| {
+            if req.is_null() {
+                return None;
+            }
+            let source = match from.is_null() {
+                true => None,
+                false => Some(endpoint.peer_at(from).ok()?),
+            };
+            // SAFETY: PSM2 requires the tags to be null or valid, and the buffer to stay valid
+            // until the request completes.
+            let into = unsafe { buffer(bytes, len).ok()? };
+            // SAFETY: as above.
+            let (tag, tagsel) = unsafe { (words(tag).ok()?, words(tagsel).ok()?) };
+            let (queue, context) = (endpoint.queue_at_once(), context.addr() as u64);
+            let posted = queue?.irecv2_at_once(source, tag, tagsel, into, context)?;
+            // SAFETY: `req` was checked not null; PSM2 requires it to be writable.
+            unsafe { req.write(endpoint.handle(posted)) };
+            Some(())
+        })
+    });
+    // SAFETY: the requirements are the same.
+    done.unwrap_or_else(|| unsafe { irecv(mq, from, tag, tagsel, flags, bytes, len, context, req) })
+}
+
+/// [`psm2_mq_irecv2`] for a receive that may match an unexpected message, or find all requests in
+/// use.
+#[inline(never)]
+unsafe extern "C" fn irecv(
+    mq: *mut Mq,
+    from: *mut EpAddr,
+    tag: *const MqTag,
+    tagsel: *const MqTag,
     _flags: u32,
     bytes: *mut c_void,
     len: u32,
@@ -209,27 +271,11 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
         let mut endpoint = find_mq(mq)?;
         let source = endpoint.named(from)?;
         let context = context.addr() as u64;
-        let posted = match endpoint.queue()?.irecv2_at_once(source, tag, tagsel, into, context) {
-            Some(posted) => posted,
-            None => post(&mut endpoint, source, [tag, tagsel], into, context)?,
-        };
+        let posted = endpoint.request(|queue| queue.irecv2(source, tag, tagsel, into, context))?;
         // SAFETY: `req` was checked not null; PSM2 requires it to be writable.
         unsafe { req.write(endpoint.handle(posted)) };
-        endpoint.release();
         Ok(())
     })
-}
-
-/// Posts a receive that may match an unexpected message, or find all requests in use.
-#[inline(never)]
-fn post(
-    endpoint: &mut Endpoint,
-    source: Option<PeerId>,
-    [tag, tagsel]: [Tag; 2],
-    into: Span,
-    context: u64,
-) -> Result<MqReq, Error> {
-    endpoint.request(|queue| queue.irecv2(source, tag, tagsel, into, context))
 }
 
 /// Receives a message claimed by [`psm2_mq_improbe2`].

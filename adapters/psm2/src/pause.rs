@@ -74,6 +74,18 @@ impl Idle {
         self.empty < SPINS && !self.calls.is_multiple_of(CALLS)
     }
 
+    /// Like [`returns`](Self::returns), for a call that found something. Counts nothing if this
+    /// returns `false`.
+    #[inline(always)]
+    pub fn returns_at_once(&mut self) -> bool {
+        let calls = self.calls.wrapping_add(1);
+        let returns = !calls.is_multiple_of(CALLS);
+        if returns {
+            (self.calls, self.empty) = (calls, 0);
+        }
+        returns
+    }
+
     /// Returns the last step of a call for which [`returns`](Self::returns) returned `false`.
     pub fn next(&mut self) -> Next {
         // A yield may take long, so a clock read follows each yield.

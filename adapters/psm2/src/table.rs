@@ -181,9 +181,10 @@ impl Endpoint {
         }
     }
 
+    /// Returns whether an address of a [peer](Self::peer_at) is that of the endpoint itself.
     #[inline(always)]
     pub fn is_own(&self, address: *mut EpAddr) -> bool {
-        address == self.own && !address.is_null()
+        address == self.own
     }
 
     pub fn peer(&self, epid: u64) -> Option<&Peer> {
@@ -323,6 +324,13 @@ impl Endpoint {
         self.node.queue().ok_or(Error::INTERNAL)
     }
 
+    /// Returns the queue for a fast path, or `None` if the slow path must take the call.
+    #[inline(always)]
+    pub fn queue_at_once(&mut self) -> Option<Queue<'_>> {
+        self.queue.ok()?;
+        self.node.queue_at_once()
+    }
+
     /// Adds requests to the queue if all requests are in use. Slow path: the loop makes a call
     /// longer.
     pub fn request<T>(
@@ -366,6 +374,13 @@ impl Endpoint {
             true => Ok(PeerId::from_raw(bits as u32)),
             false => Err(Error::PARAM),
         }
+    }
+
+    /// Returns whether a call that found something may return at once. If not, counts nothing: then
+    /// the slow path takes the call.
+    #[inline(always)]
+    pub fn returns_at_once(&mut self) -> bool {
+        self.am.is_none() && self.idle.returns_at_once()
     }
 
     /// Chooses the last step of a call, which follows after the lock is released. `found` is true
@@ -497,6 +512,7 @@ impl Slot {
 static TABLE: [Lock<Slot>; SLOTS] = [const { Slot::unused() }; SLOTS];
 
 pub(crate) type Found = Held<'static, Endpoint>;
+type HeldSlot = Held<'static, Slot>;
 
 pub(crate) fn reserve() -> Option<Reserved> {
     for (at, slot) in TABLE.iter().enumerate() {
@@ -542,14 +558,30 @@ pub(crate) fn home(ep: *mut Ep) -> Option<Home> {
     Some(Home::split(ep, EP)?.0)
 }
 
-#[inline(always)]
 pub(crate) fn find_mq(mq: *mut Mq) -> Result<Found, Error> {
+    of_mq(mq, Lock::lock).ok_or(Error::PARAM)
+}
+
+/// [`find_mq`], for a fast path. Returns `None` if this thread does not own the lock.
+#[inline(always)]
+pub(crate) fn own_mq(mq: *mut Mq) -> Option<Found> {
+    of_mq(mq, Lock::own)
+}
+
+#[inline(always)]
+fn of_mq(mq: *mut Mq, lock: impl FnOnce(&'static Lock<Slot>) -> Option<HeldSlot>) -> Option<Found> {
     let high = (mq.addr() as u64 >> 32) as u32;
-    let slot = TABLE[(high >> 20) as usize % SLOTS].lock().ok_or(Error::PARAM)?;
-    if slot.home.high(MQ) != high {
-        return Err(Error::PARAM);
-    }
-    slot.narrow(|slot| slot.endpoint.as_deref_mut()).ok_or(Error::PARAM)
+    let found = in_slot(high >> 20, lock)?;
+    found.narrow(|endpoint| (endpoint.home.high(MQ) == high).then_some(endpoint))
+}
+
+/// Locks the endpoint in the slot with this number. The slot of an open endpoint has its home.
+#[inline(always)]
+fn in_slot(
+    number: u32,
+    lock: impl FnOnce(&'static Lock<Slot>) -> Option<HeldSlot>,
+) -> Option<Found> {
+    lock(&TABLE[number as usize % SLOTS])?.narrow(|slot| slot.endpoint.as_deref_mut())
 }
 
 /// Locks the endpoint of a peer's address. Also returns the peer.
@@ -559,16 +591,27 @@ pub(crate) fn find_address(address: *mut EpAddr) -> Option<(Found, PeerId)> {
 }
 
 /// Locks the endpoint of a request. Also returns the request's number in the queue.
-#[inline(always)]
 pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
+    of_request(request, Lock::lock).ok_or(Error::PARAM)
+}
+
+/// [`find_request`], for a fast path. Returns `None` if this thread does not own the lock.
+#[inline(always)]
+pub(crate) fn own_request(request: *mut Req) -> Option<(Found, MqReq)> {
+    of_request(request, Lock::own)
+}
+
+#[inline(always)]
+fn of_request(
+    request: *mut Req,
+    lock: impl FnOnce(&'static Lock<Slot>) -> Option<HeldSlot>,
+) -> Option<(Found, MqReq)> {
     let bits = request.addr() as u64;
-    let slot = TABLE[(bits >> 28) as usize % SLOTS].lock().ok_or(Error::PARAM)?;
-    // The slot agrees, because it was found by its number.
-    if slot.home.0 as u8 != (bits >> 20) as u8 {
-        return Err(Error::PARAM);
-    }
-    let found = slot.narrow(|slot| slot.endpoint.as_deref_mut()).ok_or(Error::PARAM)?;
-    Ok((found, MqReq::from_raw(bits & !(0xfff << 20))))
+    // The number of the slot agrees, because the endpoint was found by it.
+    let same = |endpoint: &Endpoint| endpoint.home.0 as u8 == (bits >> 20) as u8;
+    let found = in_slot((bits >> 28) as u32, lock)?;
+    let found = found.narrow(|endpoint| same(endpoint).then_some(endpoint))?;
+    Some((found, MqReq::from_raw(bits & !(0xfff << 20))))
 }
 
 pub(crate) fn open() -> Vec<Home> {

@@ -117,23 +117,24 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[inline(always)]
     pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
         let Some(name) = *req else { return Ok(Status2::EMPTY) };
-        let status = self.test2_with(name, |status| *status)?;
-        *req = None;
-        Ok(status)
+        match self.test2_with(name, |ended| ended.status()) {
+            Some(status) => {
+                *req = None;
+                Ok(status)
+            }
+            None => Err(self.requests().ok_or(Code::ParamErr)?.why_not(name)),
+        }
     }
 
-    /// Like [`test2`](Self::test2), but passes the status to `take`. The request then no longer
-    /// exists.
-    ///
-    /// # Errors
-    /// The errors of [`test`](Self::test). `take` was not called.
+    /// Like [`test2`](Self::test2), but passes the request to `take`, and then frees it. If this
+    /// returns `None`, nothing was done: then `test2` returns the reason.
     #[inline(always)]
     pub fn test2_with<T>(
         &mut self,
         req: MqReq,
-        take: impl FnOnce(&Status2) -> T,
-    ) -> Result<T, Code> {
-        self.engine.requests_mut().ok_or(Code::ParamErr)?.end_with(req, take)
+        take: impl FnOnce(Completed<'_>) -> T,
+    ) -> Option<T> {
+        self.engine.requests_mut()?.end_with(req, take)
     }
 
     /// Waits for a request and takes it. Returns at once if `req` is `None`.

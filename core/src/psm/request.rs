@@ -9,7 +9,7 @@ use crate::engine::tag::Tag;
 use crate::mem::PeerId;
 
 use super::Buffer;
-use super::status::{Code, Status2};
+use super::status::{Code, Status2, length};
 
 /// The handle of a request. Using the handle of a finished request is a parameter error, never
 /// "done".
@@ -46,7 +46,51 @@ impl Completed<'_> {
     /// Returns the status.
     #[inline(always)]
     pub fn status(&self) -> Status2 {
-        Status2::new(self.0)
+        Status2 {
+            msg_peer: self.msg_peer(),
+            msg_tag: self.msg_tag(),
+            msg_length: self.msg_length(),
+            nbytes: self.nbytes(),
+            error_code: self.error_code(),
+            context: self.context(),
+        }
+    }
+
+    /// Returns this field of the status.
+    #[inline(always)]
+    pub fn msg_peer(&self) -> Option<PeerId> {
+        self.0.source.get()
+    }
+
+    /// Returns this field of the status.
+    #[inline(always)]
+    pub fn msg_tag(&self) -> [u32; 3] {
+        self.0.tag.words()
+    }
+
+    /// Returns this field of the status.
+    #[inline(always)]
+    pub fn msg_length(&self) -> u32 {
+        length(self.0.len)
+    }
+
+    /// Returns this field of the status.
+    #[inline(always)]
+    pub fn nbytes(&self) -> u32 {
+        // At most the length of a buffer of the queue.
+        self.0.delivered as u32
+    }
+
+    /// Returns this field of the status.
+    #[inline(always)]
+    pub fn error_code(&self) -> Code {
+        Code::of(self.0)
+    }
+
+    /// Returns this field of the status.
+    #[inline(always)]
+    pub fn context(&self) -> u64 {
+        self.0.word
     }
 }
 
@@ -70,31 +114,27 @@ impl Requests<'_> {
         Some(index)
     }
 
-    /// Frees a completed request. Passes its status to `take`.
-    ///
-    /// # Errors
-    /// [`Code::NoCompletions`] if the request has not completed. [`Code::ParamErr`] if there is no
-    /// such request, or it cannot complete.
+    /// Frees a completed request, after it has passed the request to `take`. Returns `None` if
+    /// there is no such request, or it has not completed.
     #[inline(always)]
     pub(super) fn end_with<T>(
         &mut self,
         req: MqReq,
-        take: impl FnOnce(&Status2) -> T,
-    ) -> Result<T, Code> {
+        take: impl FnOnce(Completed<'_>) -> T,
+    ) -> Option<T> {
         let (name, index) = (req.to_raw(), req.to_raw() as u32);
         let (slots, free) = self.slots.parts();
         let completed = |slot: &&mut RecvSlot| slot.is_ended(name);
-        let Some(slot) = slots.get_mut(index as usize).filter(completed) else {
-            return Err(self.why_not(req));
-        };
-        let taken = take(&Status2::new(slot));
+        let slot = slots.get_mut(index as usize).filter(completed)?;
+        let taken = take(Completed(slot));
         release_named(slot, free, name);
         self.ended.remove(slots, index);
-        Ok(taken)
+        Some(taken)
     }
 
+    /// Returns why a request cannot be taken.
     #[inline(never)]
-    fn why_not(&self, req: MqReq) -> Code {
+    pub(super) fn why_not(&self, req: MqReq) -> Code {
         match self.find(req.0).map(|index| self.slots[index as usize].stage) {
             Err(_) | Ok(Stage::Claimed | Stage::Dequeued) => Code::ParamErr,
             Ok(_) => Code::NoCompletions,

@@ -25,7 +25,7 @@ pub enum Code {
 
 impl Code {
     #[inline(always)]
-    fn of(slot: &RecvSlot) -> Code {
+    pub(super) fn of(slot: &RecvSlot) -> Code {
         match slot.outcome() {
             // A cancelled receive is `Ok`, as in PSM: the caller knows that it cancelled the
             // receive.
@@ -91,20 +91,6 @@ impl Status2 {
         error_code: Code::Ok,
         context: 0,
     };
-
-    /// The status of a completed request.
-    #[inline(always)]
-    pub(super) fn new(slot: &RecvSlot) -> Self {
-        Status2 {
-            msg_peer: slot.source.get(),
-            msg_tag: slot.tag.words(),
-            msg_length: length(slot.len),
-            // At most the length of a buffer of the queue.
-            nbytes: slot.delivered as u32,
-            error_code: Code::of(slot),
-            context: slot.word,
-        }
-    }
 }
 
 #[inline(always)]

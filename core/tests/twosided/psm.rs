@@ -129,17 +129,19 @@ fn a_send_at_once_has_completed_behind_all_earlier_completions() {
     let full = bench.mq.isend2_at_once(bench.me, [1, 2, 3], from, 4);
     assert_eq!((full, bench.mq.stats().tx_num), (None, 1), "no request is free");
     assert_eq!(bench.mq.oldest().map(|oldest| oldest.status().context), Some(3));
-    assert_eq!(bench.mq.test2_with(first, |status| status.msg_tag), Ok([1, 2, 3]));
-    assert_eq!(bench.mq.test2_with(first, |_| panic!("taken twice")), Err(Code::ParamErr));
+    assert_eq!(bench.mq.test2_with(first, |ended| ended.msg_tag()), Some([1, 2, 3]));
+    assert_eq!(bench.mq.test2_with(first, |_| panic!("taken twice")), None::<()>);
+    assert_eq!(bench.mq.test2(&mut Some(first)), Err(Code::ParamErr));
     while bench.mq.engine_mut().progress() != 0 {}
     let second = bench.mq.isend2_at_once(bench.me, [7, 7, 7], from, 4).unwrap();
     for (req, context) in [(early, 1), (second, 4)] {
         assert_eq!(bench.mq.oldest().map(|oldest| oldest.req()), Some(req));
-        assert_eq!(bench.mq.test2_with(req, |status| status.context), Ok(context));
+        assert_eq!(bench.mq.test2_with(req, |ended| ended.context()), Some(context));
     }
-    assert_eq!(bench.mq.test2_with(late, |_| panic!("incomplete")), Err(Code::NoCompletions));
+    assert_eq!(bench.mq.test2_with(late, |_| panic!("incomplete")), None::<()>);
+    assert_eq!(bench.mq.test2(&mut Some(late)), Err(Code::NoCompletions));
     assert_eq!(bench.mq.cancel(&Some(late)), Ok(()));
-    assert_eq!(bench.mq.test2_with(late, |status| status.msg_peer), Ok(None));
+    assert_eq!(bench.mq.test2_with(late, |ended| ended.msg_peer()), Some(None));
 }
 
 #[test]
