@@ -53,11 +53,11 @@ impl Machine {
     fn read_interfaces(&mut self, class: &Path) {
         for (name, entry) in entries(class) {
             let (path, node) = self.place(&name, &entry);
-            // Loopback and some virtual interfaces report -1. While a link is down, its speed
-            // cannot be read.
+            // Loopback and some virtual interfaces report -1, which old kernels print without its
+            // sign. While a link is down, its speed cannot be read.
             let mbit = value(&entry.join("speed"))
                 .and_then(|text| text.parse().ok())
-                .filter(|&mbit| mbit > 0);
+                .filter(|&mbit| mbit > 0 && mbit != u32::MAX);
             let link = match value(&entry.join("operstate")).as_deref() {
                 Some("up") => LinkState::Up,
                 Some("unknown") | None => LinkState::Unknown,

@@ -383,6 +383,7 @@ fn malformed_files_lose_only_their_own_information() {
          link class/net/dangling devices/gone
          file class/net/loop/operstate dormant
          link class/net/loop/device class/net/loop/device
+         file class/net/loop/speed 4294967295
          file class/net/odd/speed fast
          link class/net/odd/device devices/pci0000:00/not-an-address
          file devices/pci0000:00/not-an-address/numa_node two
