@@ -29,6 +29,9 @@ pub(super) struct Sleep {
     refused: AtomicU32,
 }
 
+/// Marks the events of the eventfd. All other events have the mark 0.
+const CALLED: u64 = 1;
+
 impl Sleep {
     /// Creates a set with these queues.
     ///
@@ -42,7 +45,7 @@ impl Sleep {
                 owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
             )
         };
-        add(&set, called.as_raw_fd())?;
+        add_called(&set, called.as_raw_fd())?;
         for queue in &queues {
             // SAFETY: our caller guarantees that the rails are open and that no other thread uses
             // them.
@@ -122,15 +125,22 @@ impl Sleep {
         Woken::Called
     }
 
-    /// Makes the set unreadable until the next event.
+    /// Makes the set unreadable until the next event. Reads the eventfd only after a
+    /// [`ring`](Self::ring), because each system call here delays a wake-up.
     fn drain(&self) {
         let mut told = [libc::epoll_event { events: 0, u64: 0 }; 16];
-        let mut rings = 0u64;
-        // SAFETY: `told` has room for the number of events passed, and `rings` for eight bytes. If
-        // the eventfd is not readable, the second call fails and changes nothing.
-        unsafe {
-            libc::epoll_wait(self.set.as_raw_fd(), told.as_mut_ptr(), told.len() as libc::c_int, 0);
-            libc::read(self.called.as_raw_fd(), (&raw mut rings).cast(), size_of_val(&rings));
+        // SAFETY: `told` has room for the number of events passed.
+        let count = unsafe {
+            let most = told.len() as libc::c_int;
+            libc::epoll_wait(self.set.as_raw_fd(), told.as_mut_ptr(), most, 0)
+        };
+        if told[..count.max(0) as usize].iter().any(|event| event.u64 == CALLED) {
+            let mut rings = 0u64;
+            // SAFETY: `rings` has room for eight bytes.
+            unsafe {
+                let into = (&raw mut rings).cast();
+                libc::read(self.called.as_raw_fd(), into, size_of_val(&rings));
+            }
         }
     }
 
@@ -171,11 +181,32 @@ unsafe fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
     if fd < 0 { Err(Errno::last()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
-fn add(set: &OwnedFd, fd: RawFd) -> Result<(), Errno> {
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+fn add_called(set: &OwnedFd, fd: RawFd) -> Result<(), Errno> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: CALLED };
     // SAFETY: both descriptors are open, and `event` is only read during the call.
     match unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
         0 => Ok(()),
         _ => Err(Errno::last()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fishplate_sys::LinuxHost;
+
+    #[test]
+    fn a_ring_ends_one_sleep() {
+        // SAFETY: there are no rails.
+        let sleep = unsafe { Sleep::new(vec![]) }.unwrap();
+        let (host, event) = (LinuxHost::shared(), EventCount::new());
+        let park = |ns| sleep.park([&event], &host, || Some(ns));
+        sleep.ring();
+        sleep.ring();
+        assert_eq!(park(20_000_000_000), Some(Woken::Called));
+        assert_eq!(park(1_000_000), Some(Woken::Deadline), "both rings ended one sleep");
+        sleep.ring();
+        sleep.drain();
+        assert_eq!(park(1_000_000), Some(Woken::Deadline), "the ring was drained");
     }
 }
