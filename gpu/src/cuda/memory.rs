@@ -7,8 +7,6 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys::{self, CUipcMemHandle, CUpointer_attribute as Attribute};
 
-use fishplate_shm::extension::PAGE;
-
 use super::driver::{self, check};
 use super::{CudaDevice, REMEMBERED};
 use crate::{Allocation, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Share, Unshared};
@@ -142,9 +140,9 @@ impl CudaDevice {
     /// Covers whole host pages, because the driver accepts nothing else. Also returns the offset of
     /// the bytes.
     pub(super) fn dmabuf_of(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
-        let page = PAGE as u64;
-        let base = ptr.0 - ptr.0 % page;
-        let end = ptr.0.checked_add(len)?.checked_next_multiple_of(page)?;
+        // SAFETY: the call takes no pointer.
+        let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+        let (base, whole) = whole_pages(ptr.0, len, page)?;
         let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         let mut fd: c_int = -1;
         let _entered = self.enter().ok()?;
@@ -152,7 +150,7 @@ impl CudaDevice {
         // not device memory.
         let code = unsafe {
             let place = (&raw mut fd).cast();
-            (self.driver.cuMemGetHandleForAddressRange)(place, base, (end - base) as usize, kind, 0)
+            (self.driver.cuMemGetHandleForAddressRange)(place, base, whole as usize, kind, 0)
         };
         check(code).ok().filter(|()| fd >= 0)?;
         // SAFETY: the call above returned this new descriptor, so nothing else owns it.
@@ -406,5 +404,25 @@ impl CudaDevice {
             // SAFETY: `alloc_as` allocated the memory, and the streams have finished.
             let _ = unsafe { self.give_back(&owned) };
         }
+    }
+}
+
+/// Returns the start and length of the pages that contain a range.
+fn whole_pages(ptr: u64, len: u64, page: u64) -> Option<(u64, u64)> {
+    let base = ptr - ptr.checked_rem(page)?;
+    let end = ptr.checked_add(len)?.checked_next_multiple_of(page)?;
+    Some((base, end - base))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole_pages;
+
+    #[test]
+    fn a_dmabuf_covers_whole_pages_of_every_size() {
+        let at = 0x7f00_0001_2100;
+        assert_eq!(whole_pages(at, 0x1000, 1 << 12), Some((0x7f00_0001_2000, 0x2000)));
+        assert_eq!(whole_pages(at, 0x1000, 1 << 16), Some((0x7f00_0001_0000, 1 << 16)));
+        assert_eq!(whole_pages(u64::MAX - 10, 5, 1 << 16), None);
     }
 }
