@@ -24,10 +24,12 @@ use std::thread;
 use super::primitive::{AtomicU8, AtomicU32, AtomicU64, Ordering, edge};
 use super::system;
 
-/// Values of `state`. `FREE` and `TAKEN` are also the values of `inside`.
+/// Values of `state`. `FREE` and `TAKEN` are also the values of `inside`. A lock that has lost its
+/// owner is `OPEN` instead of `FREE`, so that its last owner does not enter it.
 const FREE: u8 = 0;
 const TAKEN: u8 = 1;
 const POISONED: u8 = 2;
+const OPEN: u8 = 3;
 
 /// Values of `owner` before the first call, and when the lock has lost its owner.
 const UNDECIDED: u64 = 0;
@@ -65,9 +67,9 @@ impl<T> Lock<T> {
     #[inline(always)]
     pub fn own(&self) -> Option<Held<'_, T>> {
         let me = system::me();
-        // Relaxed: `enter` checks again.
-        let owns = self.words.owner.load(Ordering::Relaxed) == me && self.enter(me);
-        owns.then(|| self.held(&self.words.inside))
+        // Relaxed: `enter` checks that the lock has not lost this owner.
+        let owns = self.words.owner.load(Ordering::Relaxed) == me && self.enter();
+        owns.then(|| self.held((&self.words.inside, FREE)))
     }
 
     /// Returns `None` if the lock is poisoned.
@@ -87,11 +89,11 @@ impl<T> Lock<T> {
     }
 
     #[inline(always)]
-    fn held<'a>(&'a self, taken: &'a AtomicU8) -> Held<'a, T> {
+    fn held<'a>(&'a self, (taken, free): (&'a AtomicU8, u8)) -> Held<'a, T> {
         Held {
             // SAFETY: the address of a field is not null.
             value: unsafe { NonNull::new_unchecked(self.value.get()) },
-            release: Release { taken, state: &self.words.state },
+            release: Release { taken, free, state: &self.words.state },
             exclusive: PhantomData,
         }
     }
@@ -99,17 +101,14 @@ impl<T> Lock<T> {
     /// Takes the lock for its owner. Returns `false` if another thread has the lock, or if the lock
     /// has lost its owner.
     #[inline(always)]
-    fn enter(&self, me: u64) -> bool {
+    fn enter(&self) -> bool {
         // Relaxed: publishes nothing.
         self.words.inside.store(TAKEN, Ordering::Relaxed);
         // Pairs with `heavy_barrier` in `owner_is_out`. Orders the store of `inside` before the
         // load of `state`.
         system::light_barrier();
-        // Acquire, edge `lock.state`: makes the writes of the last other holder visible here. One
-        // of them may have removed the owner.
-        if self.words.state.load(edge!("lock.state.load", Acquire)) == FREE
-            && self.words.owner.load(Ordering::Relaxed) == me
-        {
+        // Acquire, edge `lock.state`: makes the writes of the last other holder visible here.
+        if self.words.state.load(edge!("lock.state.load", Acquire)) == FREE {
             return true;
         }
         // Release: this store replaces the store that published the owner's writes under the lock.
@@ -119,10 +118,10 @@ impl<T> Lock<T> {
         false
     }
 
-    /// Returns the word that [`Release`] stores to.
+    /// Returns the word that [`Release`] stores to, and its value.
     #[cold]
     #[inline(never)]
-    fn lock_slow(&self, me: u64, counts: bool) -> Option<&AtomicU8> {
+    fn lock_slow(&self, me: u64, counts: bool) -> Option<(&AtomicU8, u8)> {
         let mut wait = Wait(0);
         loop {
             // Relaxed: `enter` and the exchange order the accesses.
@@ -131,35 +130,36 @@ impl<T> Lock<T> {
                 POISONED => return None,
                 // The owner never exchanges `state`. It stores `inside` only while `state` is free,
                 // because a thread that has taken `state` waits until the owner is not inside.
-                FREE if owns && self.enter(me) => return Some(&self.words.inside),
-                FREE if !owns && self.exchange() => break,
+                FREE if owns && self.enter() => return Some((&self.words.inside, FREE)),
+                FREE if !owns && self.exchange(FREE) => break,
+                OPEN if self.exchange(OPEN) => return Some((&self.words.state, OPEN)),
                 _ => wait.once(),
             }
         }
-        match self.words.owner.load(Ordering::Relaxed) {
+        // Relaxed: this thread has the lock. `Release` publishes the new owner.
+        let keeps_owner = match self.words.owner.load(Ordering::Relaxed) {
             UNDECIDED => {
-                let owner = if system::register() { me } else { NOBODY };
-                self.words.owner.store(owner, Ordering::Relaxed);
-            }
-            NOBODY => {}
-            _ => {
-                if !self.owner_is_out() {
-                    return None;
+                let registered = system::register();
+                if registered {
+                    self.words.owner.store(me, Ordering::Relaxed);
                 }
-                // Relaxed: this thread has the lock. `Release` publishes the new owner.
-                if counts && self.words.others.fetch_add(1, Ordering::Relaxed) >= OTHERS {
-                    self.words.owner.store(NOBODY, Ordering::Relaxed);
-                }
+                registered
             }
+            _ if !self.owner_is_out() => return None,
+            _ => !counts || self.words.others.fetch_add(1, Ordering::Relaxed) < OTHERS,
+        };
+        if keeps_owner {
+            return Some((&self.words.state, FREE));
         }
-        Some(&self.words.state)
+        self.words.owner.store(NOBODY, Ordering::Relaxed);
+        Some((&self.words.state, OPEN))
     }
 
-    fn exchange(&self) -> bool {
+    fn exchange(&self, free: u8) -> bool {
         // Acquire, edge `lock.state`: makes the writes of the last holder other than the owner
         // visible here.
         let taken = edge!("lock.state.exchange", Acquire);
-        self.words.state.compare_exchange(FREE, TAKEN, taken, Ordering::Relaxed).is_ok()
+        self.words.state.compare_exchange(free, TAKEN, taken, Ordering::Relaxed).is_ok()
     }
 
     /// Waits until the owner is not inside, after this thread has taken `state`. Returns `false` if
@@ -249,6 +249,8 @@ impl<T> std::ops::DerefMut for Held<'_, T> {
 struct Release<'a> {
     /// `inside` if the owner has the lock, else `state`.
     taken: &'a AtomicU8,
+    /// The value of `taken` once the lock is free.
+    free: u8,
     state: &'a AtomicU8,
 }
 
@@ -256,7 +258,7 @@ impl Release<'_> {
     #[inline(always)]
     fn free(&self) {
         // Release, edges `lock.inside` and `lock.state`: publishes the value to the next holder.
-        self.taken.store(FREE, edge!("lock.freed.store", Release));
+        self.taken.store(self.free, edge!("lock.freed.store", Release));
     }
 }
 
