@@ -266,10 +266,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         let matched = match self.posted.pop_fresh(&self.shapes, key) {
             None if self.posted.order.head == NONE => None,
             None => self.deliver_behind(key),
-            popped => {
-                self.stats.searches += 1;
-                popped
-            }
+            popped => popped,
         };
         if let Some((receive, context)) = matched {
             self.stats.expected += 1;
@@ -313,7 +310,11 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.posted.catch_up(&mut self.shapes, key);
         let found = self.posted.find(&self.shapes, key);
         self.count(found);
-        let context = self.posted.slots.get(found.index as usize)?.context;
+        let Some(slot) = self.posted.slots.get(found.index as usize) else {
+            self.stats.searches += 1;
+            return None;
+        };
+        let context = slot.context;
         let receive = self.posted.id(found.index);
         self.posted.remove(&mut self.shapes, found.index, posted::State::Matched);
         Some((receive, context))
@@ -542,7 +543,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
 
     /// Returns the counters.
     pub fn stats(&self) -> MatchStats {
-        self.stats
+        // The search that finds a receive is not counted again.
+        MatchStats { searches: self.stats.searches + self.stats.expected, ..self.stats }
     }
 
     #[inline(always)]
@@ -552,12 +554,12 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
 
     fn search_unexpected(&mut self, shape: u8, mask: Key, key: Key) -> u32 {
         let found = self.unexpected.find(&mut self.shapes, shape, mask, key);
+        self.stats.searches += 1;
         self.count(found);
         found.index
     }
 
     fn count(&mut self, found: Found) {
-        self.stats.searches += 1;
         if found.probes | found.passed != 0 {
             self.stats.probes += found.probes as u64;
             self.stats.most_probes = self.stats.most_probes.max(found.probes);
