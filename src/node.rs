@@ -163,13 +163,16 @@ pub struct Node {
     /// Links of peers that dialled before the program has connected to them.
     early: Vec<Link>,
     own: Own,
-    builder: Builder,
+    builder: Box<Builder>,
     page: Option<Page>,
     driver: Driver,
 }
 
 static_assertions::assert_impl_all!(Node: Send);
 static_assertions::assert_not_impl_any!(Node: Sync, Clone);
+// Unoptimized code moves a node from one place on the stack to another some 25 times while it
+// opens, and threads can have small stacks.
+static_assertions::const_assert!(size_of::<Node>() <= 1536);
 
 impl Node {
     /// Returns the default settings of a new node.
@@ -203,7 +206,7 @@ impl Node {
             turn: 0,
             early: vec![],
             own: Own::default(),
-            builder,
+            builder: Box::new(builder),
             page,
             driver: Driver::Program,
         }

@@ -72,6 +72,20 @@ impl<const RAILS: usize> Storage<RAILS> {
         }
     }
 
+    /// Lends the memory, for [`Engine::new_in`].
+    pub fn memory(&mut self) -> EngineMemory<'_, RAILS> {
+        EngineMemory {
+            peers: &mut self.peers,
+            pairings: self.pairings.slots(),
+            streams: self.streams.slots(),
+            parked: &mut self.parked,
+            bitmap: &mut self.bitmap,
+            locals: &mut self.locals,
+            remotes: self.remotes.slots(),
+            pending: &mut self.pending,
+        }
+    }
+
     /// Creates an engine over `rails` in this memory.
     ///
     /// # Errors
@@ -82,17 +96,7 @@ impl<const RAILS: usize> Storage<RAILS> {
         config: Config,
         rails: impl Into<Rails<R, RAILS>>,
     ) -> Result<Engine<'_, R, RAILS>, AttachError> {
-        let memory = EngineMemory {
-            peers: &mut self.peers,
-            pairings: self.pairings.slots(),
-            streams: self.streams.slots(),
-            parked: &mut self.parked,
-            bitmap: &mut self.bitmap,
-            locals: &mut self.locals,
-            remotes: self.remotes.slots(),
-            pending: &mut self.pending,
-        };
-        Engine::new(config, rails, memory)
+        Engine::new(config, rails, self.memory())
     }
 }
 

@@ -72,6 +72,7 @@ pub use wait::{Asleep, Waiter};
 pub use window::{Parked, bitmap_words};
 
 use core::mem::MaybeUninit;
+use core::ptr::{self, addr_of_mut};
 
 use crate::error::AttachError;
 use crate::mem::RailId;
@@ -296,8 +297,46 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         rails: impl Into<Rails<R, RAILS>>,
         memory: EngineMemory<'m, RAILS>,
     ) -> Result<Self, AttachError> {
+        let mut engine = MaybeUninit::uninit();
+        Self::new_in(&mut engine, config, |list| *list = rails.into(), memory)?;
+        // SAFETY: `new_in` has initialized the engine.
+        Ok(unsafe { engine.assume_init() })
+    }
+
+    /// Creates an engine in `place`, such as a new box. An engine over 16 rails can be too large
+    /// for a stack. `add` adds the rails to an empty list.
+    ///
+    /// # Errors
+    /// The same as [`new`](Self::new). Nothing is left in `place`.
+    pub fn new_in<'p>(
+        place: &'p mut MaybeUninit<Self>,
+        config: Config,
+        add: impl FnOnce(&mut Rails<R, RAILS>),
+        memory: EngineMemory<'m, RAILS>,
+    ) -> Result<&'p mut Self, AttachError> {
+        let engine = place.as_mut_ptr();
+        // SAFETY: the fields are disjoint parts of `place`, and may be uninitialized.
+        let (rails, state) = unsafe {
+            (&mut *addr_of_mut!((*engine).rails).cast(), &mut *addr_of_mut!((*engine).state).cast())
+        };
+        let rails = SomeRails::begin(rails);
+        add(rails);
+        if let Err(error) = Self::begin(state, config, rails, memory) {
+            // SAFETY: the list is initialized, and nothing uses it afterwards.
+            unsafe { ptr::drop_in_place(rails) };
+            return Err(error);
+        }
+        // SAFETY: `begin` has written the state, and has checked that the list has a rail.
+        Ok(unsafe { place.assume_init_mut() })
+    }
+
+    fn begin(
+        state: &mut MaybeUninit<State<'m, RAILS>>,
+        config: Config,
+        rails: &[R],
+        memory: EngineMemory<'m, RAILS>,
+    ) -> Result<(), AttachError> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
-        let rails = rails.into();
         let count = rails.len();
         check(RAILS <= RAILS_MAX && count >= 1, "rails: must be 1 to 16")?;
         check(config.contexts >= 1 && config.contexts <= 256, "contexts: must be 1 to 256")?;
@@ -362,45 +401,42 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         remotes.iter_mut().filter(|slot| slot.taken || slot.generation != 0).for_each(|slot| {
             *slot = RemoteSlot::EMPTY;
         });
-        Ok(Engine {
-            // SAFETY: the check above ensures that `rails` has at least one rail.
-            rails: unsafe { SomeRails::new(rails) },
-            state: State {
-                config,
-                mask: wire::sequence_mask(config.window),
-                reached: 1,
-                peers,
-                pairings,
-                streams,
-                parked,
-                bitmap,
-                locals,
-                remotes,
-                pending: Pending::new(pending),
-                due: Due::EMPTY,
-                open: 0,
-                troubles: 0,
-                device: DeviceTurn::NEW,
-                direct: false,
-                closing: 0,
-                epoch: mix(config.seed) as u32,
-                hellos: 0,
-                called: false,
-                loads: Loads::new(R::CLOCK, split),
-                max_rma,
-                inject,
-                single_max: post::single_max(&max_rma, split),
-                eager: config.eager,
-                shortest: u32::MAX,
-                stats: Stats::default(),
-                stamp: 0,
-                failover: None,
-                took: 0,
-                protocol: None,
-                devices: 0,
-                hints: [u16::MAX; protocol::HINTS],
-            },
-        })
+        state.write(State {
+            config,
+            mask: wire::sequence_mask(config.window),
+            reached: 1,
+            peers,
+            pairings,
+            streams,
+            parked,
+            bitmap,
+            locals,
+            remotes,
+            pending: Pending::new(pending),
+            due: Due::EMPTY,
+            open: 0,
+            troubles: 0,
+            device: DeviceTurn::NEW,
+            direct: false,
+            closing: 0,
+            epoch: mix(config.seed) as u32,
+            hellos: 0,
+            called: false,
+            loads: Loads::new(R::CLOCK, split),
+            max_rma,
+            inject,
+            single_max: post::single_max(&max_rma, split),
+            eager: config.eager,
+            shortest: u32::MAX,
+            stats: Stats::default(),
+            stamp: 0,
+            failover: None,
+            took: 0,
+            protocol: None,
+            devices: 0,
+            hints: [u16::MAX; protocol::HINTS],
+        });
+        Ok(())
     }
 
     /// Returns a rail for inspection.

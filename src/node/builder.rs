@@ -383,9 +383,8 @@ impl Builder {
         }
     }
 
-    /// Opens a node without a worker. The node is boxed because it is large. Also returns the wait
-    /// object that peers notify.
-    pub(super) fn open_here(self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
+    /// Opens a node without a worker. Also returns the wait object that peers notify.
+    pub(super) fn open_here(self) -> Result<(Node, NodeWaitObject), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         self.check().map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
@@ -475,18 +474,18 @@ impl Builder {
             }
         };
         let listener = Listener::bind(socket(own.door)).map_err(OpenError::Listen)?;
-        let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
-        let all = std::iter::once(local)
-            .chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
-        for rail in all {
+        let add = |rails: &mut Rails<NodeRail, RAILS_LIMIT>| {
             // Cannot fail, because `fabric_rails` opens fewer rails than the limit.
-            drop(rails.push(rail));
-        }
+            drop(rails.push(local));
+            for open in opened {
+                drop(rails.push(NodeRail::Fabric(open.rail)));
+            }
+        };
         let Builder { limits, receives, requests, .. } = self;
         let sizes = Sizes { config, matching, limits, receives, requests, failover };
         let home = Home::new(
             sizes,
-            rails,
+            add,
             host,
             wait_object.clone(),
             parks(self.policy, wait_object.longest(network)),
@@ -496,18 +495,8 @@ impl Builder {
             true => Some(Page::create().map_err(|errno| AttachError::System(errno.raw()))?),
             false => None,
         };
-        Ok((
-            Box::new(Node::new(
-                home,
-                infos,
-                (own, address),
-                listener,
-                (profile, agrees),
-                page,
-                self,
-            )),
-            wait_object,
-        ))
+        let (own, profile) = ((own, address), (profile, agrees));
+        Ok((Node::new(home, infos, own, listener, profile, page, self), wait_object))
     }
 
     fn fabric_rails(&self) -> Result<Vec<OpenRail>, OpenError> {

@@ -139,7 +139,8 @@ pub(super) struct Sizes {
 }
 
 pub(super) struct Home {
-    pub engine: ManuallyDrop<NodeEngine>,
+    /// Boxed, so that nodes take little of a stack.
+    pub engine: ManuallyDrop<Box<NodeEngine>>,
     /// The waiter for the start of a wait.
     pub waiter: ManuallyDrop<NodeWaiter>,
     /// The waiter for the rest of a long wait.
@@ -161,13 +162,13 @@ static_assertions::assert_impl_all!(Parts: Send);
 unsafe impl Send for Home {}
 
 impl Home {
-    /// Builds the engine over `rails`. `wait_object` belongs to the first rail.
+    /// Builds the engine over the rails that `add` adds. `wait_object` belongs to the first rail.
     ///
     /// # Errors
-    /// The same as [`Engine::new`], [`Engine::attach_matching`] and [`Engine::attach_failover`].
+    /// The same as [`Engine::new_in`], [`Engine::attach_matching`] and [`Engine::attach_failover`].
     pub fn new(
         sizes: Sizes,
-        rails: Rails<NodeRail, RAILS_LIMIT>,
+        add: impl FnOnce(&mut Rails<NodeRail, RAILS_LIMIT>),
         host: LinuxHost,
         wait_object: NodeWaitObject,
         [policy, later]: [Policy; 2],
@@ -204,7 +205,10 @@ impl Home {
                 &*addr_of!((*parts).wait_object),
             )
         };
-        let mut engine = storage.engine(config, rails)?;
+        let mut engine = Box::new_uninit();
+        Engine::new_in(&mut engine, config, add, storage.memory())?;
+        // SAFETY: `new_in` has initialized the engine.
+        let mut engine = unsafe { engine.assume_init() };
         engine.attach_matching(matching, memory)?;
         if let Some(failover) = failover {
             engine.attach_failover(failover.memory())?;

@@ -70,8 +70,7 @@ impl SleepLock {
 }
 
 struct Shared {
-    /// Boxed, because a node is too large for the stack.
-    node: Mutex<Box<Node>>,
+    node: Mutex<Node>,
     sleep_lock: Arc<SleepLock>,
     /// True while the program waits for the lock. Meanwhile the worker does not take the lock.
     wanted: AtomicBool,
@@ -114,7 +113,7 @@ impl Worker {
         let shared = self.shared.clone();
         drop(self);
         let node = Arc::into_inner(shared).ok_or(OpError::Abandoned)?.node;
-        Ok(*node.into_inner().map_err(|_| OpError::Abandoned)?)
+        node.into_inner().map_err(|_| OpError::Abandoned)
     }
 
     fn join(&mut self) {
@@ -142,7 +141,7 @@ impl Builder {
     pub fn open(mut self) -> Result<Node, OpenError> {
         match self.worker.take() {
             Some(options) => open(self, options),
-            None => Ok(*self.open_here()?.0),
+            None => Ok(self.open_here()?.0),
         }
     }
 }
@@ -194,7 +193,7 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     front.driver = Driver::Worker(Worker { shared, thread: Some(thread) });
     match begun.recv() {
         Ok(Err(errno)) => Err(OpenError::Worker(errno)),
-        _ => Ok(*front),
+        _ => Ok(front),
     }
 }
 

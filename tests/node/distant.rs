@@ -241,8 +241,6 @@ fn messages_to_a_silent_peer_leave_room_for_others() {
         return;
     }
     each(|name, open| {
-        // Boxed, because several nodes are too large for the stack.
-        let open = || Box::new(open());
         let (mut a, mut b, mut c) = (open(), open(), open());
         a.set_patience(Duration::from_millis(1)).unwrap();
         let [to_b, to_a] = connect(&mut a, &mut b);
@@ -493,8 +491,7 @@ fn settings_that_differ_are_reported_by_connect() {
 fn a_peer_is_attached_after_a_rail_was_fenced_and_has_another_address() {
     for caller in [false, true] {
         let provider = Fake::new(Persona::tcp(), 21);
-        // Boxed, because several nodes are too large for the stack.
-        let open = || Box::new(on(&provider, "tcp").open().unwrap());
+        let open = || on(&provider, "tcp").open().unwrap();
         let (mut a, mut b, mut c) = (open(), open(), open());
         let [b_at_a, a_at_b] = connect(&mut a, &mut b);
         let [c_at_a, a_at_c] = connect(&mut a, &mut c);

@@ -28,7 +28,7 @@ const SIZE: usize = 64 << 10;
 const PAYLOAD: u64 = 64;
 
 struct End {
-    node: Box<Node>,
+    node: Node,
     memory: Memory,
     /// The other node as a peer, and its imported memory.
     peer: PeerId,
@@ -48,8 +48,7 @@ struct Life {
 
 /// An unconnected end.
 struct Alone {
-    /// Boxed, because unoptimized code would copy the node on the stack several times.
-    node: Box<Node>,
+    node: Node,
     memory: Memory,
 }
 
@@ -62,7 +61,7 @@ impl Life {
         };
         // Nodes with devices exchange more messages when they connect.
         let builder = if self.random.below(2) == 0 { builder } else { builder.gpu(Gpu::StandIn) };
-        let mut node = Box::new(builder.limits(limits).patience(Duration::ZERO).open().unwrap());
+        let mut node = builder.limits(limits).patience(Duration::ZERO).open().unwrap();
         if self.random.below(2) == 0 {
             _ = node.connect(self.silent.address());
         }

@@ -1,5 +1,7 @@
 //! Tests the operations of a node over shared memory and over libfabric's tcp.
 
+use std::env;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fishplate::core::engine::protocol::Received;
@@ -88,6 +90,20 @@ fn puts_gets_signals_and_atomics_are_ordered_from_bytes_and_memory() {
             },
         );
     }
+}
+
+/// A stack overflow ends the process, so another process runs the test. There every thread has a
+/// small stack.
+#[test]
+fn nodes_need_little_of_a_stack() {
+    let kib = if cfg!(debug_assertions) { 512 } else { 256 };
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let name = format!("{module}::puts_gets_signals_and_atomics_are_ordered_from_bytes_and_memory");
+    let mut again = Command::new(env::current_exe().unwrap());
+    again.args(["--exact", &name]).env("RUST_MIN_STACK", (kib << 10).to_string());
+    let told = again.output().unwrap();
+    let text = String::from_utf8_lossy(&told.stdout);
+    assert!(told.status.success() && text.contains("1 passed"), "{}: {text}", told.status);
 }
 
 #[test]

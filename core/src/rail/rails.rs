@@ -2,6 +2,7 @@
 
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
+use core::ptr::addr_of_mut;
 use core::{fmt, ptr, slice};
 
 /// An owned list of at most `MAX` rails, in the order of insertion. Drops the last rail first,
@@ -80,16 +81,19 @@ impl<R: fmt::Debug, const MAX: usize> fmt::Debug for Rails<R, MAX> {
 }
 
 /// A list with at least one rail. If `MAX` is 1, the compiler knows that there is exactly one.
+#[repr(transparent)]
 pub(crate) struct SomeRails<R, const MAX: usize>(Rails<R, MAX>);
 
 impl<R, const MAX: usize> SomeRails<R, MAX> {
-    /// Wraps a list of rails.
-    ///
-    /// # Safety
-    /// The list is not empty.
-    #[inline(always)]
-    pub(crate) unsafe fn new(rails: Rails<R, MAX>) -> Self {
-        SomeRails(rails)
+    /// Creates an empty list in `place`, which counts as initialized once the list has a rail.
+    pub(crate) fn begin(place: &mut MaybeUninit<Self>) -> &mut Rails<R, MAX> {
+        let rails = place.as_mut_ptr().cast::<Rails<R, MAX>>();
+        // SAFETY: `SomeRails` has the layout of its only field. No slot of an empty list is
+        // initialized, so the length initializes the list.
+        unsafe {
+            addr_of_mut!((*rails).len).write(0);
+            &mut *rails
+        }
     }
 
     /// Returns the first rail, without a bounds check.
@@ -155,8 +159,10 @@ mod tests {
         assert_eq!(drops.get().0, 1);
         assert!(rails.iter().map(|rail| rail.0).eq(0..3));
         rails[1].0 = 9;
+        let mut place = MaybeUninit::uninit();
+        *SomeRails::begin(&mut place) = rails;
         // SAFETY: the list has three rails.
-        let mut rails = unsafe { SomeRails::new(rails) };
+        let mut rails = unsafe { place.assume_init() };
         assert_eq!((rails[1].0, rails.len(), drops.get().0), (9, 3, 1));
         rails.first_mut().0 = 8;
         assert_eq!(rails[0].0, 8);
@@ -177,8 +183,10 @@ mod tests {
         assert_eq!(drops.get(), (2, 0), "the first goes last");
         drop(part);
         assert_eq!(drops.get(), (7, 0));
+        let mut place = MaybeUninit::uninit();
+        *SomeRails::begin(&mut place) = Rails::from([7u8]);
         // SAFETY: the list has one rail.
-        let one = unsafe { SomeRails::new(Rails::from([7u8])) };
+        let one = unsafe { place.assume_init() };
         assert_eq!(*one, [7]);
     }
 }

@@ -1,6 +1,7 @@
 //! Invalid arguments are refused with an exact error, and change nothing.
 
 use std::ptr::NonNull;
+use std::rc::Rc;
 
 use fishplate_core::engine::{
     Config, ContextId, Engine, EngineMemory, Joint, LocalSlot, Notice, Pairing, Parked, PeerSlot,
@@ -296,6 +297,14 @@ fn configurations_out_of_range_are_refused_by_name() {
         )
         .is_ok()
     );
+}
+
+#[test]
+fn the_rails_of_a_refused_engine_are_dropped() {
+    let (control, ok) = (shared(), Config::DEFAULT);
+    let rails = tap(Small::new(), &control);
+    assert!(Engine::new(Config { batch: 0, ..ok }, rails, memory(&ok, 1, 1)).is_err());
+    assert_eq!(Rc::strong_count(&control), 1);
 }
 
 #[test]
