@@ -485,7 +485,7 @@ fn memory_that_cannot_be_carried_is_refused_as_before() {
 #[test]
 fn memory_with_native_atomics_is_out_of_reach_of_device_memory_apart() {
     for puts in [true, false] {
-        let mut rail = Veiled::new(Loopback::<256>::new().with_native_atomics());
+        let mut rail = Veiled::new(Loopback::<64>::new().with_native_atomics());
         rail.apart = true;
         let mut own = own1(Config::DEFAULT, CARRYING, [rail]);
         let device = own.engine.register(device_region(SIZE)).unwrap();
@@ -510,7 +510,7 @@ fn memory_with_native_atomics_is_out_of_reach_of_device_memory_apart() {
 /// No rail reads the payload, and memory with native atomics answers no gets.
 #[test]
 fn a_long_message_from_memory_with_native_atomics_fails_alone() {
-    let mut rail = Veiled::new(Loopback::<256>::new().with_native_atomics());
+    let mut rail = Veiled::new(Loopback::<64>::new().with_native_atomics());
     rail.apart = true;
     let mut own = own1(Config::DEFAULT, CARRYING, [rail]);
     own.engine.rail_mut(RailId(0)).unwrap().imports_nothing = true;

@@ -17,7 +17,7 @@ use super::support::tap::{Event, Shared, Tap, shared};
 use super::support::veil::{Veiled, device_region, peek, poke};
 use super::support::*;
 
-type Network = Veiled<Tap<Faulty<Loopback<64>, 16>>>;
+type Network = Veiled<Tap<Faulty<Loopback<32>, 16>>>;
 
 /// Length of each receive buffer and of the longest message, in bytes.
 const ROOM: usize = 700;

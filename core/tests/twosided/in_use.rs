@@ -21,13 +21,13 @@ fn in_use(by: Use) -> Result<(), AttachError> {
 /// A length above the eager limit.
 const LONG: usize = 5000;
 
-fn mapped() -> Own1<Loopback<256>, 1> {
+fn mapped() -> Own1<Loopback<64>, 1> {
     own1(Config::DEFAULT, SMALL, [Loopback::mapped()])
 }
 
 #[test]
 fn puts_waiting_for_the_window_keep_source_and_target() {
-    let mut own = own1(TIGHT, SMALL, [Loopback::<256>::new()]);
+    let mut own = own1(TIGHT, SMALL, [Loopback::<64>::new()]);
     let (me, out, into) = (own.me, own.out, own.into);
     let remote = import(&mut own.engine, me, into);
     for _ in 0..8 {
@@ -43,7 +43,7 @@ fn puts_waiting_for_the_window_keep_source_and_target() {
 
 #[test]
 fn waiting_eager_puts_and_atomics_keep_their_memory() {
-    let mut own = own1(TIGHT, SMALL, [Loopback::<256>::new().with_native_atomics()]);
+    let mut own = own1(TIGHT, SMALL, [Loopback::<64>::new().with_native_atomics()]);
     let (me, out, into) = (own.me, own.out, own.into);
     let words = own.engine.register(region(64).with_native_atomics()).unwrap();
     let [first, second] = [into, words].map(|region| import(&mut own.engine, me, region));
@@ -137,7 +137,7 @@ fn an_own_import_that_is_mapped_keeps_the_region_that_it_maps() {
 
 #[test]
 fn a_failed_peer_releases_the_memory_of_its_operations() {
-    let mut own = own1(TIGHT, SMALL, [Loopback::<256>::new()]);
+    let mut own = own1(TIGHT, SMALL, [Loopback::<64>::new()]);
     let (me, out, into) = (own.me, own.out, own.into);
     let remote = import(&mut own.engine, me, into);
     for _ in 0..8 {

@@ -19,7 +19,7 @@ const ALL: u64 = u64::MAX;
 const ALL3: [u32; 3] = [u32::MAX; 3];
 
 struct Bench {
-    mq: Mq<'static, 'static, Loopback<256>, 1>,
+    mq: Mq<'static, 'static, Loopback<64>, 1>,
     me: PeerId,
     out: LocalId,
     into: LocalId,
@@ -168,7 +168,7 @@ fn a_send_at_once_that_the_rail_refuses_leaves_no_request() {
 
 #[test]
 fn a_queue_of_a_context_that_does_not_exist_sends_nothing() {
-    let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, ROOMY, [Loopback::<256>::new()]);
+    let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, ROOMY, [Loopback::<64>::new()]);
     let mut state = MqState::new(ContextId(1));
     assert!(Mq::new(&mut engine, &mut state).is_err());
     // `resume` does not check.

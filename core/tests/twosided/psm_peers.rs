@@ -16,7 +16,7 @@ const ALL: u64 = u64::MAX;
 const ALL3: [u32; 3] = [u32::MAX; 3];
 
 struct Bench {
-    mq: Mq<'static, 'static, Loopback<256>, 1>,
+    mq: Mq<'static, 'static, Loopback<64>, 1>,
     /// The peers. All are this engine.
     peers: [PeerId; 3],
     out: LocalId,
@@ -353,7 +353,7 @@ fn a_failed_peer_is_not_a_parameter_error() {
 
 #[test]
 fn state_of_an_earlier_queue_completes_no_request_of_a_later_one() {
-    let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, SMALL, [Loopback::<256>::new()]);
+    let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, SMALL, [Loopback::<64>::new()]);
     let to = Some((into.at(0), 8));
     let mut state = MqState::new(CX);
     Mq::new(&mut engine, &mut state).unwrap().irecv(1, ALL, to, 1).unwrap();

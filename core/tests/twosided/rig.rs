@@ -96,7 +96,7 @@ pub fn own1<R: Rail, const RAILS: usize>(
 }
 
 /// Like [`loopback`], for a matched queue with this number of requests.
-pub fn queue(requests: usize, matching: MatchConfig) -> Own1<Loopback<256>, 1> {
+pub fn queue(requests: usize, matching: MatchConfig) -> Own1<Loopback<64>, 1> {
     let mut own = own(Config::DEFAULT, [Loopback::new()], SIZE);
     let mut memory = match_memory(matching, 4 * Config::DEFAULT.contexts as usize, 4);
     memory.receives = leak(RecvSlot::EMPTY, requests);
@@ -104,11 +104,11 @@ pub fn queue(requests: usize, matching: MatchConfig) -> Own1<Loopback<256>, 1> {
     Own1 { engine: own.engine, me: own.peer, out: own.source, into: own.target }
 }
 
-pub fn loopback(matching: MatchConfig) -> Own1<Loopback<256>, 1> {
+pub fn loopback(matching: MatchConfig) -> Own1<Loopback<64>, 1> {
     own1(Config::DEFAULT, matching, [Loopback::new()])
 }
 
-pub fn faulty(matching: MatchConfig, seed: u64) -> Own1<Faulty<Loopback<64>, 16>, 2> {
+pub fn faulty(matching: MatchConfig, seed: u64) -> Own1<Faulty<Loopback<32>, 16>, 2> {
     let rail = |n| Faulty::new(Loopback::new(), Faults::DISORDER, seed + n);
     own1(Config { window: 16, ..Config::DEFAULT }, matching, [rail(0), rail(1000)])
 }

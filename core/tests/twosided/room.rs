@@ -246,7 +246,7 @@ fn without_shared_room_a_stream_keeps_its_initial_room() {
         let mut own = own1(
             Config::DEFAULT,
             MatchConfig { credits, headers, ..SMALL },
-            [Loopback::<256>::new()],
+            [Loopback::<64>::new()],
         );
         let me = own.me;
         assert_eq!(fill(&mut own, me, 0), u64::from(credits + headers));

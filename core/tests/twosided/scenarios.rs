@@ -17,7 +17,7 @@ use super::support::*;
 
 /// An engine with four peers that send. All of them are the engine itself.
 struct Many {
-    own: Own1<Loopback<256>, 1>,
+    own: Own1<Loopback<64>, 1>,
     sources: Vec<PeerId>,
 }
 
@@ -249,7 +249,7 @@ fn o10_completions_are_reported_in_completion_order() {
 fn o11_a_receiver_may_wait_for_the_thousandth_message_first() {
     // The receiver has room for 4 payloads. The other payloads stay with their sender.
     let matching = MatchConfig { headers: 1000, ..SMALL };
-    let mut own = own1(Config::DEFAULT, matching, [Loopback::<256>::new()]);
+    let mut own = own1(Config::DEFAULT, matching, [Loopback::<64>::new()]);
     let mut tokens = HashMap::new();
     for n in 0..200u64 {
         write(&own.engine, own.out.at(n * 16), &n.to_le_bytes());
@@ -381,8 +381,8 @@ fn o15_masks_that_ignore_protocol_bits_keep_order_between_sources() {
 fn o16_a_flood_does_not_make_later_searches_slower() {
     let matching = MatchConfig { credits: 600, ..SMALL };
     let mut own =
-        own1(Config { window: 256, ..Config::DEFAULT }, matching, [Loopback::<256>::new()]);
-    let cost = |own: &mut Own1<Loopback<256>, 1>| {
+        own1(Config { window: 256, ..Config::DEFAULT }, matching, [Loopback::<64>::new()]);
+    let cost = |own: &mut Own1<Loopback<64>, 1>| {
         let before = own.engine.matching_stats().matching;
         for n in 0..10 {
             let request = own.recv(n, EXACT, 0, 8);
