@@ -3,7 +3,7 @@
 //! | what           | where                                                                       |
 //! |----------------|-----------------------------------------------------------------------------|
 //! | interfaces     | `class/net/*`: `device`, `speed`, `operstate`                               |
-//! | verbs devices  | `class/infiniband/*`: `device`, `ports/1/rate`, `ports/1/state`             |
+//! | verbs devices  | `class/infiniband/*`: `device`, `ports/*/rate`, `ports/*/state`             |
 //! | GPUs           | `bus/pci/devices/*`: `class`, `vendor`                                      |
 //! | all of these   | `numa_node` of the PCI device                                               |
 
@@ -71,15 +71,21 @@ impl Machine {
     fn read_verbs(&mut self, class: &Path) {
         for (name, entry) in entries(class) {
             let (path, node) = self.place(&name, &entry);
-            let mbit = value(&entry.join("ports/1/rate")).and_then(|text| verbs_mbit(&text));
-            let link = match value(&entry.join("ports/1/state"))
-                .as_deref()
-                .map(|text| text.contains("ACTIVE"))
-            {
-                Some(true) => LinkState::Up,
-                Some(false) => LinkState::Down,
-                None => LinkState::Unknown,
+            // A device with several ports has a link if one of them has.
+            let ports = entries(&entry.join("ports")).into_iter().map(|(_, port)| {
+                let mbit = value(&port.join("rate")).and_then(|text| verbs_mbit(&text));
+                match value(&port.join("state")).as_deref().map(|text| text.contains("ACTIVE")) {
+                    Some(true) => (LinkState::Up, mbit),
+                    Some(false) => (LinkState::Down, mbit),
+                    None => (LinkState::Unknown, mbit),
+                }
+            });
+            let order = |port: &(LinkState, Option<u32>)| match port.0 {
+                LinkState::Up => 0,
+                LinkState::Unknown => 1,
+                LinkState::Down => 2,
             };
+            let (link, mbit) = ports.min_by_key(order).unwrap_or((LinkState::Unknown, None));
             // A network interface of the same function is the same NIC.
             let same = self
                 .nics

@@ -408,6 +408,22 @@ fn malformed_files_lose_only_their_own_information() {
 }
 
 #[test]
+fn a_device_has_a_link_if_one_of_its_ports_has() {
+    let machine = read(
+        "file class/infiniband/mlx4_0/ports/1/state 1: DOWN
+         file class/infiniband/mlx4_0/ports/1/rate 10 Gb/sec (4X)
+         file class/infiniband/mlx4_0/ports/2/state 4: ACTIVE
+         file class/infiniband/mlx4_0/ports/2/rate 56 Gb/sec (4X FDR)
+         file class/infiniband/mlx4_1/ports/1/state 1: DOWN
+         file class/infiniband/mlx4_1/ports/2/state 1: DOWN
+         file class/infiniband/none/node_type 1: CA",
+    );
+    let links: Vec<_> = machine.nics.iter().map(|nic| (nic.link, nic.mbit)).collect();
+    let expected = [(LinkState::Up, Some(56_000)), (LinkState::Down, None)];
+    assert_eq!(links, [&expected[..], &[(LinkState::Unknown, None)]].concat());
+}
+
+#[test]
 fn this_machine_can_be_read() {
     let machine = Machine::here().expect("Linux has /sys");
     for nic in &machine.nics {
