@@ -27,6 +27,8 @@ use super::raw::*;
 /// address vector. A rail may close the endpoint and reopen it in the same value. It posts nothing
 /// in between.
 #[derive(Debug)]
+// In order of declaration: posts and polls use the first `HOT` bytes.
+#[repr(C)]
 pub struct Endpoint {
     fid: NonNull<fid_ep>,
     // Private, because the provider uses queue and address vector while the endpoint is open.
@@ -38,6 +40,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    pub(super) const HOT: usize = offset_of!(Endpoint, av);
+
     /// Opens an endpoint, binds its completion queue and address vector, and enables it. Every post
     /// generates a completion.
     ///

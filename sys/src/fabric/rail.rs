@@ -73,13 +73,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::fmt;
+use core::mem::offset_of;
 use core::ptr::NonNull;
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, Untrusted};
 use fishplate_core::op::Amo;
 use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
-use static_assertions::{assert_impl_all, assert_not_impl_any};
+use static_assertions::{assert_impl_all, assert_not_impl_any, const_assert};
 
 use self::batch::Batch;
 use self::expected::Expected;
@@ -127,54 +128,55 @@ struct Held {
 }
 
 /// A rail over a libfabric endpoint. The [module](self) describes its behaviour.
+// In order of declaration: what an injected write, an arrival and an idle poll use lies in two
+// cache lines. Applications evict the caches between calls, so each line counts.
+#[repr(C, align(64))]
 pub struct FabricRail {
-    // `drop` closes the registrations and the endpoint before it frees the memory that they use.
-    regions: Vec<Registered>,
-    /// Registrations that the provider did not close. Closing is retried on drop.
-    kept: Vec<MemoryRegion>,
-    buffers: Option<MemoryRegion>,
-    endpoint: Endpoint,
-    domain: Arc<Domain>,
-    peers: Peers,
-    expected: Expected,
-    imports: Imports,
-    pool: Pool,
-    /// Receive buffers, then bounce buffers.
-    slab: Slab,
-
-    caps: Caps,
-    notify: Notify,
+    /// Number of polls until the next [long](Self::long_poll) poll. Other polls only read the
+    /// queue.
+    plain_polls: u32,
+    /// Whether an arrived write's data names its sender, and the write uses no receive buffer.
+    plain_arrivals: bool,
+    /// Whether writes are batched.
+    more: bool,
+    /// Whether [`chores`](Self::chores) has work. Always true while there is no endpoint.
+    busy: bool,
+    /// Whether an arrived write with data uses up a receive buffer.
+    takes_receives: bool,
+    entries: Batch,
     /// Our signature, in the upper half of a write's data.
     signature: u64,
+    peers: Peers,
+    endpoint: Endpoint,
+    pool: Pool,
+    imports: Imports,
+    caps: Caps,
     number: u32,
+    /// The poll count at the next long poll. Wraps.
+    polls_planned: u32,
+    /// Maximum length of an injected message, including the rail's header.
+    inject_message: usize,
+    scratch: Box<[u8]>,
+    /// Receive buffers, then bounce buffers.
+    slab: Slab,
+    /// The slab's local descriptor (`fi_mr_desc`), or null.
+    desc: *mut c_void,
+    /// The last write of a batch. Always `None` without `more`.
+    held: Option<Held>,
+    batched: u32,
+    notify: Notify,
+    /// Whether a word's message is sent right after its write, without waiting for the write to
+    /// complete.
+    words_follow: bool,
+    /// Flags of each write, if the provider needs the completion level per post.
+    say_level: Option<u64>,
     /// Maximum length of an injected write. With 0 only empty writes are injected, because shm 1.17
     /// rejects them otherwise.
     inject: usize,
-    /// Maximum length of an injected message, including the rail's header.
-    inject_message: usize,
-    /// The slab's local descriptor (`fi_mr_desc`), or null.
-    desc: *mut c_void,
-    /// Flags of each write, if the provider needs the completion level per post.
-    say_level: Option<u64>,
     /// Writes shorter than this are injected. Longer writes take the fast path. With `None` every
     /// write needs the general path, because the rail batches writes, sets a completion level per
     /// write, sends words in messages, or may read device memory.
     short_below: Option<usize>,
-    more: bool,
-    held: Option<Held>,
-    batched: u32,
-    /// Whether a word's message is sent right after its write, without waiting for the write to
-    /// complete.
-    words_follow: bool,
-    /// Whether an arrived write with data uses up a receive buffer.
-    takes_receives: bool,
-    /// Whether an arrived write's data names its sender, and the write uses no receive buffer.
-    plain_arrivals: bool,
-    /// Whether [`chores`](Self::chores) has work. Always true while there is no endpoint.
-    busy: bool,
-    /// Number of polls until the next [long](Self::long_poll) poll. Other polls only read the
-    /// queue.
-    plain_polls: u32,
 
     bounces: Vec<u32>,
     unposted: Vec<u32>,
@@ -183,10 +185,14 @@ pub struct FabricRail {
     owed: VecDeque<(u16, u32)>,
     events: VecDeque<Event>,
     returns: Vec<Return>,
-    entries: Batch,
     sources: [u64; BATCH],
-    scratch: Box<[u8]>,
 
+    regions: Vec<Registered>,
+    /// Registrations that the provider did not close. Closing is retried on drop.
+    kept: Vec<MemoryRegion>,
+    buffers: Option<MemoryRegion>,
+    domain: Arc<Domain>,
+    expected: Expected,
     device: Option<Reached>,
     broken: bool,
     frees_reads_twice: bool,
@@ -194,8 +200,6 @@ pub struct FabricRail {
     damaged: bool,
     /// Number of posts to all peers that the provider had accepted at the last check. Wraps.
     accepted_marked: u32,
-    /// The poll count at the next long poll. Wraps.
-    polls_planned: u32,
     next_key: u64,
     key_bits: u32,
     stats: FabricStats,
@@ -203,6 +207,9 @@ pub struct FabricRail {
     config: FabricConfig,
     offer: Offer,
 }
+
+const_assert!(offset_of!(FabricRail, peers) + Peers::HOT == 64);
+const_assert!(offset_of!(FabricRail, endpoint) % 64 + Endpoint::HOT <= 64);
 
 // SAFETY: the rail's pointers lead to its own memory or to registered memory, which any thread may
 // access, or come from the provider. The provider's thread model allows one thread at a time, and
@@ -260,6 +267,13 @@ impl FabricRail {
         self.endpoint.wait()
     }
 
+    /// Returns whether a write is held. Reads `held` only in rails that batch writes, because it
+    /// lies in another cache line.
+    #[inline(always)]
+    fn holds(&self) -> bool {
+        self.more && self.held.is_some()
+    }
+
     #[inline(always)]
     fn post_receive(&mut self, index: u32) -> Result<(), Code> {
         let slot = self.pool.at(index as usize);
@@ -276,6 +290,8 @@ impl FabricRail {
 }
 
 impl Drop for FabricRail {
+    /// Closes the registrations and the endpoint. Afterwards the fields are dropped, with the
+    /// memory that these used.
     fn drop(&mut self) {
         self.regions.clear();
         self.kept.clear();
@@ -465,7 +481,7 @@ unsafe impl Rail for FabricRail {
 
     #[inline(always)]
     fn flush(&mut self) {
-        if self.held.is_some() {
+        if self.holds() {
             self.close_batch();
         }
     }

@@ -8,11 +8,18 @@ use core::slice;
 use super::BATCH;
 use crate::fabric::cq::{self, Entry};
 
+/// Aligned so that the first entry lies in one cache line. Most polls read at most one.
+#[repr(align(64))]
+struct Entries {
+    entries: [Entry; BATCH],
+}
+
 pub(super) struct Batch(NonNull<Entry>);
 
 impl Batch {
     pub fn new() -> Batch {
-        Batch(NonNull::from(Box::leak(Box::new([cq::EMPTY; BATCH]))).cast())
+        let batch = Box::leak(Box::new(Entries { entries: [cq::EMPTY; BATCH] }));
+        Batch(NonNull::from(&mut batch.entries).cast())
     }
 
     #[inline(always)]
@@ -30,7 +37,7 @@ impl Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        // SAFETY: `new` leaked this box of `BATCH` entries, and nothing uses it after the drop.
-        drop(unsafe { Box::from_raw(self.0.as_ptr().cast::<[Entry; BATCH]>()) });
+        // SAFETY: `new` leaked this box, and nothing uses it after the drop.
+        drop(unsafe { Box::from_raw(self.0.as_ptr().cast::<Entries>()) });
     }
 }

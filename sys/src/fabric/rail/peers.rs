@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::mem::offset_of;
 
 use static_assertions::const_assert_eq;
 
@@ -125,13 +126,15 @@ const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
 
 /// A hash table from signatures or addresses to peers, at most half full. Entries of detached peers
 /// count until it is rebuilt, which is when it has no room for another peer.
+// In order of declaration: the last hit lies beside the slots in `Peers`.
+#[repr(C)]
 pub(super) struct Names {
     /// The last hit, if its peer is still up. The next arrival is often from the same peer.
     last: Name,
     places: Box<[Name]>,
-    shift: u32,
     /// Number of entries that are not free.
     used: usize,
+    shift: u32,
     /// Whether a name was given to a second peer. Only a rebuild gives it back to the first.
     shared: bool,
 }
@@ -240,6 +243,8 @@ impl Names {
     }
 }
 
+// In order of declaration: writes and arrivals use the first `HOT` bytes.
+#[repr(C)]
 pub(super) struct Peers {
     /// The slots up to the highest peer that was ever attached, so that other peers take no memory.
     pub slots: Vec<PeerSlot>,
@@ -251,6 +256,8 @@ pub(super) struct Peers {
 }
 
 impl Peers {
+    pub const HOT: usize = offset_of!(Peers, numbers.last) + size_of::<Name>();
+
     pub fn new() -> Peers {
         Peers { slots: vec![], numbers: Names::new(0), addresses: Names::new(0), attached: 0 }
     }

@@ -402,7 +402,7 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let from = self.target(peer, remote, local.len)?;
-        if self.held.is_some() && !self.close_batch() {
+        if self.holds() && !self.close_batch() {
             return Err(PostError::Again);
         }
         let into =
@@ -430,7 +430,7 @@ impl FabricRail {
         if len > self.caps.max_message {
             return Err(PostError::TooLong { len, max: self.caps.max_message });
         }
-        if self.held.is_some() && !self.close_batch() {
+        if self.holds() && !self.close_batch() {
             return Err(PostError::Again);
         }
         if first == 0 && len + HEAD <= self.inject_message {
@@ -499,7 +499,7 @@ impl FabricRail {
             return Err(PostError::Unsupported);
         };
         let to = self.target(peer, remote, amo.width as usize)?;
-        if self.held.is_some() && !self.close_batch() {
+        if self.holds() && !self.close_batch() {
             return Err(PostError::Again);
         }
         let (kind, op, operand) = provider_op(amo.op, amo.operand);
