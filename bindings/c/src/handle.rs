@@ -95,7 +95,7 @@ static TABLE: [Slot; SLOTS] = [const {
 const CLOSED: usize = 1;
 
 /// Nodes whose calls panicked. Their state may be inconsistent, so they are never dropped.
-static LEFT: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<Inner>> = Mutex::new(Vec::new());
 
 /// Selects the `mixed` value of the next node.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
@@ -331,7 +331,7 @@ fn panicked(slot: &Slot) -> c_int {
     // SAFETY: this thread owns the slot, and the call that panicked has returned.
     let inner = unsafe { slot.inner.get().replace(ptr::null_mut()) };
     // SAFETY: the pointer comes from `Box::into_raw` in `insert`, and is no longer in the table.
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(unsafe { Box::from_raw(inner) });
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(*unsafe { Box::from_raw(inner) });
     broken().0
 }
 
