@@ -17,7 +17,8 @@
 //!
 //! A peer that has closed its own endpoint needs no such fence: its connections are gone. It is
 //! marked as fenced once the provider has completed all posts to it. But if a read has failed with
-//! the connection, this end closes its endpoint too.
+//! the connection, and the rail has no other peers, this end closes its endpoint too. With other
+//! peers, the next fence that closes the endpoint opens another domain.
 //!
 //! Some milliseconds after the fence the rail reports the peer as up. The pause doubles if the peer
 //! is fenced again soon after its return. The report is repeated at growing intervals.
@@ -121,12 +122,17 @@ impl FabricRail {
         if !self.close_batch() || self.pool.has_posts_to(peer.0) {
             return Fence::Pending;
         }
-        if self.damaged {
+        if self.damaged && !self.has_others(peer) {
             return Fence::Unknown;
         }
         self.owed.retain(|(other, _)| *other != peer.0);
         self.shut_out(peer, monotonic_ns());
         Fence::Fenced
+    }
+
+    fn has_others(&self, peer: Peer) -> bool {
+        let mut slots = self.peers.slots.iter().enumerate();
+        slots.any(|(at, slot)| at != peer.0 as usize && slot.attached && !slot.fenced)
     }
 
     pub(super) fn shut_out(&mut self, peer: Peer, now: u64) {
