@@ -53,9 +53,16 @@ END
     return 1
 }
 
-# slurm_down: stops the daemons. Job steps that still run survive.
+# slurm_down: stops the daemons. Job steps that still run survive. A slurmd that waits for a step
+# which has just ended ignores the first signal.
 slurm_down() {
+    local tries
     kill "${slurm_daemons[@]}" 2>/dev/null
+    for ((tries = 0; tries < 50; tries++)); do
+        kill -0 "${slurm_daemons[@]}" 2>/dev/null || break
+        sleep 0.2
+    done
+    kill -KILL "${slurm_daemons[@]}" 2>/dev/null
     wait "${slurm_daemons[@]}" 2>/dev/null
     unset SLURM_CONF slurm_daemons
 }
