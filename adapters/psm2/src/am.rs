@@ -14,10 +14,12 @@ use std::mem::transmute;
 use fishplate::PeerId;
 
 use crate::active::{ARGS, Am, Claimed, DONE, PAYLOAD, SENDS};
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr};
+use crate::home::Home;
 use crate::open::open_node;
-use crate::table::{Endpoint, Home, find, find_address, guard};
+use crate::table::{find, find_address, guard};
 
 const HANDLERS: usize = 1024;
 

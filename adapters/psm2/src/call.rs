@@ -5,10 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use fishplate::core::psm::{Code, MqReq, Status2};
 
+use crate::endpoint::{After, Endpoint};
 use crate::error::Error;
 use crate::handle::Mq;
+use crate::home::Home;
 use crate::layout::{Fields, Report};
-use crate::table::{After, Endpoint, Found, Home, find_mq, guard};
+use crate::table::{Found, find_mq, guard};
 
 #[inline]
 pub(crate) fn run(call: impl FnOnce() -> Result<(), Error>) -> Error {

@@ -10,7 +10,8 @@ use crate::dial::{Dial, is_absent};
 use crate::error::Error;
 use crate::frame::Frame;
 use crate::handle::{Ep, EpAddr};
-use crate::table::{Home, find, guard};
+use crate::home::Home;
+use crate::table::{find, guard};
 
 const ROUND: Duration = Duration::from_micros(200);
 

@@ -17,7 +17,7 @@ use fishplate::{PeerId, without_signals};
 use crate::dial::{get, is_own, name, put};
 use crate::error::Error;
 use crate::frame::{Frame, LEN};
-use crate::table::Home;
+use crate::home::Home;
 
 /// Further connections wait in the backlog.
 const CALLS: usize = 256;

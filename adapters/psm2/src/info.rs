@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 
 use crate::error::Error;
+use crate::home::SLOTS;
 use crate::open::is_nested;
-use crate::table::SLOTS;
 
 const UNITS: u32 = 0;
 const PORTS: u32 = 1;

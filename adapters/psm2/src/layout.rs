@@ -9,7 +9,7 @@ use fishplate::core::psm::{Code, Completed, Stats, Status2};
 
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr, Mq};
-use crate::table::Home;
+use crate::home::Home;
 
 /// `psm2_mq_tag_t`. Matching compares the first three words.
 #[derive(Clone, Copy, Debug, Default)]

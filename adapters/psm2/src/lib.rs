@@ -21,12 +21,12 @@
 //!
 //! # Files
 //!
-//! `table` holds the endpoints, `handle` the handle types, `error` the codes and handlers, `layout`
-//! the structures of the headers. `lock` is the lock of an endpoint, and `system` makes its system
-//! calls. The C functions are in `open`, `info`, `connect`, `address`, `mq` with `complete`, and
-//! `am`, grouped as in the headers. `call` has the steps that calls of queues share. Before they
-//! connect, two endpoints exchange the frames of `frame`: `dial` asks and `door` answers. `pause`
-//! decides how calls wait.
+//! `table` holds the endpoints, each an `endpoint`. `home` has the layout of handles, `handle`
+//! their types, `error` the codes and handlers, `layout` the structures of the headers. `lock` is
+//! the lock of an endpoint, and `system` makes its system calls. The C functions are in `open`,
+//! `info`, `connect`, `address`, `mq` with `complete`, and `am`, grouped as in the headers. `call`
+//! has the steps that calls of queues share. Before they connect, two endpoints exchange the frames
+//! of `frame`: `dial` asks and `door` answers. `pause` decides how calls wait.
 
 #![allow(clippy::missing_safety_doc, reason = "the headers of PSM2 say what each function demands")]
 
@@ -38,9 +38,11 @@ mod complete;
 mod connect;
 mod dial;
 mod door;
+mod endpoint;
 mod error;
 mod frame;
 mod handle;
+mod home;
 mod info;
 mod layout;
 mod lock;

@@ -11,10 +11,11 @@ use fishplate::core::mem::Span;
 use fishplate::core::psm::{Code, FLAG_SENDSYNC, MqReq};
 
 use crate::call::{look, quick, run, tell, wait};
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr, Mq, Req};
 use crate::layout::{MqStats, MqStatus2, MqTag};
-use crate::table::{Endpoint, Found, find, find_mq, find_request, guard, own_mq};
+use crate::table::{Found, find, find_mq, find_request, guard, own_mq};
 
 /// Converts the caller's pointer and length to a span.
 ///

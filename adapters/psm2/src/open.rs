@@ -15,12 +15,14 @@ use fishplate::{Job, Limits, Node};
 
 use crate::active::Am;
 use crate::door::{Door, Sockets};
+use crate::endpoint::Endpoint;
 use crate::error::{Error, global, report, set_global};
 use crate::frame::Frame;
 use crate::handle::Ep;
+use crate::home::REQUESTS;
 use crate::layout::OpenOptions;
 use crate::pause::unexpected;
-use crate::table::{Endpoint, REQUESTS, find, guard, home, open, reserve};
+use crate::table::{find, guard, home, open, reserve};
 
 const MAJOR: i32 = 2;
 const MINOR: i32 = 2;
