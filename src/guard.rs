@@ -485,6 +485,11 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         self.rail.notify(peer);
     }
 
+    #[cold]
+    fn doubt(&mut self, peer: Peer) -> Option<u32> {
+        self.rail.doubt(peer)
+    }
+
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         self.rail.check_peers(&mut Judge { sink, watch: &mut self.watch });
         let Watch { id, link, peers } = &mut self.watch;

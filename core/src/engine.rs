@@ -21,7 +21,7 @@
 //! failed. `submit` accepts operations, and `post` cuts them into posts and picks rails. `receive`
 //! handles reports of rails, and `service` does the work that became due. `device` applies signals
 //! and atomics in device memory. `carried` moves data that no rail reaches. `finish` completes
-//! operations, and `wait` blocks. These modules share the state in `window`, `stream`, `pending`,
+//! operations, and `wait` blocks. `doubt` asks silent peers. These modules share the state in `window`, `stream`, `pending`,
 //! `table`, `load` and `wire`, with lists from `list`. `protocol` sends and receives tagged
 //! messages, and `tag` matches them. `worker` drives an engine for other threads, which send it
 //! `command`s over a `lane`.
@@ -30,6 +30,7 @@ mod carried;
 mod close;
 pub mod command;
 mod device;
+mod doubt;
 mod epoch;
 mod failover;
 mod finish;
@@ -80,6 +81,7 @@ use crate::rail::{Rail, Rails, SomeRails};
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
 use device::DeviceTurn;
+use doubt::Doubts;
 use failover::Failover;
 use load::{Loads, Split};
 use pending::Pending;
@@ -278,6 +280,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub devices: u32,
     /// A cache of the imported regions that this engine has read messages from.
     pub hints: [u16; protocol::HINTS],
+    pub doubts: Doubts,
 }
 
 /// The engine, over at most `RAILS` rails.
@@ -435,6 +438,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             protocol: None,
             devices: 0,
             hints: [u16::MAX; protocol::HINTS],
+            doubts: Doubts::NONE,
         });
         Ok(())
     }
@@ -559,6 +563,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             rail.check_peers(&mut self.state.sink(i));
         }
         self.rails_checked();
+        self.doubt_peers();
     }
 }
 

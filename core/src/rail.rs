@@ -589,6 +589,16 @@ pub unsafe trait Rail {
     #[inline(always)]
     fn notify(&mut self, _peer: Peer) {}
 
+    /// Helps to find out whether a silent peer is gone. Returns `None` if this rail detects that by
+    /// itself: in [`check_peers`](Rail::check_peers), or because a post to the peer is outstanding.
+    /// Otherwise returns a counter that changes with every arrival from the peer. Then the rail
+    /// reports a failure of the next message to the peer, even if it would usually complete at
+    /// once. Slow path. A wrapper forwards the call.
+    #[cold]
+    fn doubt(&mut self, _peer: Peer) -> Option<u32> {
+        None
+    }
+
     /// Checks whether peers are alive, and reports failed peers. Slow path: may make a system call.
     fn check_peers<S: Sink>(&mut self, _sink: &mut S) {}
 }

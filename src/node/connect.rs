@@ -101,7 +101,7 @@ impl Node {
     /// The peer is unknown or was removed; or it connected but could not be attached.
     pub fn peer_error(&mut self, peer: PeerId) -> Result<Option<PeerError>, Error> {
         behind!(self, |node| node.peer_error(peer));
-        self.home.engine.check_peers();
+        self.home.engine.check_peer(peer);
         match self.peers.find(peer).map(|contact| &contact.stage) {
             Some(Stage::Failed(error)) => match **error {
                 Error::Op(OpError::PeerFailed(why)) => Ok(Some(why)),

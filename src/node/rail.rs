@@ -422,6 +422,11 @@ unsafe impl Rail for NodeRail {
         }
     }
 
+    #[cold]
+    fn doubt(&mut self, peer: Peer) -> Option<u32> {
+        each!(self, rail => rail.doubt(peer))
+    }
+
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         each!(self, rail => rail.check_peers(sink))
     }

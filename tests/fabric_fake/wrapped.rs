@@ -215,6 +215,9 @@ unsafe impl Rail for Recorder {
     fn notify(&mut self, _: Peer) {
         self.note("notify", ());
     }
+    fn doubt(&mut self, _: Peer) -> Option<u32> {
+        self.note("doubt", Some(6))
+    }
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         sink.peer_down(Peer(8), PeerError::Died);
         assert!(!sink.silent(Peer(5)));
@@ -304,6 +307,7 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
     told.push(format!("{:?}", rail.poll(9, &mut words)));
     rail.flush();
     rail.notify(peer);
+    told.push(format!("{:?}", rail.doubt(peer)));
     rail.check_peers(&mut words);
     told.append(&mut words.0);
     told
@@ -317,7 +321,7 @@ fn every_call_and_every_report_is_forwarded() {
         (told, log.take())
     };
     let bare = run(&everything);
-    assert_eq!(bare.1.len(), 31, "as many calls as a rail has: {:?}", bare.1);
+    assert_eq!(bare.1.len(), 32, "as many calls as a rail has: {:?}", bare.1);
     assert_eq!(run(&|rail| everything(Guard::new(rail, RailId(0), None))), bare);
 }
 

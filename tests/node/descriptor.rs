@@ -154,7 +154,7 @@ fn the_death_of_a_peer_ends_a_wait() {
     if WORKER {
         return;
     }
-    // Over libfabric an idle node detects the loss only when it sends.
+    // Over libfabric an idle node detects the loss only after about a second.
     two(
         Way::SharedMemory,
         |builder| builder.wait_fd(),

@@ -2,6 +2,7 @@
 //! peer. These tests run without a worker. `tests/node_worker.rs` runs the same tests with workers.
 
 mod atomics;
+mod departed;
 mod descriptor;
 mod distant;
 mod distant_queue;

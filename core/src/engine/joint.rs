@@ -7,6 +7,7 @@ use crate::mem::{RailId, Zeroable};
 use crate::rail::RailKey;
 
 use super::close::Parting;
+use super::doubt::Doubt;
 use super::epoch::Meeting;
 use super::load::Wait;
 use super::protocol::MatchLimits;
@@ -48,6 +49,7 @@ pub struct Pairing {
     pub(crate) meeting: Meeting,
     pub(crate) parting: Parting,
     pub(crate) wait: Wait,
+    pub(super) doubt: Doubt,
     /// The last epoch used in this slot. It outlives the attachment.
     pub(crate) last: u32,
 }
@@ -67,6 +69,7 @@ impl Pairing {
         meeting: Meeting::NONE,
         parting: Parting::NONE,
         wait: Wait::NONE,
+        doubt: Doubt::NONE,
         last: 0,
     };
 

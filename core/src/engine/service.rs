@@ -216,7 +216,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// With `wanted`, also requests an acknowledgement from the peer up to this number. Returns
     /// `false` if no rail has room.
     #[inline(never)]
-    fn post_ack(&mut self, stream: u32, wanted: Option<Seq>) -> bool {
+    pub(super) fn post_ack(&mut self, stream: u32, wanted: Option<Seq>) -> bool {
         let freed = self.state.returned(stream);
         let posted = self.post_control(stream, Body::Ack { wanted, freed });
         if posted {

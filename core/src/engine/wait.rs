@@ -257,7 +257,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<u64, WaitError> {
+        self.state.doubts.signals = from;
         let found = self.block(waiter, deadline_ns, |e| e.look(at, cmp, value, from).transpose());
+        self.state.doubts.signals = None;
         found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
     }
 

@@ -158,6 +158,13 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         let turn = || {
             let busy = self.turn(host);
             if self.pulse.due(host, slept.replace(false)) {
+                for consumer in self.consumers.iter() {
+                    if let Some(watch) = &consumer.watch
+                        && let Command::Watch { from: Some(from), .. } = *watch.entry.command()
+                    {
+                        self.engine.state.awaits(from);
+                    }
+                }
                 self.engine.check_peers();
             }
             if !busy && self.may_stop(stop) {

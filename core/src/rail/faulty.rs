@@ -404,6 +404,11 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         self.inner.notify(peer);
     }
 
+    #[cold]
+    fn doubt(&mut self, peer: Peer) -> Option<u32> {
+        self.inner.doubt(peer)
+    }
+
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         self.inner.check_peers(sink);
     }

@@ -76,6 +76,11 @@ pub struct Control {
     pub mute: bool,
     /// The rails, as a bitmask, that report this peer as silent at each poll and check.
     pub silent: Option<(u16, Peer)>,
+    /// The answer to [`Rail::doubt`], and the calls: pairs of rail and peer.
+    pub heard: Option<u32>,
+    pub doubts: Vec<(usize, Peer)>,
+    /// How far the clock of timed taps advances at each check of the peers, in nanoseconds.
+    pub tick: u64,
     /// The result of fencing a peer. `None`: the inner rail fences.
     pub fence: Option<Fence>,
     pub fences_all: bool,
@@ -484,7 +489,14 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         self.inner.notify(peer);
     }
 
+    fn doubt(&mut self, peer: Peer) -> Option<u32> {
+        let mut control = self.control.borrow_mut();
+        control.doubts.push((self.rail, peer));
+        control.heard
+    }
+
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        NOW.set(NOW.get() + self.control.borrow().tick);
         self.inner.check_peers(sink);
         self.report_silence(sink);
     }

@@ -11,6 +11,7 @@ mod close;
 mod damage;
 mod device;
 mod device_close;
+mod doubts;
 mod epoch;
 mod flood;
 mod forge;

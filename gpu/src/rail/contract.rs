@@ -312,6 +312,11 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         self.inner.notify(peer);
     }
 
+    #[cold]
+    fn doubt(&mut self, peer: Peer) -> Option<u32> {
+        self.inner.doubt(peer)
+    }
+
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         // Polls first, to report the last arrivals of a peer before its failure.
         self.poll_device(self.caps.depth, sink);

@@ -52,6 +52,8 @@ pub struct Persona {
     pub more: bool,
     /// Whether closing an endpoint ends all arrivals at once.
     pub fences: bool,
+    /// Whether the provider's addresses are TCP addresses at which it listens.
+    pub listens: bool,
     /// Versions of the provider that free their record of a read twice if the endpoint is closed
     /// while the data arrives. Records belong to the domain. A double free damages the domain: two
     /// operations may get the same record.
@@ -78,6 +80,7 @@ const fn persona(
         forgets_level: false,
         more: false,
         fences: false,
+        listens: false,
         frees_reads_twice: &[],
         completions: 4096,
         max_rma: 1 << 30,
@@ -89,12 +92,13 @@ pub const PERSONAS: [Persona; 8] = [
     Persona {
         forgets_level: true,
         fences: true,
+        listens: true,
         // `net` of libfabric 1.17.0. libfabric's pull request 8660 corrects this in 1.17.1.
         frees_reads_twice: &[(117, 0)],
         max_rma: 768 << 10,
         ..persona("tcp", &["tcp", "net"], Notify::Word)
     },
-    persona("tcp;ofi_rxm", &["tcp;ofi_rxm"], Notify::Word),
+    Persona { listens: true, ..persona("tcp;ofi_rxm", &["tcp;ofi_rxm"], Notify::Word) },
     persona("shm", &["shm"], Notify::Word),
     Persona { more: true, ..persona("verbs;ofi_rxm", &["verbs;ofi_rxm"], Notify::Message) },
     Persona { fabric: Some("efa"), completions: 32768, ..persona("efa", &["efa"], Notify::Source) },

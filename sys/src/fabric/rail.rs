@@ -52,6 +52,7 @@ mod fence;
 #[doc(hidden)]
 pub mod fuzzing;
 mod imports;
+mod knock;
 mod memory;
 mod peers;
 mod pool;
@@ -86,6 +87,7 @@ use self::batch::Batch;
 use self::expected::Expected;
 use self::fence::Return;
 use self::imports::Imports;
+use self::knock::Knocks;
 use self::memory::Registered;
 use self::peers::Peers;
 use self::pool::{Pool, Slot};
@@ -185,6 +187,7 @@ pub struct FabricRail {
     owed: VecDeque<(u16, u32)>,
     events: VecDeque<Event>,
     returns: Vec<Return>,
+    knocks: Knocks,
     sources: [u64; BATCH],
 
     regions: Vec<Registered>,
@@ -484,6 +487,11 @@ unsafe impl Rail for FabricRail {
         if self.holds() {
             self.close_batch();
         }
+    }
+
+    #[cold]
+    fn doubt(&mut self, peer: Peer) -> Option<u32> {
+        self.must_report(peer)
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {

@@ -7,6 +7,7 @@ use crate::op::Fault;
 use crate::probe::probe;
 
 use super::super::State;
+use super::super::doubt::RECEIVES;
 use super::super::list::NONE;
 use super::super::window::{Action, Parked};
 use super::Protocol;
@@ -14,6 +15,29 @@ use super::request::{DEVICE, Received, Stage};
 use super::stock::{Account, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {
+    /// Notes the peers that receives wait for. Examines a part of the table, and returns whether it
+    /// was the last part.
+    #[cold]
+    pub(in super::super) fn examine_receives(&mut self) -> bool {
+        let Some(protocol) = &self.protocol else { return true };
+        let (used, first) = (protocol.requests.slots.used(), self.doubts.receive);
+        let end = used.min(first.saturating_add(RECEIVES));
+        for index in first..end {
+            let Some(protocol) = &self.protocol else { return true };
+            let slot = &protocol.requests.slots[index as usize];
+            let source = match slot.stage {
+                Stage::Posted => protocol.matcher.source(slot.posted).map(|source| source as u16),
+                Stage::Claimed | Stage::Dequeued | Stage::Ended => None,
+                _ => slot.source.get().map(|source| source.index),
+            };
+            if let Some(source) = source {
+                self.awaits_slot(source);
+            }
+        }
+        self.doubts.receive = if end == used { 0 } else { end };
+        end == used
+    }
+
     #[cold]
     pub(in super::super) fn fail_matching(&mut self, peer: u16, why: PeerError) {
         let failed = Received::Failed(Fault::Peer(why));

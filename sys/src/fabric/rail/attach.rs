@@ -141,6 +141,7 @@ impl FabricRail {
         let inserted = self.endpoint.insert(theirs.provider);
         let addr = inserted.map_err(|error| AttachError::System(error.code.0))?;
         self.peers.attach(peer.0, addr, theirs.number, self.short_below);
+        self.knocks.note(peer.0, theirs.provider);
         Ok(())
     }
 }

@@ -30,6 +30,8 @@ pub(super) struct PeerSlot {
     pub attached: bool,
     /// Whether the provider has ever rejected a post to the peer.
     pub refused: bool,
+    /// Whether the engine doubts that the peer is still there.
+    pub doubted: bool,
     /// Whether the peer is cut off: the endpoint was replaced, or the peer has closed its own
     /// endpoint. Nothing from the peer arrives then.
     pub fenced: bool,
@@ -71,6 +73,7 @@ const GONE: PeerSlot = PeerSlot {
     up: false,
     attached: false,
     refused: false,
+    doubted: false,
     fenced: false,
     first: FIRST,
     refused_at: 0,

@@ -11,6 +11,7 @@ use fishplate_core::rail::{Caps, Order};
 use super::batch::Batch;
 use super::expected::Expected;
 use super::imports::Imports;
+use super::knock::Knocks;
 use super::peers::Peers;
 use super::pool::Pool;
 use super::slab::Slab;
@@ -115,6 +116,7 @@ impl FabricRail {
             owed: VecDeque::with_capacity(depth as usize),
             events: VecDeque::with_capacity(depth as usize + 3 * config.max_peers as usize),
             returns: Vec::new(),
+            knocks: Knocks::default(),
             entries: Batch::new(),
             sources: [FI_ADDR_NOTAVAIL; BATCH],
             scratch: vec![0; inject_message.max(HEAD + 4)].into(),

@@ -38,6 +38,7 @@ impl FabricRail {
     #[cold]
     pub(super) fn look<S: Sink>(&mut self, sink: &mut S) {
         let (now, polls) = (monotonic_ns().max(1), self.polls());
+        self.listen_at_doors(now);
         let slots = &self.peers.slots;
         let accepted = slots.iter().fold(0u32, |sum, slot| sum.wrapping_add(slot.accepted()));
         let total: u32 = slots.iter().map(|slot| slot.outstanding()).sum();

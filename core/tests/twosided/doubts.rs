@@ -1,0 +1,148 @@
+//! Waits for a peer that may be gone, over a rail that learns this only from its posts. The engine
+//! asks the peer at growing intervals, and only if it waits for this peer.
+
+use fishplate_core::engine::protocol::{Received, RecvSlot};
+use fishplate_core::engine::tag::PostedSlot;
+use fishplate_core::engine::{Asleep, Config, Notice, Signal, Waiter};
+use fishplate_core::error::{AttachError, PeerError, PostError, WaitError};
+use fishplate_core::mem::{Peer, RemoteId};
+use fishplate_core::op::{Cmp, Fault};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::sync::host::SpinHost;
+
+use super::rig::*;
+use super::support::tap::{Event, NOW, Post, Shared, Tap, Verb, shared};
+use super::support::*;
+
+type Rig = Own1<Tap<Loopback<64>, true>, 1>;
+
+/// Interval between two checks, in nanoseconds.
+const CHECK: u64 = 10_000_000;
+const SECOND: u64 = 100 * CHECK;
+
+/// An engine that is its own peer, over a rail that reports no arrivals, and an imported region.
+fn rig() -> (Rig, RemoteId, Shared) {
+    let control = shared();
+    NOW.set(7 * SECOND);
+    let mut own = own1(Config::DEFAULT, SMALL, [Tap::timed(Loopback::new(), 0, &control)]);
+    let into = own.into;
+    let there = import(&mut own.engine, own.me, into);
+    {
+        let mut control = control.borrow_mut();
+        (control.mute, control.heard, control.tick) = (true, Some(3), CHECK);
+        // The peer acknowledges nothing, and so its rail's queue must not fill.
+        control.absorbs = true;
+    }
+    (own, there, control)
+}
+
+/// Returns whether the post requests an acknowledgement.
+fn asks(post: &Post) -> bool {
+    post.verb == Verb::Message && post.bytes[0] == 5 && post.bytes[2] == 1
+}
+
+/// Checks the peers for this many seconds. Returns the seconds in which the engine asked.
+fn watch(own: &mut Rig, control: &Shared, seconds: u64) -> Vec<u64> {
+    let mut asked = vec![];
+    for n in 0..seconds * SECOND / CHECK {
+        own.engine.check_peers();
+        own.engine.progress();
+        let posts = std::mem::take(&mut control.borrow_mut().posts);
+        asked.extend(posts.iter().filter(|post| asks(post)).map(|_| (n + 1) * CHECK / SECOND));
+    }
+    asked
+}
+
+#[test]
+fn a_silent_peer_is_asked_at_growing_intervals_while_a_number_is_in_flight() {
+    let (mut own, there, control) = rig();
+    assert_eq!(watch(&mut own, &control, 20), []);
+    assert_eq!(control.borrow().doubts, [], "nobody waits");
+    own.engine.signal(CX, Signal::set(there.at(0), 1), Notice::Silent).unwrap();
+    // The first look only notes what was heard.
+    let times = watch(&mut own, &control, 140);
+    assert!(times.first().is_some_and(|&first| first <= 2), "{times:?}");
+    let gaps: Vec<_> = times.windows(2).map(|two| two[1] - two[0]).collect();
+    assert_eq!(gaps, [1, 2, 4, 8, 16, 32, 32, 32], "{times:?}");
+    // Something arrives every two seconds.
+    let mut asked = vec![];
+    for n in 0..20 {
+        control.borrow_mut().heard = Some(10 + n);
+        asked.extend(watch(&mut own, &control, 2));
+    }
+    assert!((18..=20).contains(&asked.len()), "once for each silence: {asked:?}");
+    // A post is outstanding, so the rail learns of a failure.
+    control.borrow_mut().heard = None;
+    assert_eq!(watch(&mut own, &control, 20), []);
+}
+
+/// Lets requests fail: the peer is gone.
+fn lose(control: &Shared) {
+    let told = control.clone();
+    control.borrow_mut().refuse = Some(Box::new(move |post| {
+        if !asks(post) {
+            return None;
+        }
+        let mut control = told.borrow_mut();
+        control.mute = false;
+        control.inject.push_back(Event::Down(Peer(0), PeerError::Lost));
+        Some(PostError::Again)
+    }));
+}
+
+#[test]
+fn a_wait_for_a_signal_of_a_peer_that_is_gone_ends() {
+    for named in [true, false] {
+        let (mut own, _, control) = rig();
+        lose(&control);
+        let (host, asleep) = (SpinHost::new(CHECK), Asleep::new());
+        let mut waiter = Waiter::awake(&host, &asleep);
+        let from = named.then_some(own.me);
+        let at = own.into.at(0);
+        let waited = own.engine.wait_signal(at, Cmp::Eq, 1, from, &mut waiter, 1000 * SECOND);
+        match named {
+            true => assert_eq!(waited, Err(WaitError::PeerFailed(own.me, PeerError::Lost))),
+            false => assert!(matches!(waited, Err(WaitError::Deadline(_))), "{waited:?}"),
+        }
+        assert_eq!(control.borrow().doubts.is_empty(), !named);
+        // The engine does not go on to ask for the sake of a wait that is over.
+        control.borrow_mut().doubts.clear();
+        watch(&mut own, &control, 10);
+        assert_eq!(control.borrow().doubts, []);
+    }
+}
+
+#[test]
+fn checks_of_one_peer_count_as_waits_for_it() {
+    let (mut own, _, control) = rig();
+    lose(&control);
+    for _ in 0..4 * SECOND / CHECK {
+        own.engine.check_peer(own.me);
+        own.engine.progress();
+    }
+    assert_eq!(own.engine.peer_error(own.me), Ok(Some(PeerError::Lost)));
+    // Of no effect for a peer that is gone.
+    own.engine.check_peer(own.me);
+    own.engine.remove_peer(own.me).unwrap();
+    own.engine.check_peer(own.me);
+    assert_eq!(own.engine.peer_error(own.me), Err(AttachError::UnknownPeer));
+}
+
+#[test]
+fn a_receive_that_names_a_peer_is_found_among_thousands_that_do_not() {
+    const MANY: usize = 5000;
+    for named in [true, false] {
+        let (mut own, _, control) = rig();
+        own.engine.grow_receives(leak(RecvSlot::EMPTY, MANY), leak(PostedSlot::EMPTY, MANY));
+        for n in 0..MANY - 1 {
+            own.engine.recv(None, tag(n as u64), EXACT, None, 0).unwrap();
+        }
+        lose(&control);
+        let source = named.then_some(own.me);
+        let request = own.engine.recv(source, tag(7), EXACT, None, 0).unwrap();
+        watch(&mut own, &control, 5);
+        let failed = Received::Failed(Fault::Peer(PeerError::Lost));
+        let status = own.engine.test_recv(request).unwrap();
+        assert_eq!(status.map(|status| status.outcome), named.then_some(failed));
+    }
+}

@@ -1,0 +1,154 @@
+//! Knocks at the door of a peer that may be gone: begins a TCP connection to its address, to see
+//! whether anything listens there. Slow path: makes system calls.
+//!
+//! When a process dies, the `tcp` provider closes its connection to it without a report. It then
+//! rejects each post with `FI_EAGAIN` and tries to connect again. It does the same while a living
+//! peer makes no progress. The kernel knows the difference: it completes the connection to a
+//! listening socket, even if the owner of the socket is stopped, and otherwise refuses it.
+
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use core::mem;
+
+use fishplate_core::error::PeerError;
+use fishplate_core::mem::Peer;
+
+use super::FabricRail;
+
+/// Time after which an unanswered knock is given up, in nanoseconds.
+const PATIENCE: u64 = 1_000_000_000;
+
+/// Maximum length of an address: that of `sockaddr_in6`.
+const LEN: usize = size_of::<libc::sockaddr_in6>();
+
+#[derive(Default)]
+pub(super) struct Knocks {
+    /// The addresses of peers, by their number. Zeros if a peer cannot be knocked.
+    addresses: Vec<[u8; LEN]>,
+    open: Vec<Knock>,
+}
+
+struct Knock {
+    peer: u16,
+    socket: Socket,
+    begun: u64,
+}
+
+struct Socket(c_int);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the descriptor.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+impl Socket {
+    /// Begins to connect. Does not wait. Returns `Err(true)` if the connection is refused, and
+    /// `Err(false)` if nothing was found out.
+    fn begin(address: &[u8; LEN]) -> Result<Socket, bool> {
+        let family = c_int::from(u16::from_ne_bytes([address[0], address[1]]));
+        let len = match family {
+            libc::AF_INET => size_of::<libc::sockaddr_in>(),
+            libc::AF_INET6 => LEN,
+            _ => return Err(false),
+        };
+        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: the call takes no pointers.
+        let fd = unsafe { libc::socket(family, kind, 0) };
+        if fd < 0 {
+            return Err(false);
+        }
+        let socket = Socket(fd);
+        // SAFETY: the address has at least `len` bytes. The kernel copies it, so it need not be
+        // aligned.
+        let connected =
+            unsafe { libc::connect(fd, address.as_ptr().cast(), len as libc::socklen_t) };
+        match connected {
+            0 => Err(false),
+            // SAFETY: `errno` is a variable of this thread.
+            _ => match unsafe { *libc::__errno_location() } {
+                libc::EINPROGRESS => Ok(socket),
+                error => Err(error == libc::ECONNREFUSED),
+            },
+        }
+    }
+
+    fn is_refused(&self) -> bool {
+        let (mut error, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
+        // SAFETY: `error` has room for `len` bytes.
+        let read = unsafe {
+            let into = (&raw mut error).cast();
+            libc::getsockopt(self.0, libc::SOL_SOCKET, libc::SO_ERROR, into, &mut len)
+        };
+        read == 0 && error == libc::ECONNREFUSED
+    }
+}
+
+impl Knocks {
+    /// Notes the provider's address of a peer.
+    pub fn note(&mut self, peer: u16, address: &[u8]) {
+        if self.addresses.len() <= peer as usize {
+            self.addresses.resize(peer as usize + 1, [0; LEN]);
+        }
+        let place = &mut self.addresses[peer as usize];
+        *place = [0; LEN];
+        if let Some(place) = place.get_mut(..address.len()) {
+            place.copy_from_slice(address);
+        }
+        self.open.retain(|knock| knock.peer != peer);
+    }
+
+    /// Returns whether the peer's address refuses connections.
+    fn knock(&mut self, peer: u16, now: u64) -> bool {
+        self.open.retain(|knock| knock.peer != peer);
+        let Some(address) = self.addresses.get(peer as usize) else { return false };
+        match Socket::begin(address) {
+            Ok(socket) => self.open.push(Knock { peer, socket, begun: now }),
+            Err(refused) => return refused,
+        }
+        false
+    }
+
+    /// Returns the next peer whose address has refused a connection.
+    fn refused(&mut self, now: u64) -> Option<u16> {
+        self.open.retain(|knock| now - knock.begun < PATIENCE);
+        let at = self.open.iter().position(|knock| knock.socket.is_refused())?;
+        Some(self.open.swap_remove(at).peer)
+    }
+}
+
+impl FabricRail {
+    /// Makes the next message to a peer report its failure, and knocks at the peer if posts to it
+    /// are rejected. Returns the number of arrivals from the peer. Returns `None` if the peer is
+    /// down, or if the provider reports the failure of a post that is outstanding. Also for other
+    /// providers than those over TCP: with them, a post to a stopped peer may stay outstanding, and
+    /// the deadline would fail the peer.
+    #[cold]
+    pub(super) fn must_report(&mut self, peer: Peer) -> Option<u32> {
+        let slot = self.peers.slots.get_mut(peer.0 as usize)?;
+        if !self.offer.persona.listens || !slot.up || slot.outstanding() != 0 {
+            return None;
+        }
+        slot.first = slot.first.max(1);
+        slot.doubted = true;
+        Some(slot.arrived)
+    }
+
+    /// Fails peers whose addresses refuse connections. Knocks at doubted peers that get no posts.
+    pub(super) fn listen_at_doors(&mut self, now: u64) {
+        for peer in 0..self.peers.slots.len() as u16 {
+            let slot = &mut self.peers.slots[peer as usize];
+            let idle = slot.up && slot.is_refused() && slot.outstanding() == 0;
+            if idle && mem::take(&mut slot.doubted) && self.knocks.knock(peer, now) {
+                self.take_down(Peer(peer), PeerError::Lost);
+            }
+        }
+        while let Some(peer) = self.knocks.refused(now) {
+            // A post that was accepted since reports its own end.
+            if self.peers.slots[peer as usize].is_refused() {
+                self.take_down(Peer(peer), PeerError::Lost);
+            }
+        }
+    }
+}

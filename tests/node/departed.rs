@@ -1,0 +1,275 @@
+//! Tests waits for a peer over libfabric's tcp whose process or node ends while no post to it is
+//! outstanding, and waits for a peer that only stops. The peer is another process: the test binary
+//! runs itself again.
+
+use std::env;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate::config::Settings;
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::error::{PeerError, WaitError};
+use fishplate::core::op::Outcome;
+use fishplate::node::{Error, Memory, Remote};
+use fishplate::{Cmp, Job, Node, Notice, PeerId, Signal};
+
+use super::port::free_port;
+use super::{SOON, WORKER, tcp};
+
+/// Environment variables of the child process: where it meets its parent, its number of rails, and
+/// what it does then.
+const PLACE: &str = "FISHPLATE_TEST_DEPARTED";
+const RAILS: &str = "FISHPLATE_TEST_RAILS";
+const DOES: &str = "FISHPLATE_TEST_DOES";
+
+const LEN: usize = 1 << 20;
+
+/// What the other process does once it is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    /// Is stopped, and then killed.
+    Dies,
+    /// Drops its node, and lives on.
+    Drops,
+    /// Is stopped for [`PAUSE`]. Then it signals.
+    Stops,
+    /// Makes no calls for [`PAUSE`]. Then it signals.
+    Computes,
+}
+
+/// How long the other process makes no progress.
+const PAUSE: Duration = Duration::from_secs(6);
+
+/// The deadline of the process that waits for a living peer. It must not expire, although it is
+/// shorter than [`PAUSE`].
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// One of the two processes: its node, its peer, and their memory.
+struct Half {
+    node: Node,
+    peer: PeerId,
+    inbox: Memory,
+    there: Remote,
+    job: Job,
+}
+
+impl Half {
+    /// Connects to the other process, and exchanges more messages with it than those that a new
+    /// peer gets with a completion.
+    fn new(place: &str, rails: usize, deadline: Duration) -> Half {
+        let mut job = Job::join(place, 2, SOON).unwrap();
+        let settings = Settings {
+            providers: vec!["tcp".into()],
+            interfaces: vec!["lo".into(); rails],
+            deadline,
+            ..Settings::DEFAULT
+        };
+        let mut node = tcp(rails).settings(settings).open().unwrap();
+        let peer = node.connect(job.exchange(node.address()).unwrap()).unwrap();
+        let inbox = node.alloc(LEN).unwrap();
+        let handle = node.handle(inbox).unwrap();
+        let there = node.import(peer, job.exchange(&handle).unwrap()).unwrap();
+        let mut half = Half { node, peer, inbox, there, job };
+        for _ in 0..20 {
+            half.node.send(peer, 1, b"first", Notice::Silent).unwrap();
+            half.node.recv(Some(peer), 1, Tag::ZERO, &mut [0; 8], SOON).unwrap();
+        }
+        half.node.quiet(peer, SOON).unwrap();
+        half.job.barrier_with(|| _ = half.node.progress()).unwrap();
+        // Without progress, so that the other process takes nothing that is sent afterwards.
+        half.job.barrier_with(|| ()).unwrap();
+        half
+    }
+
+    fn signal(&mut self) -> Result<(), Error> {
+        self.node.signal(Signal::set(self.there.at(0), 1), Notice::Silent)?;
+        Ok(())
+    }
+
+    fn await_signal(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.node.wait(self.inbox.at(0), Cmp::Eq, 1, Some(self.peer), timeout).map(|_| ())
+    }
+}
+
+/// The other process. It is killed when this is dropped.
+struct Other(Child);
+
+impl Other {
+    fn send(&self, signal: i32) {
+        // SAFETY: the call takes no pointers. The process is a child that nothing has reaped.
+        assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+/// Starts the other process, and connects to it.
+fn start(rails: usize, does: Does, deadline: Duration) -> (Half, Other) {
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let place = format!("127.0.0.1:{}", free_port());
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args([&format!("{module}::child"), "--exact", "--nocapture"]);
+    child.env(PLACE, &place).env(RAILS, rails.to_string()).env(DOES, format!("{does:?}"));
+    let other = Other(child.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
+    (Half::new(&place, rails, deadline), other)
+}
+
+/// The program of the other process.
+#[test]
+fn child() {
+    let Ok(place) = env::var(PLACE) else { return };
+    let does = env::var(DOES).unwrap();
+    let mut half = Half::new(&place, env::var(RAILS).unwrap().parse().unwrap(), SOON);
+    if does == format!("{:?}", Does::Drops) {
+        drop(half.node);
+    } else if does != format!("{:?}", Does::Dies) {
+        thread::sleep(if does == format!("{:?}", Does::Computes) { PAUSE } else { PAUSE / 6 });
+        half.signal().unwrap();
+        half.node.quiet(half.peer, SOON).unwrap();
+    }
+    // Until the parent has finished.
+    _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Longer than any wait takes.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Time within which a wait must end. It takes 1 to 2 s on an idle machine.
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// A call that waits for the peer. Returns its result.
+type Wait = fn(&mut Half) -> Result<(), Error>;
+
+/// Names, whether the peer may satisfy the wait just before it ends, and the calls.
+const WAITS: [(&str, bool, Wait); 9] = [
+    ("a signal", false, |half| half.await_signal(LONG)),
+    ("a message", false, |half| {
+        half.node.recv(Some(half.peer), 7, Tag::ZERO, &mut [0; 8], LONG).map(|_| ())
+    }),
+    ("calls of peer_error", false, |half| {
+        let begun = Instant::now();
+        while begun.elapsed() < LONG {
+            half.node.progress();
+            if let Some(why) = half.node.peer_error(half.peer)? {
+                return Err(Error::Wait(WaitError::PeerFailed(half.peer, why)));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }),
+    ("quiet", true, |half| {
+        half.signal()?;
+        half.node.quiet(half.peer, LONG)
+    }),
+    ("quiet_all", true, |half| {
+        half.node.send(half.peer, 7, b"short", Notice::Silent)?;
+        half.node.quiet_all(LONG)
+    }),
+    ("an atomic", true, |half| half.node.fetch_add(half.there.at(0), 1, LONG).map(|_| ())),
+    ("a long message", true, |half| {
+        half.node.send(half.peer, 7, &[7; LEN], Notice::Silent)?;
+        half.node.quiet(half.peer, LONG)
+    }),
+    ("a get", true, |half| {
+        half.node.get(half.inbox.slice(..8), half.there.at(0), Notice::Silent)?;
+        half.node.quiet(half.peer, LONG)
+    }),
+    ("close", true, |half| half.node.shutdown(LONG).map_err(Error::from)),
+];
+
+/// Runs all waits at once, each with its own peer.
+fn all_end(rails: usize, does: Does) {
+    if let Err(error) = tcp(rails).open() {
+        return println!("SKIPPED waits for a peer that is gone: {error}");
+    }
+    let run = |(name, may_succeed, wait): (&str, bool, Wait)| {
+        let (mut half, other) = start(rails, does, SOON);
+        if does == Does::Dies {
+            other.send(libc::SIGSTOP);
+        }
+        let begun = Instant::now();
+        let killer = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            if does == Does::Dies {
+                other.send(libc::SIGKILL);
+            }
+            other
+        });
+        let result = wait(&mut half);
+        let took = begun.elapsed();
+        println!("{rails} rails, {does:?}: {name}: {took:?}, {result:?}");
+        drop(killer.join().unwrap());
+        let lost = |why| matches!(why, PeerError::Lost | PeerError::Rail(_) | PeerError::Closed);
+        match result {
+            Err(Error::Wait(WaitError::PeerFailed(peer, why))) => {
+                assert!(peer == half.peer && lost(why), "{name}: {why}");
+            }
+            Err(Error::Failed(Outcome::Failed(_) | Outcome::Unknown(_))) => {}
+            // The provider failed the post before it lost the connection.
+            Err(Error::Wait(WaitError::Failed(1))) => {}
+            result => assert!(may_succeed && result.is_ok(), "{name}: {result:?}"),
+        }
+        assert!(took < LIMIT, "{name}: {took:?}");
+    };
+    thread::scope(|scope| WAITS.map(|wait| _ = scope.spawn(move || run(wait))));
+}
+
+#[test]
+fn waits_for_a_killed_process_end() {
+    all_end(1, Does::Dies);
+}
+
+#[test]
+fn waits_for_a_killed_process_that_two_rails_reached_end() {
+    all_end(2, Does::Dies);
+}
+
+#[test]
+fn waits_for_a_node_that_was_dropped_end() {
+    all_end(1, Does::Drops);
+}
+
+#[test]
+fn waits_for_a_node_that_was_dropped_and_that_two_rails_reached_end() {
+    all_end(2, Does::Drops);
+}
+
+#[test]
+fn a_peer_that_stops_for_longer_than_the_deadline_is_not_lost() {
+    if let Err(error) = tcp(1).open() {
+        return println!("SKIPPED a peer that stops: {error}");
+    }
+    let run = |rails, does| {
+        let (mut half, other) = start(rails, does, DEADLINE);
+        if does == Does::Stops {
+            other.send(libc::SIGSTOP);
+        }
+        let begun = Instant::now();
+        let starter = thread::spawn(move || {
+            thread::sleep(PAUSE);
+            other.send(libc::SIGCONT);
+            other
+        });
+        // A numbered message in flight, too.
+        half.signal().unwrap();
+        half.await_signal(LONG).unwrap();
+        assert!(begun.elapsed() > 2 * DEADLINE || WORKER, "{:?}", begun.elapsed());
+        half.node.quiet(half.peer, SOON).unwrap();
+        assert_eq!(half.node.peer_error(half.peer), Ok(None));
+        drop(starter.join().unwrap());
+    };
+    let cases =
+        [1, 2].into_iter().flat_map(|rails| [(rails, Does::Stops), (rails, Does::Computes)]);
+    thread::scope(|scope| {
+        for (rails, does) in cases {
+            scope.spawn(move || run(rails, does));
+        }
+    });
+}
