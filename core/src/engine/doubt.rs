@@ -154,8 +154,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// A peer that has not answered yet gets messages that the rails report.
     fn waits_for(&self, peer: u16) -> bool {
         match self.peers[peer as usize].state {
-            PeerState::Connected | PeerState::Closing if self.is_meeting(peer) => false,
-            PeerState::Closing => true,
+            PeerState::Closing => !self.is_meeting(peer),
             PeerState::Connected => {
                 let mut contexts = 0..self.config.contexts;
                 self.pairings[peer as usize].doubt.awaited

@@ -18,6 +18,9 @@ use super::FabricRail;
 /// Time after which an unanswered knock is given up, in nanoseconds.
 const PATIENCE: u64 = 1_000_000_000;
 
+/// Maximum number of knocks at the same time. Each takes a descriptor.
+const MOST: usize = 16;
+
 /// Maximum length of an address: that of `sockaddr_in6`.
 const LEN: usize = size_of::<libc::sockaddr_in6>();
 
@@ -140,6 +143,7 @@ impl FabricRail {
         for peer in 0..self.peers.slots.len() as u16 {
             let slot = &mut self.peers.slots[peer as usize];
             let idle = slot.up && slot.is_refused() && slot.outstanding() == 0;
+            let idle = idle && self.knocks.open.len() < MOST;
             if idle && mem::take(&mut slot.doubted) && self.knocks.knock(peer, now) {
                 self.take_down(Peer(peer), PeerError::Lost);
             }
@@ -150,5 +154,75 @@ impl FabricRail {
                 self.take_down(Peer(peer), PeerError::Lost);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::net::{SocketAddr, TcpListener};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::{Knock, Knocks, PATIENCE, Socket};
+
+    /// Returns the bytes of a `sockaddr_in` or `sockaddr_in6`.
+    fn bytes(at: SocketAddr) -> std::vec::Vec<u8> {
+        let port = at.port().to_be_bytes();
+        match at {
+            SocketAddr::V4(at) => {
+                let family = (libc::AF_INET as u16).to_ne_bytes();
+                [&family[..], &port, &at.ip().octets(), &[0; 8]].concat()
+            }
+            SocketAddr::V6(at) => {
+                let family = (libc::AF_INET6 as u16).to_ne_bytes();
+                [&family[..], &port, &[0; 4], &at.ip().octets(), &[0; 4]].concat()
+            }
+        }
+    }
+
+    /// Knocks, and waits for the answer. Returns whether the connection was refused.
+    fn is_refused(knocks: &mut Knocks, peer: u16) -> bool {
+        let refused = knocks.knock(peer, 7);
+        let answer = |_| {
+            thread::sleep(Duration::from_millis(1));
+            knocks.refused(8) == Some(peer)
+        };
+        refused || (0..50).any(answer)
+    }
+
+    #[test]
+    fn only_an_address_at_which_nothing_listens_refuses() {
+        for place in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(place) else {
+                std::println!("SKIPPED {place}: the machine does not have it");
+                continue;
+            };
+            let at = listener.local_addr().unwrap();
+            let mut knocks = Knocks::default();
+            knocks.note(3, &bytes(at));
+            // The owner of the socket never accepts.
+            for _ in 0..5 {
+                assert!(!is_refused(&mut knocks, 3), "{place}");
+            }
+            drop(listener);
+            assert!(is_refused(&mut knocks, 3), "{place}");
+            // Peers whose addresses are not known, or are of another kind.
+            knocks.note(3, &[7; 100]);
+            assert!([3, 2, 9].iter().all(|&peer| !is_refused(&mut knocks, peer)));
+            knocks.note(3, b"fi_shm://1:0:0\0");
+            assert!(!is_refused(&mut knocks, 3));
+        }
+    }
+
+    #[test]
+    fn a_knock_without_an_answer_is_given_up() {
+        let mut knocks = Knocks::default();
+        // SAFETY: the call takes no pointers.
+        let socket = Socket(unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) });
+        knocks.open.push(Knock { peer: 0, socket, begun: 1 });
+        assert_eq!((knocks.refused(PATIENCE), knocks.open.len()), (None, 1));
+        assert_eq!((knocks.refused(1 + PATIENCE), knocks.open.len()), (None, 0));
     }
 }
