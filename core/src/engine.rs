@@ -21,10 +21,10 @@
 //! failed. `submit` accepts operations, and `post` cuts them into posts and picks rails. `receive`
 //! handles reports of rails, and `service` does the work that became due. `device` applies signals
 //! and atomics in device memory. `carried` moves data that no rail reaches. `finish` completes
-//! operations, and `wait` blocks. `doubt` asks silent peers. These modules share the state in `window`, `stream`, `pending`,
-//! `table`, `load` and `wire`, with lists from `list`. `protocol` sends and receives tagged
-//! messages, and `tag` matches them. `worker` drives an engine for other threads, which send it
-//! `command`s over a `lane`.
+//! operations, and `wait` blocks. `doubt` asks silent peers. These modules share the state in
+//! `window`, `stream`, `pending`, `table`, `load` and `wire`, with lists from `list`. `protocol`
+//! sends and receives tagged messages, and `tag` matches them. `worker` drives an engine for other
+//! threads, which send it `command`s over a `lane`.
 
 mod carried;
 mod close;

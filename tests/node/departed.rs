@@ -181,7 +181,7 @@ const WAITS: [(&str, bool, Wait); 9] = [
         half.node.get(half.inbox.slice(..8), half.there.at(0), Notice::Silent)?;
         half.node.quiet(half.peer, LONG)
     }),
-    ("close", true, |half| half.node.shutdown(LONG).map_err(Error::from)),
+    ("close", true, |half| half.node.shutdown(LONG)),
 ];
 
 /// Runs all waits at once, each with its own peer.

@@ -13,7 +13,6 @@
 use crate::mem::{Peer, PeerId};
 use crate::rail::Rail;
 
-use super::table::PeerState;
 use super::{Engine, State};
 
 /// Time between two looks at the peers, in nanoseconds or passes.
@@ -43,7 +42,7 @@ impl Doubts {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doubt {
     /// Whether this side waits for the peer, for another reason than an operation.
-    awaited: bool,
+    pub(super) awaited: bool,
     /// Whether `heard` is valid: this side already waited for the peer at the last look.
     begun: bool,
     /// Number of requests, up to [`DOUBLINGS`], and of looks until the next one.
@@ -148,21 +147,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn awaits_slot(&mut self, peer: u16) {
         if (peer as usize) < self.reached {
             self.pairings[peer as usize].doubt.awaited = true;
-        }
-    }
-
-    /// A peer that has not answered yet gets messages that the rails report.
-    fn waits_for(&self, peer: u16) -> bool {
-        match self.peers[peer as usize].state {
-            PeerState::Closing => !self.is_meeting(peer),
-            PeerState::Connected => {
-                let mut contexts = 0..self.config.contexts;
-                self.pairings[peer as usize].doubt.awaited
-                    || contexts.any(|context| {
-                        self.streams[self.stream_of(context as u8, peer) as usize].open != 0
-                    })
-            }
-            _ => false,
         }
     }
 }

@@ -407,6 +407,23 @@ impl<const RAILS: usize> super::State<'_, RAILS> {
         })
     }
 
+    /// Returns whether this side waits for something from a peer. `false` if the peer has not
+    /// answered yet: the rails report failures of the first messages.
+    #[cold]
+    pub(super) fn waits_for(&self, peer: u16) -> bool {
+        match self.peers[peer as usize].state {
+            PeerState::Closing => !self.is_meeting(peer),
+            PeerState::Connected => {
+                let mut contexts = 0..self.config.contexts;
+                self.pairings[peer as usize].doubt.awaited
+                    || contexts.any(|context| {
+                        self.streams[self.stream_of(context as u8, peer) as usize].open != 0
+                    })
+            }
+            _ => false,
+        }
+    }
+
     fn is_unanswered(&self, peer: u16) -> bool {
         (peer as usize) < self.peers.len() && self.is_meeting(peer)
     }
