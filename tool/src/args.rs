@@ -386,7 +386,7 @@ pub const REGION: usize = 64 << 20;
 /// Two regions and the page of signals must fit the address space.
 const REGION_MAX: usize = 64 << 30;
 /// Maximum number of rails within one process, and between two processes.
-const RAILS_IN_PROCESS: usize = 4;
+pub const RAILS_IN_PROCESS: usize = 4;
 const RAILS_BETWEEN: usize = 15;
 
 impl PerfArgs {

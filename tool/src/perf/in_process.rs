@@ -23,12 +23,13 @@ use fishplate_core::mem::{
     LocalAddr, LocalId, PeerId, RailId, Region, RegionKind, RemoteAddr, RemoteId,
 };
 use fishplate_core::op::Outcome as Ended;
-use fishplate_core::rail::Rail;
+use fishplate_core::rail::{Rail, Rails};
 
 use super::endpoint::Mapped;
 use super::job::{Job, SLOTS_AT, Side, Tally};
 use super::verbs::{Area, Verbs};
 use super::watch::Watch;
+use crate::args::RAILS_IN_PROCESS;
 use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
@@ -43,16 +44,16 @@ const RECEIVES: usize = 1024;
 
 const CONTEXT: ContextId = ContextId(0);
 
-struct Parts<const RAILS: usize> {
-    storage: Storage<RAILS>,
-    matching: MatchStorage<RAILS>,
+struct Parts {
+    storage: Storage<RAILS_IN_PROCESS>,
+    matching: MatchStorage<RAILS_IN_PROCESS>,
     failover: Option<FailoverStorage>,
     landing: Mapped,
     buffer: Mapped,
     lens: [usize; 2],
 }
 
-impl<const RAILS: usize> Parts<RAILS> {
+impl Parts {
     fn new(config: &Config, job: &Job, sides: usize) -> Outcome<Self> {
         // The tests of order use a slot for each operation in flight.
         let slots = SLOTS_AT + job.window as usize * job.stride();
@@ -76,8 +77,11 @@ impl<const RAILS: usize> Parts<RAILS> {
     }
 }
 
-struct One<'m, R: Rail, const RAILS: usize> {
-    engine: Engine<'m, R, RAILS>,
+/// Runs with fewer rails use it too: the compiler takes long to generate an engine.
+type OwnEngine<'m, R> = Engine<'m, R, RAILS_IN_PROCESS>;
+
+struct One<'m, R: Rail> {
+    engine: OwnEngine<'m, R>,
     peer: PeerId,
     /// The landing memory and the buffer memory. Each has an area for each side that the engine
     /// serves.
@@ -87,25 +91,30 @@ struct One<'m, R: Rail, const RAILS: usize> {
     theirs: Option<RemoteId>,
 }
 
-impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
+impl<'m, R: Rail> One<'m, R> {
     /// Creates an engine, and returns the handle of its landing area. `attach` connects its rails.
     fn new(
-        parts: &'m mut Parts<RAILS>,
+        parts: &'m mut Parts,
         config: Config,
-        rails: [R; RAILS],
-        mut attach: impl FnMut(&mut Engine<'m, R, RAILS>, RailId, PeerId) -> Result<(), AttachError>,
+        rails: usize,
+        make: impl FnMut(usize) -> R,
+        mut attach: impl FnMut(&mut OwnEngine<'m, R>, RailId, PeerId) -> Result<(), AttachError>,
     ) -> Result<(Self, Vec<u8>), AttachError> {
         let Parts { storage, matching, failover, landing, buffer, lens } = parts;
-        let mut engine = storage.engine(config, rails)?;
+        let mut list = Rails::new();
+        for rail in (0..rails).map(make) {
+            list.push(rail).map_err(|_| AttachError::Full("rails: too many in one process"))?;
+        }
+        let mut engine = storage.engine(config, list)?;
         engine.attach_matching(MATCHING, matching.memory())?;
         if let Some(failover) = failover {
             engine.attach_failover(failover.memory())?;
         }
         let peer = engine.reserve_peer()?;
-        for rail in 0..RAILS {
+        for rail in 0..rails {
             attach(&mut engine, RailId(rail as u8), peer)?;
         }
-        engine.connect_peer(peer, (1 << RAILS) - 1)?;
+        engine.connect_peer(peer, (1 << rails) - 1)?;
         let mut register = |memory: &Mapped| {
             // SAFETY: the parts, which the engine borrows, own the memory. It is accessed only
             // through raw pointers and atomics.
@@ -125,21 +134,21 @@ impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
 }
 
 /// Either one engine is its own peer, or two engines are peers.
-pub struct InProcess<'m, R: Rail, const RAILS: usize> {
-    engines: Vec<One<'m, R, RAILS>>,
+pub struct InProcess<'m, R: Rail> {
+    engines: Vec<One<'m, R>>,
     clock: Clock,
     watch: Watch,
     tally: Tally,
     passes: u64,
 }
 
-impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
-    fn new(engines: Vec<One<'m, R, RAILS>>, clock: Clock) -> Self {
+impl<'m, R: Rail> InProcess<'m, R> {
+    fn new(engines: Vec<One<'m, R>>, clock: Clock) -> Self {
         InProcess { engines, clock, watch: Watch::new(clock), tally: Tally::default(), passes: 0 }
     }
 
     #[inline(always)]
-    fn one(&mut self, side: Side) -> &mut One<'m, R, RAILS> {
+    fn one(&mut self, side: Side) -> &mut One<'m, R> {
         let at = side as usize % self.engines.len();
         &mut self.engines[at]
     }
@@ -184,7 +193,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         &mut self,
         side: Side,
         what: &str,
-        mut done: impl FnMut(&mut One<'m, R, RAILS>) -> Result<Option<T>, OpError>,
+        mut done: impl FnMut(&mut One<'m, R>) -> Result<Option<T>, OpError>,
     ) -> Outcome<T> {
         loop {
             match done(self.one(side)) {
@@ -203,7 +212,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
     #[cold]
     fn why(&mut self, side: Side) -> String {
         let One { engine, peer, .. } = self.one(side);
-        let faults = (0..RAILS).filter_map(|rail| {
+        let faults = (0..RAILS_IN_PROCESS).filter_map(|rail| {
             let fault = engine.rail_error(*peer, RailId(rail as u8)).ok()??;
             Some(format!("; rail {rail}: {fault}"))
         });

@@ -60,9 +60,9 @@ impl<'a> Source<'a> {
     }
 }
 
-pub struct Ends<'a, 'm, R: Rail, const RAILS: usize>(pub &'a mut [One<'m, R, RAILS>]);
+pub struct Ends<'a, 'm, R: Rail>(pub &'a mut [One<'m, R>]);
 
-impl<R: Rail, const RAILS: usize> Nodes for Ends<'_, '_, R, RAILS> {
+impl<R: Rail> Nodes for Ends<'_, '_, R> {
     fn uses(&self, from: u16, _: u16, rail: u16) -> bool {
         let One { engine, peer, .. } = &self.0[usize::from(from)];
         engine.rail_error(*peer, RailId(rail as u8)) == Ok(None)
@@ -117,11 +117,11 @@ pub struct Record {
 }
 
 impl Record {
-    pub fn take<R: Rail, const RAILS: usize>(
+    pub fn take<R: Rail>(
         &mut self,
         schedule: &Schedule<'_, '_>,
         sim: &Sim<'_>,
-        engines: &[One<'_, R, RAILS>],
+        engines: &[One<'_, R>],
     ) {
         let counters = engines.iter().map(|one| Counters::of(&one.engine.stats()));
         *self = Record {
@@ -162,7 +162,6 @@ impl Record {
 pub fn run(
     plan: &Plan,
     job: &Job,
-    rails: usize,
     is_last: bool,
     totals: &mut Counters,
     mut attempt: impl FnMut(Source<'_>, &mut Record) -> Outcome<Tally>,
@@ -173,7 +172,7 @@ pub fn run(
     if failed && plan.faults == Faults::Random {
         (record, outcome) = reduce(record, outcome, attempt);
     }
-    let trace = record.trace(job, rails, &outcome);
+    let trace = record.trace(job, plan.rails, &outcome);
     if let Some(path) = plan.trace.as_deref().filter(|_| failed || is_last) {
         trace.write(path)?;
     }

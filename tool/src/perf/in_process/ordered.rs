@@ -14,7 +14,7 @@ use crate::payload::Pattern;
 
 const WORD: usize = 0;
 
-impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
+impl<'m, R: Rail> InProcess<'m, R> {
     /// Runs rounds of put-signals in both directions, with `window` operations in flight. After
     /// every pass, checks that the data before each signal has landed, and that the signal does not
     /// decrease.
@@ -23,7 +23,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
     pub(super) fn put_signals(
         &mut self,
         job: &Job,
-        mut before: impl FnMut(u64, &mut [One<'m, R, RAILS>]),
+        mut before: impl FnMut(u64, &mut [One<'m, R>]),
     ) -> Outcome {
         let (stride, len) = (job.stride(), job.size);
         let mut sent = 0;
@@ -84,7 +84,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
     pub(super) fn messages(
         &mut self,
         job: &Job,
-        mut before: impl FnMut(u64, &mut [One<'m, R, RAILS>]),
+        mut before: impl FnMut(u64, &mut [One<'m, R>]),
     ) -> Outcome {
         let (stride, len) = (job.stride(), job.size);
         let place = |k: u64| SLOTS_AT + k as usize * stride;

@@ -1,10 +1,9 @@
 //! The runs of both sides in one process: for each size one over loopback, or one for each seed
 //! over the simulated fabric.
 
-use std::array;
 use std::time::Duration;
 
-use fishplate_core::engine::{Config, Engine, RailPolicy};
+use fishplate_core::engine::{Config, RailPolicy};
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::PeerId;
 use fishplate_core::rail::loopback::Loopback;
@@ -15,7 +14,7 @@ use super::super::steps::{self, Span};
 use super::super::verbs::Verbs;
 use super::super::{Files, always_checks, finish_row, headline, prepare, run_job};
 use super::faults::{self, Counters, Ends, Record, Source};
-use super::{InProcess, One, Parts};
+use super::{InProcess, One, OwnEngine, Parts};
 use crate::args::{Faults, Plan, SEED_ITERS, SIM_ITERS, Test, Trace, Transport, name};
 use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
@@ -31,15 +30,6 @@ const PACKETS: usize = 1024;
 pub fn run(plan: &Plan, files: &mut Files) -> Outcome {
     let _pinned = plan.places.pin_first()?;
     plan.trace.as_deref().map_or(Ok(()), Trace::create)?;
-    match plan.rails {
-        1 => rows::<1>(plan, files),
-        2 => rows::<2>(plan, files),
-        3 => rows::<3>(plan, files),
-        _ => rows::<4>(plan, files),
-    }
-}
-
-fn rows<const RAILS: usize>(plan: &Plan, files: &mut Files) -> Outcome {
     let clock = Clock::calibrate();
     let mut report = Report::new(plan.format);
     headline(&mut report, plan, &clock)?;
@@ -48,7 +38,7 @@ fn rows<const RAILS: usize>(plan: &Plan, files: &mut Files) -> Outcome {
     let mut fault = Ok(());
     for &size in &plan.sizes {
         progress.begin(format!("{} {}", name(plan.test), sizes::show(size)));
-        let row = row::<RAILS>(plan, size, clock, &progress, &report, files)?;
+        let row = row(plan, size, clock, &progress, &report, files)?;
         let check = plan.check || plan.transport == Transport::Sim || always_checks(plan.test);
         let written = progress.around(|| finish_row(&mut report, files, row, check));
         fault = fault.and(written);
@@ -56,7 +46,7 @@ fn rows<const RAILS: usize>(plan: &Plan, files: &mut Files) -> Outcome {
     fault
 }
 
-fn row<const RAILS: usize>(
+fn row(
     plan: &Plan,
     size: usize,
     clock: Clock,
@@ -88,13 +78,12 @@ fn row<const RAILS: usize>(
         let tally = match simulated {
             true => {
                 let mut run = |source: Source<'_>, record: &mut Record| {
-                    simulate::<RAILS>(&job, source, record, &mut packets, clock, &mut histogram)
+                    simulate(plan.rails, &job, source, record, &mut packets, clock, &mut histogram)
                 };
                 let tally = match plan.faults {
                     Faults::None => run(Source::None, &mut Record::default()),
                     _ => {
-                        let ran =
-                            faults::run(plan, &job, RAILS, number + 1 == seeds, &mut counters, run);
+                        let ran = faults::run(plan, &job, number + 1 == seeds, &mut counters, run);
                         ran.and_then(|(tally, notes)| {
                             progress.around(|| {
                                 notes.iter().try_for_each(|note| report.comment(note))
@@ -105,11 +94,12 @@ fn row<const RAILS: usize>(
                 };
                 tally.map(|tally| (tally, job.iters))
             }
-            false => loop_back::<RAILS>(&job, plan.duration, clock, &mut histogram),
+            false => loop_back(plan.rails, &job, plan.duration, clock, &mut histogram),
         };
         let (tally, done) = tally.map_err(|error| match error {
             Failure::Run(message) if simulated => Failure::Run(format!(
-                "{message}; to repeat it, use --rails {RAILS} --seed {seed} --size {size}{}",
+                "{message}; to repeat it, use --rails {} --seed {seed} --size {size}{}",
+                plan.rails,
                 if plan.faults == Faults::Random { " --random-faults" } else { "" }
             )),
             error => error,
@@ -147,17 +137,18 @@ fn attach_failed(error: AttachError) -> Failure {
     limits::attach_failed("the engine", error)
 }
 
-fn loop_back<const RAILS: usize>(
+fn loop_back(
+    rails: usize,
     job: &Job,
     duration: Option<Duration>,
     clock: Clock,
     histogram: &mut Histogram,
 ) -> Outcome<(Tally, u64)> {
     let config = Config { window: (job.window as u32).max(16), ..Config::DEFAULT };
-    let mut parts = Parts::<RAILS>::new(&config, job, 2)?;
-    let rails = array::from_fn(|_| Loopback::<DEPTH>::new());
+    let mut parts = Parts::new(&config, job, 2)?;
     let (mut one, handle) =
-        One::new(&mut parts, config, rails, |_, _, _| Ok(())).map_err(attach_failed)?;
+        One::new(&mut parts, config, rails, |_| Loopback::<DEPTH>::new(), |_, _, _| Ok(()))
+            .map_err(attach_failed)?;
     one.import(&handle).map_err(attach_failed)?;
     let mut both = InProcess::new(vec![one], clock);
     both.set_timeout(job.timeout_ns);
@@ -174,7 +165,8 @@ fn loop_back<const RAILS: usize>(
     }
 }
 
-fn simulate<const RAILS: usize>(
+fn simulate(
+    rails: usize,
     job: &Job,
     faults: Source<'_>,
     record: &mut Record,
@@ -197,18 +189,16 @@ fn simulate<const RAILS: usize>(
     let fails = !matches!(faults, Source::None);
     // The two sides of a failover need different seeds.
     let configs = [config, Config { seed: if fails { !job.seed } else { job.seed }, ..config }];
-    let sim = Sim::new(packets, 2, RAILS as u16, Dials::WILD, job.seed).map_err(attach_failed)?;
-    let (mut near, mut far) =
-        (Parts::<RAILS>::new(&config, job, 1)?, Parts::<RAILS>::new(&config, job, 1)?);
+    let sim = Sim::new(packets, 2, rails as u16, Dials::WILD, job.seed).map_err(attach_failed)?;
+    let (mut near, mut far) = (Parts::new(&config, job, 1)?, Parts::new(&config, job, 1)?);
     if fails {
         near.keep(&config);
         far.keep(&config);
     }
     let mut log = faults.room();
-    let mut schedule = faults.schedule(&sim, RAILS, job.seed, &mut log);
-    let rails = |node| array::from_fn(|rail| sim.endpoint(node, rail as u16));
+    let mut schedule = faults.schedule(&sim, rails, job.seed, &mut log);
     let attach = |node| {
-        move |engine: &mut Engine<'_, SimRail<'_, '_>, RAILS>, rail, peer: PeerId| match engine
+        move |engine: &mut OwnEngine<'_, SimRail<'_, '_>>, rail, peer: PeerId| match engine
             .rail_mut(rail)
         {
             Some(mut rail) => rail.attach(peer.peer(), node),
@@ -216,15 +206,17 @@ fn simulate<const RAILS: usize>(
         }
     };
     let (mut a, a_handle) =
-        One::new(&mut near, configs[0], rails(0), attach(1)).map_err(attach_failed)?;
+        One::new(&mut near, configs[0], rails, |rail| sim.endpoint(0, rail as u16), attach(1))
+            .map_err(attach_failed)?;
     let (mut b, b_handle) =
-        One::new(&mut far, configs[1], rails(1), attach(0)).map_err(attach_failed)?;
+        One::new(&mut far, configs[1], rails, |rail| sim.endpoint(1, rail as u16), attach(0))
+            .map_err(attach_failed)?;
     a.import(&b_handle).map_err(attach_failed)?;
     b.import(&a_handle).map_err(attach_failed)?;
     let mut both = InProcess::new(vec![a, b], clock);
     both.set_timeout(job.timeout_ns);
     let begun = clock.now();
-    let mut turn = |op, engines: &mut [One<'_, SimRail<'_, '_>, RAILS>]| {
+    let mut turn = |op, engines: &mut [One<'_, SimRail<'_, '_>>]| {
         if let Some(schedule) = &mut schedule {
             schedule.turn(op, &mut Ends(engines));
         }

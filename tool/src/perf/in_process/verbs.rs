@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
 use crate::histogram::Histogram;
 
-impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
+impl<R: Rail> Verbs for InProcess<'_, R> {
     #[inline(always)]
     fn plays(&self, _: Side) -> bool {
         true
