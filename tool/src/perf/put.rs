@@ -82,11 +82,12 @@ fn windows<V: Verbs>(
                     len,
                 )?;
             }
-            let mut slot = 0;
+            // Not a slot number, which would need a multiplication for each put.
+            let (mut offset, end) = (0, slots as usize * stride);
             for _ in 0..now {
-                let offset = slot as usize * stride;
-                slot = if slot + 1 == slots { 0 } else { slot + 1 };
                 verbs.put(Side::Starts, offset, len, SLOTS_AT + offset)?;
+                offset += stride;
+                offset = if offset == end { 0 } else { offset };
             }
         }
         if job.check {
