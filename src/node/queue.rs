@@ -154,8 +154,8 @@ impl Queue<'_> {
         }
     }
 
-    /// Posts a receive like [`irecv2`](Self::irecv2). If this returns `None`, nothing was done.
-    /// `irecv2` then posts the receive, or returns the reason for an error.
+    /// Posts a receive like [`irecv2`](Self::irecv2), but attaches no peer. If this returns `None`,
+    /// nothing was done. `irecv2` then posts the receive, or returns the reason for an error.
     #[inline(always)]
     pub fn irecv2_at_once(
         &mut self,
@@ -165,7 +165,7 @@ impl Queue<'_> {
         into: impl Into<Buffer>,
         context: u64,
     ) -> Option<MqReq> {
-        self.0.irecv2_at_once(source, tag, tagsel, into, context)
+        self.0.irecv2(source, tag, tagsel, into, context).ok()
     }
 
     /// Receives a message that [`improbe2`](Self::improbe2) has claimed.

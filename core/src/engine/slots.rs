@@ -81,6 +81,15 @@ impl<'m, T: Slot> Slots<'m, T> {
         slot
     }
 
+    /// Returns the slot that was released last, for a step that may not take it. Returns `None` if
+    /// only unused slots are free.
+    #[inline(always)]
+    pub(crate) fn released_last(&mut self) -> Option<Vacant<'_, T>> {
+        let index = self.free.head_index();
+        let slot = self.slots.get_mut(index as usize)?;
+        Some(Vacant { slot, free: &mut self.free, index })
+    }
+
     /// Returns the slots and the free list, for steps that load the address of the slots once.
     #[inline(always)]
     pub(crate) fn parts(&mut self) -> (&mut [T], &mut FreeList) {
@@ -115,6 +124,24 @@ impl<'m, T: Slot> Slots<'m, T> {
         (0..self.used())
             .zip(self.slots.iter())
             .filter(|&(index, slot)| slot.name().0 as u32 == index)
+    }
+}
+
+/// A free slot, the first of the free list.
+pub(crate) struct Vacant<'a, T> {
+    slot: &'a mut T,
+    free: &'a mut FreeList,
+    pub index: u32,
+}
+
+impl<'a, T: Slot> Vacant<'a, T> {
+    /// The contents of the slot are stale except for the name; the caller sets them.
+    #[inline(always)]
+    pub(crate) fn take(self) -> &'a mut T {
+        let name = self.slot.name_mut();
+        self.free.set_head(name.link());
+        *name = Name(name.0 >> 32 << 32 | self.index as u64);
+        self.slot
     }
 }
 
@@ -196,8 +223,14 @@ mod tests {
                     0 | 1 => {
                         let first = slots.first_free();
                         assert_eq!(first.is_some(), held.len() < len);
-                        match first {
-                            Some(first) if random.within(0..2) == 0 => _ = slots.take_first(first),
+                        match (first, slots.released_last()) {
+                            (Some(_), Some(last)) if random.within(0..2) == 0 => {
+                                assert_eq!(Some(last.index), first);
+                                last.take();
+                            }
+                            (Some(first), None) if random.within(0..2) == 0 => {
+                                slots.take_first(first);
+                            }
                             _ => assert_eq!(slots.take(), first),
                         }
                         let Some(index) = first else { continue };

@@ -47,22 +47,6 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.post(source, tag.into(), !tagsel.into(), into.into(), context)
     }
 
-    /// Posts a receive like [`irecv2`](Self::irecv2). Returns `None` if nothing was done: then
-    /// `irecv2` posts the receive, or returns why it cannot.
-    #[inline(always)]
-    pub fn irecv2_at_once(
-        &mut self,
-        source: Option<PeerId>,
-        tag: impl Into<Tag>,
-        tagsel: impl Into<Tag>,
-        into: impl Into<Buffer>,
-        context: u64,
-    ) -> Option<MqReq> {
-        let (tag, ignore, into) = (tag.into(), !tagsel.into(), into.into());
-        into.len().ok()?;
-        self.engine.recv_now(source, tag, ignore, into.into(), context).map(MqReq)
-    }
-
     /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle of the claim
     /// becomes the handle of the receive. If the message was lost with its sender, the receive
     /// completes with [`Code::InternalErr`].

@@ -79,7 +79,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Returns `None` and changes nothing if the slow path must take the call.
     #[inline(always)]
-    pub(crate) fn recv_now(
+    fn recv_now(
         &mut self,
         source: Option<PeerId>,
         tag: Tag,
@@ -97,14 +97,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
         }
         let protocol = state.protocol.as_mut()?;
-        let index = protocol.requests.slots.first_free()?;
+        let slot = protocol.requests.slots.released_last()?;
         let posted = protocol.matcher.post_alike(
             source.map(|peer| peer.index as u32),
             tag,
             ignore,
-            index as u64,
+            slot.index as u64,
         )?;
-        Some(protocol.requests.open(index, &buffer, word, posted))
+        Some(slot.take().receive(&buffer, word, posted))
     }
 
     #[inline(never)]

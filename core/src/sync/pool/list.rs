@@ -42,12 +42,12 @@ impl FreeList {
     /// Returns the index of the slot released last. At the end of the list, or after a corrupted
     /// link, returns an index that no table has.
     #[inline(always)]
-    pub(super) fn head_index(&self) -> u32 {
+    pub(crate) fn head_index(&self) -> u32 {
         self.head.wrapping_sub(1)
     }
 
     #[inline(always)]
-    pub(super) fn set_head(&mut self, link: u32) {
+    pub(crate) fn set_head(&mut self, link: u32) {
         self.head = link;
     }
 
