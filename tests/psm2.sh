@@ -61,13 +61,14 @@ say "symbols, with their version" bash -c "names $tests/symbols.txt"
 say "SONAME" grep -q 'libpsm2\.so\.2\]' <(readelf -d "$library")
 say "the preload exports glob alone" [ "$(nm -D --defined-only "$work/lib/libfishplate_hfi1.so" |
     awk '{ print $3 }')" = glob ]
-for name in layout misuse requests stats vanish killed late am flood random stuck; do
+for name in layout misuse requests peek stats vanish killed late am flood random stuck; do
     say "$name.c" gcc -std=gnu11 -Wall -Wextra -Werror -O1 -g "$tests/$name.c" "$library" -pthread \
         -o "$work/$name"
 done
 say "Debian's libfabric loads with it" env LD_PRELOAD="$library" LD_BIND_NOW=1 fi_info -l
 say "wrong calls" "$work/misuse"
 say "all 13 statistics" "$work/stats"
+say "passes of loops that take completed requests" "$work/peek"
 say "closes beside a process that is late to close" "$work/late"
 operations=100000
 $long && operations=1000000

@@ -240,6 +240,14 @@ impl Queue<'_> {
         self.0.ipeek2()
     }
 
+    /// Returns the oldest completed request, and makes a pass if there is none. Also returns
+    /// whether it made a pass that was not full, as [`Mq::look`] does.
+    #[inline(always)]
+    pub fn look(&mut self) -> (Option<Completed<'_>>, bool) {
+        self.meet();
+        self.0.look()
+    }
+
     /// Takes a request if it has completed. Makes no progress.
     ///
     /// # Errors

@@ -22,11 +22,8 @@ pub(crate) fn run(call: impl FnOnce() -> Result<(), Error>) -> Error {
 /// the registers that functions save. So it does not wait for the lock, and the slow path begins
 /// anew.
 #[inline(always)]
-pub(crate) fn quick(step: impl FnOnce() -> Option<()>) -> Option<Error> {
-    match catch_unwind(AssertUnwindSafe(step)) {
-        Ok(done) => done.map(|()| Error::OK),
-        Err(_) => Some(Error::INTERNAL),
-    }
+pub(crate) fn quick(step: impl FnOnce() -> Option<Error>) -> Option<Error> {
+    catch_unwind(AssertUnwindSafe(step)).unwrap_or(Some(Error::INTERNAL))
 }
 
 /// Writes a status, unless the pointer is null.

@@ -11,7 +11,9 @@ use crate::handle::{Mq, Req};
 use crate::layout::{MqStatus, MqStatus2, Report};
 use crate::table::{find_request, own_mq, own_request};
 
-/// Returns the oldest completed request. Leaves it in the queue.
+/// Returns the oldest completed request. Leaves it in the queue. Open MPI takes requests until this
+/// finds none. If the pass that found the first of them was not full, it also serves the call that
+/// ends this loop, so the loop costs one pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_ipeek2(
     mq: *mut Mq,
@@ -44,7 +46,9 @@ unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Er
             }
             let home = endpoint.home;
             let queue = endpoint.queue_at_once()?;
-            let oldest = queue.oldest()?;
+            let Some(oldest) = queue.oldest() else {
+                return std::mem::take(&mut endpoint.drained).then_some(Error::NO_COMPLETIONS);
+            };
             // SAFETY: `req` was checked not null. The caller guarantees that it is writable, and
             // `status` null or writable.
             unsafe {
@@ -52,7 +56,7 @@ unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Er
                 let oldest = oldest.req();
                 req.write(endpoint.handle(oldest));
             }
-            endpoint.returns_at_once().then_some(())
+            endpoint.returns_at_once().then_some(Error::OK)
         })
     });
     // SAFETY: the caller guarantees the same.
@@ -71,13 +75,21 @@ unsafe extern "C" fn peek_slow<S: Report>(
         if req.is_null() {
             return Err(Error::PARAM);
         }
-        let (oldest, found) = endpoint.queue()?.ipeek2()?;
+        let home = endpoint.home;
+        endpoint.drained = false;
+        let mut queue = endpoint.queue()?;
+        let (oldest, drained) = queue.look();
+        let oldest = oldest.ok_or(Error::NO_COMPLETIONS)?;
         // SAFETY: `req` was checked not null. The caller guarantees that it is writable, and
         // `status` null or writable.
-        unsafe {
-            tell(status, &found, endpoint.home);
+        let peer = unsafe {
+            tell(status, &oldest, home);
+            let (oldest, peer) = (oldest.req(), oldest.msg_peer());
             req.write(endpoint.handle(oldest));
-        }
+            peer
+        };
+        // A send to the endpoint itself completes in a later pass than its receive.
+        endpoint.drained = drained && !peer.is_some_and(|it| endpoint.is_own(home.address(it)));
         Ok(())
     })
 }
@@ -121,7 +133,7 @@ unsafe fn take<S: Report, const WAITS: bool>(req: *mut *mut Req, status: *mut S)
             endpoint.queue_at_once()?.test2_with(number, take)
         })?;
         *req = null_mut();
-        Some(())
+        Some(Error::OK)
     });
     // SAFETY: the caller guarantees the same.
     done.unwrap_or_else(|| unsafe { take_slow::<S, WAITS>(req, status) })

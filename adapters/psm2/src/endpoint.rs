@@ -49,6 +49,8 @@ pub(crate) struct Endpoint {
     pub peers: Vec<Peer>,
     own: *mut EpAddr,
     pub idle: Idle,
+    /// Whether the last peek found a request by a pass that was not full.
+    pub drained: bool,
     /// The thread that answers peers. Dropping this joins the thread, and the thread takes the
     /// endpoint's lock. So drop this without holding the lock.
     pub door: Option<Box<dyn Send>>,
@@ -61,7 +63,7 @@ impl Endpoint {
     pub fn new(home: Home, epid: u64, uuid: [u8; 16], node: Node) -> Endpoint {
         let (handler, peers, own, idle) = (global(), vec![], null_mut(), Idle::new());
         let (queue, retired) = (Err(Error::PARAM), false);
-        let (am, door) = (None, None);
+        let (am, door, drained) = (None, None, false);
         Endpoint {
             home,
             mark: home.mark(),
@@ -76,6 +78,7 @@ impl Endpoint {
             peers,
             own,
             idle,
+            drained,
             door,
         }
     }

@@ -133,7 +133,7 @@ pub unsafe extern "C" fn psm2_mq_isend2(
             let sent = endpoint.queue_at_once()?.isend2_at_once(peer, tag, from, context)?;
             // SAFETY: `req` was checked not null, and PSM2 requires it to be writable.
             unsafe { req.write(endpoint.handle(sent)) };
-            Some(())
+            Some(Error::OK)
         })
     });
     // SAFETY: the requirements are the same.
@@ -241,15 +241,15 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
             let posted = queue?.irecv2_at_once(source, tag, tagsel, into, context)?;
             // SAFETY: `req` was checked not null; PSM2 requires it to be writable.
             unsafe { req.write(endpoint.handle(posted)) };
-            Some(())
+            Some(Error::OK)
         })
     });
     // SAFETY: the requirements are the same.
     done.unwrap_or_else(|| unsafe { irecv(mq, from, tag, tagsel, flags, bytes, len, context, req) })
 }
 
-/// [`psm2_mq_irecv2`] for a receive that may match an unexpected message, or find all requests in
-/// use.
+/// [`psm2_mq_irecv2`] for a receive that finds all requests in use or must connect a peer, and for
+/// all errors.
 #[inline(never)]
 unsafe extern "C" fn irecv(
     mq: *mut Mq,

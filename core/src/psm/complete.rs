@@ -47,7 +47,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[doc(alias = "psm2_mq_ipeek2")]
     #[inline(always)]
     pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
-        let oldest = self.look().ok_or(Code::NoCompletions)?;
+        let (oldest, _) = self.look();
+        let oldest = oldest.ok_or(Code::NoCompletions)?;
         Ok((oldest.req(), oldest.status()))
     }
 
@@ -58,13 +59,16 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.requests()?.completed()
     }
 
-    /// Returns the oldest completed request. Polls only if no request has completed.
+    /// Returns the oldest completed request. Polls only if no request has completed. Also returns
+    /// whether this call has polled, and the rails reported fewer events than
+    /// [`Config::batch`](crate::engine::Config::batch). Another pass would then seldom find more.
     #[inline(always)]
-    pub(super) fn look(&mut self) -> Option<Completed<'_>> {
+    pub fn look(&mut self) -> (Option<Completed<'_>>, bool) {
+        let mut drained = false;
         if self.oldest().is_none() {
-            self.poll();
+            drained = self.poll() < self.engine.config().batch;
         }
-        self.oldest()
+        (self.oldest(), drained)
     }
 
     /// Removes the oldest completed request from the completion queue. Free it with

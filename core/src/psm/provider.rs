@@ -91,7 +91,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         mut copy: impl FnMut(MqReq, &Status2, usize) -> Copied,
     ) -> usize {
         let mut stored = 0;
-        self.look();
+        _ = self.look();
         let Some(requests) = self.engine.requests_mut() else { return 0 };
         while stored < entries
             && let Some(oldest) = requests.completed()
