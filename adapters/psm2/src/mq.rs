@@ -192,6 +192,32 @@ pub unsafe extern "C" fn psm2_mq_send2(
     bytes: *mut c_void,
     len: u32,
 ) -> Error {
+    let done = quick(|| {
+        own_mq(mq)?.run(|endpoint| {
+            if flags != 0 {
+                return None;
+            }
+            let peer = endpoint.peer_at(to).ok()?;
+            // SAFETY: PSM2 requires the tag to be null or valid, and the buffer to stay valid until
+            // this call returns.
+            let (from, tag) = unsafe { (buffer(bytes, len).ok()?, words(tag).ok()?) };
+            endpoint.queue_at_once()?.send2_at_once(peer, tag, from).then_some(Error::OK)
+        })
+    });
+    // SAFETY: the requirements are the same.
+    done.unwrap_or_else(|| unsafe { send(mq, to, flags, tag, bytes, len) })
+}
+
+/// [`psm2_mq_send2`] for a send that cannot be sent at once, or whose thread does not own the lock.
+#[inline(never)]
+unsafe extern "C" fn send(
+    mq: *mut Mq,
+    to: *mut EpAddr,
+    flags: u32,
+    tag: *const MqTag,
+    bytes: *mut c_void,
+    len: u32,
+) -> Error {
     run(|| {
         // SAFETY: PSM2 requires the tag to be null or valid, and the buffer to stay valid until
         // this call returns.
