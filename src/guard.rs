@@ -486,8 +486,8 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     #[cold]
-    fn doubt(&mut self, peer: Peer) -> Option<u32> {
-        self.rail.doubt(peer)
+    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
+        self.rail.doubt(peer, asks)
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {

@@ -43,12 +43,8 @@ need cc gcc || { echo "no C compiler to link with, and none could be installed";
 
 printf '== cargo test --workspace\n'
 # Each test prints ok or FAILED. Of the output of passing tests, only SKIPPED lines are shown.
-# The threads of tests get half the usual stack, so that a growth of `Node` shows. Unoptimized, it
-# needs 111 KiB. The compiler would also obey the variable, and needs more.
-stack='target."cfg(unix)".runner=["env", "RUST_MIN_STACK=1048576"]'
 RUST_BACKTRACE=${RUST_BACKTRACE:-0} timeout --kill-after=10 1500 \
-    cargo test --config "$stack" --workspace --locked --no-fail-fast -- --show-output \
-    </dev/null 2>&1 | tee "$log" |
+    cargo test --workspace --locked --no-fail-fast -- --show-output </dev/null 2>&1 | tee "$log" |
     awk '/^successes:$/ { quiet = 1 } /^(failures:|test result:.*)$/ { quiet = 0 }
         !quiet || /^SKIPPED/'
 status=${PIPESTATUS[0]}

@@ -591,11 +591,12 @@ pub unsafe trait Rail {
 
     /// Helps to find out whether a silent peer is gone. Returns `None` if this rail detects that by
     /// itself: in [`check_peers`](Rail::check_peers), or because a post to the peer is outstanding.
-    /// Otherwise returns a counter that changes with every arrival from the peer. Then the rail
-    /// reports a failure of the next message to the peer, even if it would usually complete at
-    /// once. Slow path. A wrapper forwards the call.
+    /// Otherwise returns a counter that changes with every arrival from the peer. With `asks`, the
+    /// engine now posts a message to the peer. If that is rejected, the rail finds out in
+    /// [`check_peers`](Rail::check_peers) whether the peer is gone. Slow path. A wrapper forwards
+    /// the call.
     #[cold]
-    fn doubt(&mut self, _peer: Peer) -> Option<u32> {
+    fn doubt(&mut self, _peer: Peer, _asks: bool) -> Option<u32> {
         None
     }
 

@@ -423,8 +423,8 @@ unsafe impl Rail for NodeRail {
     }
 
     #[cold]
-    fn doubt(&mut self, peer: Peer) -> Option<u32> {
-        each!(self, rail => rail.doubt(peer))
+    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
+        each!(self, rail => rail.doubt(peer, asks))
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {

@@ -215,7 +215,7 @@ unsafe impl Rail for Recorder {
     fn notify(&mut self, _: Peer) {
         self.note("notify", ());
     }
-    fn doubt(&mut self, _: Peer) -> Option<u32> {
+    fn doubt(&mut self, _: Peer, _: bool) -> Option<u32> {
         self.note("doubt", Some(6))
     }
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
@@ -307,7 +307,7 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
     told.push(format!("{:?}", rail.poll(9, &mut words)));
     rail.flush();
     rail.notify(peer);
-    told.push(format!("{:?}", rail.doubt(peer)));
+    told.push(format!("{:?}", rail.doubt(peer, true)));
     rail.check_peers(&mut words);
     told.append(&mut words.0);
     told

@@ -3,8 +3,8 @@
 //! A rail may report a lost connection only with the completion of a post. If all posts to the peer
 //! completed at once, as short messages do, there is none: the peer could end, and this side would
 //! wait until its deadline. So this side *doubts* a peer that it waits for and that has sent
-//! nothing for about a second. It requests an acknowledgement, and the rail reports if this message
-//! cannot be sent ([`Rail::doubt`]).
+//! nothing for about a second. It requests an acknowledgement, and the rail looks closer if this
+//! message is rejected ([`Rail::doubt`]).
 //!
 //! A request needs no answer. A peer that computes or is stopped gives none, and that proves
 //! nothing. The interval between requests doubles until something arrives, so a stopped peer finds
@@ -105,7 +105,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     fn is_doubtful(&mut self, peer: u16) -> bool {
         let heard = match self.state.waits_for(peer) {
-            true => self.heard_from(peer),
+            true => self.heard_from(peer, false),
             false => None,
         };
         let doubt = &mut self.state.pairings[peer as usize].doubt;
@@ -119,14 +119,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    fn heard_from(&mut self, peer: u16) -> Option<u32> {
+    fn heard_from(&mut self, peer: u16, asks: bool) -> Option<u32> {
         let rails = self.state.peers[peer as usize].rails;
         let reaching = self.rails.iter_mut().enumerate().filter(|(i, _)| rails >> i & 1 != 0);
-        let heard = reaching.filter_map(|(_, rail)| rail.doubt(Peer(peer)));
+        let heard = reaching.filter_map(|(_, rail)| rail.doubt(Peer(peer), asks));
         heard.reduce(u32::wrapping_add)
     }
 
     fn ask_peer(&mut self, peer: u16) -> bool {
+        self.heard_from(peer, true);
         let stream = self.state.stream_of(0, peer);
         let next = self.state.streams[stream as usize].next;
         self.post_ack(stream, Some(next))

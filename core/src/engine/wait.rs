@@ -259,7 +259,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<u64, WaitError> {
         self.state.doubts.signals = from;
         let found = self.block(waiter, deadline_ns, |e| e.look(at, cmp, value, from).transpose());
-        self.state.doubts.signals = None;
+        if let Some(peer) = self.state.doubts.signals.take() {
+            self.state.awaits(peer);
+        }
         found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
     }
 

@@ -405,8 +405,8 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     }
 
     #[cold]
-    fn doubt(&mut self, peer: Peer) -> Option<u32> {
-        self.inner.doubt(peer)
+    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
+        self.inner.doubt(peer, asks)
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {

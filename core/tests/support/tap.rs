@@ -489,7 +489,7 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         self.inner.notify(peer);
     }
 
-    fn doubt(&mut self, peer: Peer) -> Option<u32> {
+    fn doubt(&mut self, peer: Peer, _: bool) -> Option<u32> {
         let mut control = self.control.borrow_mut();
         control.doubts.push((self.rail, peer));
         control.heard

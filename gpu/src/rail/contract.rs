@@ -313,8 +313,8 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     }
 
     #[cold]
-    fn doubt(&mut self, peer: Peer) -> Option<u32> {
-        self.inner.doubt(peer)
+    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
+        self.inner.doubt(peer, asks)
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {

@@ -98,7 +98,7 @@ pub const PERSONAS: [Persona; 8] = [
         max_rma: 768 << 10,
         ..persona("tcp", &["tcp", "net"], Notify::Word)
     },
-    Persona { listens: true, ..persona("tcp;ofi_rxm", &["tcp;ofi_rxm"], Notify::Word) },
+    persona("tcp;ofi_rxm", &["tcp;ofi_rxm"], Notify::Word),
     persona("shm", &["shm"], Notify::Word),
     Persona { more: true, ..persona("verbs;ofi_rxm", &["verbs;ofi_rxm"], Notify::Message) },
     Persona { fabric: Some("efa"), completions: 32768, ..persona("efa", &["efa"], Notify::Source) },

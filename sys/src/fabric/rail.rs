@@ -490,8 +490,8 @@ unsafe impl Rail for FabricRail {
     }
 
     #[cold]
-    fn doubt(&mut self, peer: Peer) -> Option<u32> {
-        self.must_report(peer)
+    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
+        self.doubted(peer, asks)
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {

@@ -18,7 +18,7 @@ use super::FabricRail;
 /// Time after which an unanswered knock is given up, in nanoseconds.
 const PATIENCE: u64 = 1_000_000_000;
 
-/// Maximum number of knocks at the same time. Each takes a descriptor.
+/// Maximum number of knocks at the same time, and in one check. Each takes a descriptor.
 const MOST: usize = 16;
 
 /// Maximum length of an address: that of `sockaddr_in6`.
@@ -63,6 +63,17 @@ impl Socket {
             return Err(false);
         }
         let socket = Socket(fd);
+        // Closing the socket then resets the connection. A connection that ends in order before its
+        // first byte may stay open in the peer: libfabric takes an old `EAGAIN` for its result.
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        // SAFETY: the value of this option has this type and length.
+        let set = unsafe {
+            let (value, len) = ((&raw const linger).cast(), size_of::<libc::linger>());
+            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, value, len as libc::socklen_t)
+        };
+        if set != 0 {
+            return Err(false);
+        }
         // SAFETY: the address has at least `len` bytes. The kernel copies it, so it need not be
         // aligned.
         let connected =
@@ -122,30 +133,34 @@ impl Knocks {
 }
 
 impl FabricRail {
-    /// Makes the next message to a peer report its failure, and knocks at the peer if posts to it
-    /// are rejected. Returns the number of arrivals from the peer. Returns `None` if the peer is
-    /// down, or if the provider reports the failure of a post that is outstanding. Also for other
-    /// providers than those over TCP: with them, a post to a stopped peer may stay outstanding, and
-    /// the deadline would fail the peer.
+    /// Implements [`Rail::doubt`](fishplate_core::rail::Rail::doubt). Returns `None` if the peer is
+    /// down, if the provider reports the failure of a post that is outstanding, and for other
+    /// providers than `tcp`: with them, a post to a stopped peer may stay outstanding, and the
+    /// deadline would fail the peer.
     #[cold]
-    pub(super) fn must_report(&mut self, peer: Peer) -> Option<u32> {
+    pub(super) fn doubted(&mut self, peer: Peer, asks: bool) -> Option<u32> {
         let slot = self.peers.slots.get_mut(peer.0 as usize)?;
         if !self.offer.persona.listens || !slot.up || slot.outstanding() != 0 {
             return None;
         }
-        slot.first = slot.first.max(1);
-        slot.doubted = true;
+        slot.doubted |= asks;
         Some(slot.arrived)
     }
 
     /// Fails peers whose addresses refuse connections. Knocks at doubted peers that get no posts.
     pub(super) fn listen_at_doors(&mut self, now: u64) {
+        let mut room = MOST - self.knocks.open.len().min(MOST);
         for peer in 0..self.peers.slots.len() as u16 {
+            if room == 0 {
+                break;
+            }
             let slot = &mut self.peers.slots[peer as usize];
             let idle = slot.up && slot.is_refused() && slot.outstanding() == 0;
-            let idle = idle && self.knocks.open.len() < MOST;
-            if idle && mem::take(&mut slot.doubted) && self.knocks.knock(peer, now) {
-                self.take_down(Peer(peer), PeerError::Lost);
+            if idle && mem::take(&mut slot.doubted) {
+                room -= 1;
+                if self.knocks.knock(peer, now) {
+                    self.take_down(Peer(peer), PeerError::Lost);
+                }
             }
         }
         while let Some(peer) = self.knocks.refused(now) {
@@ -161,6 +176,7 @@ impl FabricRail {
 mod tests {
     extern crate std;
 
+    use std::io::{ErrorKind, Read};
     use std::net::{SocketAddr, TcpListener};
     use std::thread;
     use std::time::Duration;
@@ -214,6 +230,19 @@ mod tests {
             knocks.note(3, b"fi_shm://1:0:0\0");
             assert!(!is_refused(&mut knocks, 3));
         }
+    }
+
+    /// See `Socket::begin`.
+    #[test]
+    fn a_knock_ends_with_a_reset() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut knocks = Knocks::default();
+        knocks.note(0, &bytes(listener.local_addr().unwrap()));
+        assert!(!knocks.knock(0, 1));
+        let (mut accepted, _) = listener.accept().unwrap();
+        knocks.note(0, &[]);
+        let error = accepted.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
 
     #[test]

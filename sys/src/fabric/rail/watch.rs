@@ -28,6 +28,7 @@ const ENOUGH: u32 = 1024;
 
 impl FabricRail {
     pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
+        self.listen_at_doors(monotonic_ns().max(1));
         self.look(sink);
         while let Some(event) = self.events.pop_front() {
             report(event, sink);
@@ -38,7 +39,6 @@ impl FabricRail {
     #[cold]
     pub(super) fn look<S: Sink>(&mut self, sink: &mut S) {
         let (now, polls) = (monotonic_ns().max(1), self.polls());
-        self.listen_at_doors(now);
         let slots = &self.peers.slots;
         let accepted = slots.iter().fold(0u32, |sum, slot| sum.wrapping_add(slot.accepted()));
         let total: u32 = slots.iter().map(|slot| slot.outstanding()).sum();
