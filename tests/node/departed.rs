@@ -37,6 +37,16 @@ enum Does {
     Stops,
     /// Makes no calls for [`PAUSE`]. Then it signals.
     Computes,
+    /// Begins to read more than sockets hold, and then computes. So what is sent to it waits behind
+    /// the answer.
+    Reads,
+}
+
+impl Does {
+    /// Returns the length of each side's memory.
+    fn len(self) -> usize {
+        if self == Does::Reads { 64 << 20 } else { LEN }
+    }
 }
 
 /// How long the other process makes no progress.
@@ -58,7 +68,7 @@ struct Half {
 impl Half {
     /// Connects to the other process, and exchanges more messages with it than those that a new
     /// peer gets with a completion.
-    fn new(place: &str, rails: usize, deadline: Duration) -> Half {
+    fn new(place: &str, rails: usize, deadline: Duration, len: usize) -> Half {
         let mut job = Job::join(place, 2, SOON).unwrap();
         let settings = Settings {
             providers: vec!["tcp".into()],
@@ -68,7 +78,7 @@ impl Half {
         };
         let mut node = tcp(rails).settings(settings).open().unwrap();
         let peer = node.connect(job.exchange(node.address()).unwrap()).unwrap();
-        let inbox = node.alloc(LEN).unwrap();
+        let inbox = node.alloc(len).unwrap();
         let handle = node.handle(inbox).unwrap();
         let there = node.import(peer, job.exchange(&handle).unwrap()).unwrap();
         let mut half = Half { node, peer, inbox, there, job };
@@ -118,21 +128,30 @@ fn start(rails: usize, does: Does, deadline: Duration) -> (Half, Other) {
     child.args([&format!("{module}::child"), "--exact", "--nocapture"]);
     child.env(PLACE, &place).env(RAILS, rails.to_string()).env(DOES, format!("{does:?}"));
     let other = Other(child.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
-    (Half::new(&place, rails, deadline), other)
+    (Half::new(&place, rails, deadline, does.len()), other)
 }
 
 /// The program of the other process.
 #[test]
 fn child() {
     let Ok(place) = env::var(PLACE) else { return };
-    let does = env::var(DOES).unwrap();
-    let mut half = Half::new(&place, env::var(RAILS).unwrap().parse().unwrap(), SOON);
-    if does == format!("{:?}", Does::Drops) {
-        drop(half.node);
-    } else if does != format!("{:?}", Does::Dies) {
-        thread::sleep(if does == format!("{:?}", Does::Computes) { PAUSE } else { PAUSE / 6 });
-        half.signal().unwrap();
-        half.node.quiet(half.peer, SOON).unwrap();
+    let all = [Does::Dies, Does::Drops, Does::Stops, Does::Computes, Does::Reads];
+    let wanted = env::var(DOES).unwrap();
+    let does = all.into_iter().find(|does| format!("{does:?}") == wanted).unwrap();
+    let rails = env::var(RAILS).unwrap().parse().unwrap();
+    let mut half = Half::new(&place, rails, SOON, does.len());
+    match does {
+        Does::Dies => {}
+        Does::Drops => drop(half.node),
+        Does::Stops | Does::Computes | Does::Reads => {
+            if does == Does::Reads {
+                let whole = half.inbox.slice(..);
+                half.node.get(whole, half.there.at(0), Notice::Silent).unwrap();
+            }
+            thread::sleep(if does == Does::Stops { PAUSE / 6 } else { PAUSE });
+            half.signal().unwrap();
+            half.node.quiet(half.peer, SOON).unwrap();
+        }
     }
     // Until the parent has finished.
     _ = std::io::stdin().read(&mut [0]);
@@ -259,14 +278,20 @@ fn a_peer_that_stops_for_longer_than_the_deadline_is_not_lost() {
         });
         // A numbered message in flight, too.
         half.signal().unwrap();
+        // Deadlines expire only with many polls, and a wait that sleeps makes few.
+        while does == Does::Reads && begun.elapsed() < PAUSE / 6 * 5 {
+            half.node.progress();
+            assert_eq!(half.node.peer_error(half.peer), Ok(None), "{rails} rails");
+            thread::sleep(Duration::from_millis(1));
+        }
         half.await_signal(LONG).unwrap();
         assert!(begun.elapsed() > 2 * DEADLINE || WORKER, "{:?}", begun.elapsed());
         half.node.quiet(half.peer, SOON).unwrap();
         assert_eq!(half.node.peer_error(half.peer), Ok(None));
         drop(starter.join().unwrap());
     };
-    let cases =
-        [1, 2].into_iter().flat_map(|rails| [(rails, Does::Stops), (rails, Does::Computes)]);
+    let all = [Does::Stops, Does::Computes, Does::Reads];
+    let cases = [1, 2].into_iter().flat_map(|rails| all.map(|does| (rails, does)));
     thread::scope(|scope| {
         for (rails, does) in cases {
             scope.spawn(move || run(rails, does));
