@@ -149,19 +149,20 @@ unset kind
 # mpi LAUNCHER...: runs the MPI program as four processes
 mpi() { [ "$("$@" "$place/mpi" | grep -c 'of 4: the sum is 6$')" = 4 ]; }
 export -f mpi
-# with_mpi COMPILER PACKAGE LAUNCHER...
+# with_mpi COMPILER PACKAGE HEADER ITS_PACKAGE LAUNCHER...
 with_mpi() {
-    local compiler=$1 package=$2
-    shift 2
-    need "$compiler" "$package" && need "$1" "$package" ||
+    local compiler=$1 package=$2 header=$3 development=$4
+    shift 4
+    need "$compiler" "$package" && need "$1" "$package" && need_file "$header" "$development" ||
         { echo "SKIPPED $1: it is missing and cannot be installed"; return; }
     say "the MPI program with $compiler" "$compiler" -std=c11 "${warnings[@]}" \
         "$c/examples/mpi/all_to_all.c" "${flags[@]}" -o "$place/mpi"
     say "the MPI program under $1" bash -c 'mpi "$@"' - "$@"
 }
-with_mpi mpicc.mpich mpich mpiexec.hydra -n 4
+with_mpi mpicc.mpich mpich '/usr/include/*/mpich/mpi.h' libmpich-dev mpiexec.hydra -n 4
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-with_mpi mpicc.openmpi openmpi-bin mpirun.openmpi -n 4 --oversubscribe
+with_mpi mpicc.openmpi openmpi-bin '/usr/lib/*/openmpi/include/mpi.h' libopenmpi-dev \
+    mpirun.openmpi -n 4 --oversubscribe
 say "the data of calls between two processes" "$place/data"
 say "the same under AddressSanitizer" "$place/asan-data"
 if [[ $(ldconfig -p) == *libfabric.so.1* ]]; then
