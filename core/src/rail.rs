@@ -45,8 +45,7 @@ use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted, copy_bytes};
 use crate::op::{Amo, AmoSet};
 
-/// How much of the posting order to one peer a rail preserves. Each level includes the previous
-/// one.
+/// How much of the posting order to one peer a rail keeps. Each level includes the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
     /// The rail preserves no order.
@@ -589,13 +588,9 @@ pub unsafe trait Rail {
     #[inline(always)]
     fn notify(&mut self, _peer: Peer) {}
 
-    /// Helps to find out whether a silent peer is gone. Returns `None` if this rail detects that by
-    /// itself: in [`check_peers`](Rail::check_peers), or because a post to the peer is outstanding.
-    /// Otherwise returns a counter that changes with every arrival from the peer. With `asks`, the
-    /// engine now posts a message to the peer. If that is rejected, the rail finds out in
-    /// [`check_peers`](Rail::check_peers) whether the peer is gone. Slow path. A wrapper forwards
-    /// the call.
-    #[cold]
+    /// Returns a counter that changes with every arrival from a peer, or `None` if this rail itself
+    /// notices that a peer is gone. With `asks`, the engine posts a message to the peer next. If it
+    /// is rejected, `check_peers` finds out why. Slow path. A wrapper forwards the call.
     fn doubt(&mut self, _peer: Peer, _asks: bool) -> Option<u32> {
         None
     }

@@ -76,9 +76,9 @@ pub struct Control {
     pub mute: bool,
     /// The rails, as a bitmask, that report this peer as silent at each poll and check.
     pub silent: Option<(u16, Peer)>,
-    /// The answer to [`Rail::doubt`], and the calls: pairs of rail and peer.
+    /// The answer to [`Rail::doubt`], and the calls: rail, peer, and whether the engine asks.
     pub heard: Option<u32>,
-    pub doubts: Vec<(usize, Peer)>,
+    pub doubts: Vec<(usize, Peer, bool)>,
     /// How far the clock of timed taps advances at each check of the peers, in nanoseconds.
     pub tick: u64,
     /// The result of fencing a peer. `None`: the inner rail fences.
@@ -489,9 +489,9 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         self.inner.notify(peer);
     }
 
-    fn doubt(&mut self, peer: Peer, _: bool) -> Option<u32> {
+    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
         let mut control = self.control.borrow_mut();
-        control.doubts.push((self.rail, peer));
+        control.doubts.push((self.rail, peer, asks));
         control.heard
     }
 

@@ -62,6 +62,9 @@ fn a_silent_peer_is_asked_at_growing_intervals_while_a_number_is_in_flight() {
     // The first look only notes what was heard.
     let times = watch(&mut own, &control, 140);
     assert!(times.first().is_some_and(|&first| first <= 2), "{times:?}");
+    // The rail hears of each request, and looks closer only then.
+    let told = control.borrow().doubts.iter().filter(|(.., asks)| *asks).count();
+    assert_eq!(told, times.len());
     let gaps: Vec<_> = times.windows(2).map(|two| two[1] - two[0]).collect();
     assert_eq!(gaps, [1, 2, 4, 8, 16, 32, 32, 32], "{times:?}");
     // Something arrives every two seconds.
@@ -110,6 +113,26 @@ fn a_wait_for_a_signal_of_a_peer_that_is_gone_ends() {
         watch(&mut own, &control, 10);
         assert_eq!(control.borrow().doubts, []);
     }
+}
+
+/// A program may wait in short pieces, and check its peers only in between.
+#[test]
+fn waits_too_short_for_a_check_count_as_waits() {
+    let (mut own, _, control) = rig();
+    lose(&control);
+    let (host, asleep) = (SpinHost::new(CHECK), Asleep::new());
+    let mut waiter = Waiter::awake(&host, &asleep);
+    for _ in 0..4 * SECOND / CHECK {
+        let at = own.into.at(0);
+        let waited = own.engine.wait_signal(at, Cmp::Eq, 1, Some(own.me), &mut waiter, 0);
+        if waited == Err(WaitError::PeerFailed(own.me, PeerError::Lost)) {
+            return;
+        }
+        assert!(matches!(waited, Err(WaitError::Deadline(_))), "{waited:?}");
+        own.engine.check_peers();
+        own.engine.progress();
+    }
+    panic!("the peer is not lost after 4 s");
 }
 
 #[test]

@@ -15,8 +15,8 @@ use super::request::{DEVICE, Received, Stage};
 use super::stock::{Account, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Notes the peers that receives wait for. Examines a part of the table, and returns whether it
-    /// was the last part.
+    /// Marks the peers for which receives wait. Examines a part of the table, and returns whether
+    /// it was the last part.
     #[cold]
     pub(in super::super) fn examine_receives(&mut self) -> bool {
         let Some(protocol) = &self.protocol else { return true };

@@ -1,5 +1,5 @@
-//! Knocks at the door of a peer that may be gone: begins a TCP connection to its address, to see
-//! whether anything listens there. Slow path: makes system calls.
+//! Knocks at a peer that may be gone: begins a TCP connection to its address, to see whether
+//! anything listens there. Slow path: makes system calls.
 //!
 //! When a process dies, the `tcp` provider closes its connection to it without a report. It then
 //! rejects each post with `FI_EAGAIN` and tries to connect again. It does the same while a living
@@ -148,7 +148,7 @@ impl FabricRail {
     }
 
     /// Fails peers whose addresses refuse connections. Knocks at doubted peers that get no posts.
-    pub(super) fn listen_at_doors(&mut self, now: u64) {
+    pub(super) fn check_knocks(&mut self, now: u64) {
         let mut room = MOST - self.knocks.open.len().min(MOST);
         for peer in 0..self.peers.slots.len() as u16 {
             if room == 0 {

@@ -28,7 +28,7 @@ const ENOUGH: u32 = 1024;
 
 impl FabricRail {
     pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
-        self.listen_at_doors(monotonic_ns().max(1));
+        self.check_knocks(monotonic_ns().max(1));
         self.look(sink);
         while let Some(event) = self.events.pop_front() {
             report(event, sink);
