@@ -399,7 +399,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The receiver of our send has received all that it wants, or could not receive it, or has
+    /// Handles a Fin: the receiver of our send has all that it wants, could not receive it, or has
     /// refused it. The Fin may overtake the acknowledgement of chunks. A send that is kept for
     /// failover ends only after both.
     fn finned(&mut self, stream: u32, peer: u16, head: &Head) -> Result<(), Violation> {

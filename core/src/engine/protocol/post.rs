@@ -95,10 +95,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(posted)
     }
 
-    /// Posts an answer of the protocol. If the stream is kept for failover, the answer takes the
-    /// next number, unless it is a Room. `payload` has the slot of a send, the address of a part of
-    /// its source, and the bytes to post. The part may be read again until that send has ended.
-    /// Returns `None` if there is no room, or if the peer has failed.
+    /// Posts an answer of the protocol. If the stream is kept for failover, every answer but a Room
+    /// takes the next number. `payload` names the send that it belongs to: the send's slot, the
+    /// address of the bytes in its source, and the bytes. Failover may read these bytes again until
+    /// the send ends. Returns `None` if there is no room, or if the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,
@@ -176,7 +176,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Includes those of the region's keys that fit in a message.
+    /// Returns the offer of a payload, with as many of the region's keys as fit in a message.
     fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
         let mut offer = Offer { token, len: slot.left, size: slot.left, ..Offer::NONE };
         let mut rails = self.joined_rails(peer);
@@ -187,7 +187,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         if let Some(region) = self.locals.get(slot.local_region as usize)
             && !region.ptr.is_null()
-            // Without all keys only messages read the payload, and they do not reach such memory.
+            // If some keys do not fit, the payload may have to travel in messages. Messages do not
+            // reach memory with native atomics.
             && (all || region.native == NO_RAIL)
             && rails != 0
         {

@@ -51,10 +51,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// While the connection closes, all messages that match with their payload at the sender are
-    /// refused. Otherwise the close would not end while the peer keeps sending. An engine that is
-    /// its own peer accepts the messages that it sent before. Its own open send has the token of
-    /// such a message.
+    /// Returns whether to refuse a matched message with its payload at the sender. While the
+    /// connection closes, all are refused: otherwise a peer that keeps sending would delay the
+    /// close for ever. An engine that is its own peer accepts the messages that it sent before:
+    /// their tokens name its own open sends.
     #[cold]
     pub(super) fn refuses(&self, source: PeerId, token: u64) -> bool {
         is_closing(self.peers, source) && self.answered(source.index, token).is_err()

@@ -234,8 +234,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if self.start_read(index, want, remote, Stage::Reading) {
             return Read::Started;
         }
-        // No slot is free. A read in flight will free its slot. All other slots may hold
-        // completions that are never taken.
+        // No slot is free. Wait only if a read is in flight, because it will free its slot. The
+        // other slots may hold completions that the program never takes.
         match &self.state.protocol {
             Some(protocol) if protocol.reads != 0 => Read::Later,
             _ => Read::Unable,

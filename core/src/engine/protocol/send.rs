@@ -145,7 +145,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Like [`send_eager`](Self::send_eager). Returns the length, the rails to the peer, and the
-    /// caller's request, which has completed. It names none if the caller needs none.
+    /// completed request of [`Caller::Request`]. For other callers the request has no meaning.
     #[inline(always)]
     pub(crate) fn post_eager(
         &mut self,
@@ -218,7 +218,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             return None;
         };
-        // Other rails hold nothing back between two calls.
+        // Flush only this rail. Other rails hold nothing back between two calls.
         through.flush();
         if posted == Posted::Pending {
             state.loads.posted(rail, bytes as u64);
