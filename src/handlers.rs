@@ -8,8 +8,8 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr;
 
-/// Calls `load`, then restores each handler that was replaced by a handler in a library that was
-/// loaded meanwhile. Keeps all other handlers that other threads set meanwhile.
+/// Calls `load`, then undoes each change that made a function of a library loaded meanwhile the
+/// handler of a signal. Handlers that other threads set meanwhile stay.
 pub(crate) fn with_handlers_kept<T>(load: impl FnOnce() -> T) -> T {
     let known = loaded();
     let before: Vec<_> = (1..=libc::SIGRTMAX()).map(|signal| (signal, action(signal))).collect();

@@ -50,15 +50,15 @@
 //! returns `true`. All operations work then too, except that a long message from unregistered
 //! memory ([`Node::queue`]) is not received into device memory.
 //!
-//! Words of signals and atomics may be in device memory. The device itself changes such words. A
-//! put of unregistered bytes to device memory fails: [`OpError::DeviceMemory`].
+//! Words of signals and atomics may be in device memory. The device itself then changes them. A put
+//! of unregistered bytes to device memory fails: [`OpError::DeviceMemory`].
 //!
 //! Freed memory returns to the device once no peer has it open. Peers close it in `progress` and in
 //! waits, and its owner frees it in the same calls.
 //!
-//! The end of a copy that this node's device makes wakes a sleeping thread. Copies of peers wake it
-//! if the peer makes progress. For those of a peer that computes, a wait polls every 20
-//! microseconds to 10 milliseconds.
+//! A sleeping thread wakes when a copy by this node's own device ends. It also wakes when a copy by
+//! a peer's device ends, if that peer makes progress. A peer that computes wakes nobody, so a wait
+//! polls for its copies every 20 microseconds to 10 milliseconds.
 //!
 //! # Waits
 //!

@@ -27,8 +27,8 @@ const LAUNCHERS: [[&str; 2]; 5] = [
 ];
 
 /// Variables with the number of a process among those of its host, ordered as [`LAUNCHERS`].
-/// Slurm's is the last: it is 0 in all processes that another launcher starts through one task of
-/// Slurm.
+/// Slurm's comes last: if another launcher starts its processes through one Slurm task, the
+/// variable is 0 in all of them.
 const LOCAL_RANKS: [&str; 6] = [
     "FISHPLATE_LOCAL_RANK",
     "LOCAL_RANK",

@@ -44,8 +44,8 @@ pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     met
 }
 
-/// Maximum time from the end of a process's connections to the end of its locks. The kernel closes
-/// them one after another.
+/// Maximum time between the moment when a dying process's connections close and the moment when its
+/// locks do. The kernel closes descriptors one after another.
 const DYING: Duration = Duration::from_millis(100);
 
 /// Removes the file of a rank 0 that has died, or that dies within this time. A living rank 0 still

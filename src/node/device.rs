@@ -189,7 +189,8 @@ impl Node {
         Ok(self.place_on_device(at, 0)?.1)
     }
 
-    /// Returns whether the device works for this node, so that a sleep must make it ring.
+    /// Returns whether work of the device is in flight. Before a sleep, the node must then make the
+    /// device ring when that work ends.
     pub(super) fn is_working(&self) -> bool {
         match self.home.engine.rail(LOCAL) {
             Some(NodeRail::Gpu(gpu)) => gpu.is_working(),

@@ -23,12 +23,12 @@ use super::{MEETING_PASSES, MEETING_PAUSE};
 /// Minimum and maximum time between two greetings of a peer that does not answer, in milliseconds.
 const AGAIN: [u16; 2] = [2, 500];
 
-/// Time after the first greeting of a peer during which waits look often whether to greet again,
-/// in nanoseconds.
+/// Time after the first greeting of a peer, in nanoseconds, during which waits [check
+/// often](Peers::hurries) whether to repeat it.
 const HURRY: u64 = 100_000_000;
 
-/// A peer that has called is expected to answer within this interval between two greetings, in
-/// milliseconds.
+/// Longest interval between two greetings, in milliseconds, up to which a peer that has called
+/// counts as a [recent caller](Peers::recent_callers).
 const PROMPT: u16 = 256;
 
 /// Maximum number of calls and of peers without an answer that one pass handles.
@@ -42,15 +42,15 @@ pub(super) struct Peers {
     pub silent: Silent,
     /// Attached peers that have not answered yet.
     unanswered: Vec<Unanswered>,
-    /// Index in `unanswered` of the peer to look at next.
+    /// Index in `unanswered` of the peer to check next.
     turn: usize,
-    /// Waits look often until this time, in nanoseconds.
+    /// Waits check often until this time, in nanoseconds.
     hurry_ns: u64,
-    /// Number of passes that looked whether peers are due, and the time from which they are.
+    /// `passes` counts the calls of [`is_due`](Self::is_due). From `due_ns` on, peers are due.
     passes: u32,
     due_ns: u64,
-    /// Ids of peers that were attached and disconnected: the latest, and those before. They are
-    /// attached at once if they are connected again, so that they learn of it.
+    /// Ids of peers that were attached and then disconnected: the latest, and those before. If such
+    /// a peer is connected again, it is attached at once, so that it learns of the new attachment.
     parted: [HashSet<u64>; 2],
     /// Whether some peers are not connected yet, or have not answered.
     pub meeting: bool,
@@ -66,7 +66,8 @@ struct Unanswered {
     /// Bit i is set if rail i reaches the peer.
     rails: u16,
     called: bool,
-    /// Time of the next greeting, and the time from it to the one after it, in milliseconds.
+    /// Time of the next greeting, and interval between that greeting and the one after it, in
+    /// milliseconds.
     at: u32,
     pause: u16,
 }
@@ -93,7 +94,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Notes that a peer was disconnected. Keeps the `most` latest, or up to twice as many.
+    /// Records that a peer was disconnected. Keeps the `most` latest peers, or up to twice as many.
     pub fn part(&mut self, id: u64, most: usize) {
         let [latest, before] = &mut self.parted;
         if latest.len() >= most {
@@ -133,8 +134,8 @@ impl Peers {
         true
     }
 
-    /// Attaches peers that have called, and now and then greets peers again. For calls that make
-    /// passes.
+    /// Attaches peers that have called, and greets peers again that are due. Call this with each
+    /// pass.
     #[cold]
     pub fn with_pass(&mut self, engine: &mut NodeEngine) {
         if engine.has_call() {
@@ -146,13 +147,14 @@ impl Peers {
         }
     }
 
-    /// Counts a pass. Returns whether peers that are not connected are due again.
+    /// Counts a pass. Returns whether unconnected or unanswered peers are due. Reads the clock only
+    /// in every [`MEETING_PASSES`]th pass.
     pub fn is_due(&mut self) -> bool {
         self.passes = self.passes.wrapping_add(1);
         self.passes.is_multiple_of(MEETING_PASSES) && monotonic_ns() >= self.due_ns
     }
 
-    /// Notes that the peers that were due have been served.
+    /// Records that the due peers were served. They are due again after [`MEETING_PAUSE`].
     pub fn rest(&mut self) {
         self.due_ns = monotonic_ns().saturating_add(MEETING_PAUSE);
     }
@@ -200,7 +202,8 @@ impl Peers {
             }
             waiting.pause = (2 * waiting.pause).min(AGAIN[1]);
             waiting.at = now_ms.wrapping_add(waiting.pause.into());
-            // Earlier greetings are still under way on all rails. One rail may be stuck.
+            // Repeat the greeting only if some rail has sent the earlier ones. Another rail may be
+            // stuck.
             let posted =
                 (0..u16::BITS as u8).filter(|rail| waiting.rails >> rail & 1 != 0).all(|rail| {
                     matches!(engine.rail(RailId(rail)), Some(NodeRail::Fabric(guard))
@@ -213,14 +216,13 @@ impl Peers {
         self.meeting = self.dials || !self.unanswered.is_empty();
     }
 
-    /// Returns the peers that have called a short time ago, and that the engine expects to answer
-    /// its greeting.
+    /// Returns the peers that called recently, and so are expected to answer this node's greeting.
     pub fn recent_callers(&self) -> HashSet<PeerId> {
         let recent = |waiting: &&Unanswered| waiting.called && waiting.pause <= PROMPT;
         self.unanswered.iter().filter(recent).map(|waiting| waiting.peer).collect()
     }
 
-    /// Returns whether a wait must look often for peers that are not connected.
+    /// Returns whether a wait must check often for peers that are not connected.
     pub fn hurries(&self) -> bool {
         self.meeting && (self.dials || monotonic_ns() < self.hurry_ns)
     }

@@ -75,7 +75,7 @@ impl Events {
             let event = RailEvent { peer, rail: info, error };
             // The panic hook has reported a panic.
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| callback(&event))) {
-                // Dropping it may panic.
+                // Leaks the payload, because dropping it may panic.
                 forget(payload);
                 self.callback = None;
                 return;

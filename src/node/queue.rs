@@ -32,8 +32,8 @@ impl Node {
         self.queue_only()
     }
 
-    /// Returns the [queue](Self::queue) if no peer on this host must be connected meanwhile. For
-    /// short calls that must not make others.
+    /// Returns the [queue](Self::queue), or `None` while some peer on this host is not connected.
+    /// Makes no system call, for short calls that must not connect peers.
     #[inline(always)]
     pub fn queue_at_once(&mut self) -> Option<Queue<'_>> {
         if self.peers.dials { None } else { self.queue_only() }
@@ -74,8 +74,8 @@ impl Queue<'_> {
         }
     }
 
-    /// Serves peers on other hosts that have called or have not answered. Comes with each pass,
-    /// because a program may keep the queue as long as it waits.
+    /// Serves peers on other hosts that have called or have not answered. Every pass calls this,
+    /// because a program may keep the queue during a whole wait.
     #[inline(always)]
     fn meet(&mut self) {
         if self.1.meeting | self.0.engine_mut().has_call() {
@@ -235,7 +235,7 @@ impl Queue<'_> {
     #[doc(alias = "psm2_mq_ipeek2")]
     #[inline(always)]
     pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
-        // Also where each call finds a request: a busy program may never find none.
+        // Serves peers even if no pass follows: a busy program may find a request in every call.
         self.meet();
         self.0.ipeek2()
     }

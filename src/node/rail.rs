@@ -71,9 +71,9 @@ macro_rules! each {
     };
 }
 
-/// The hot calls of rails other than shared memory. They are kept out of line, because inlined
-/// libfabric code would take registers from the shared-memory path. Calls in the middle of a path
-/// are marked cold.
+/// The hot calls of rails other than shared memory. Kept out of line, because inlined libfabric
+/// code would take registers from the shared-memory path. Those in the middle of a caller's hot
+/// path are also cold.
 impl NodeRail {
     #[cold]
     #[inline(never)]

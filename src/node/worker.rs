@@ -95,7 +95,7 @@ impl Worker {
         wanted.store(false, Ordering::Relaxed);
         let mut node = locked.map_err(|_| OpError::Abandoned)?;
         let result = work(&mut node);
-        // A worker that sleeps has made only earlier copies ring.
+        // A sleeping worker has made the device ring only for copies that began before its sleep.
         let due = node.peers.meeting || node.home.engine.has_due() || node.is_working();
         drop(node);
         if due {

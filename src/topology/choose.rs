@@ -4,10 +4,11 @@
 //! communication. It then takes the share of its own GPU.
 //!
 //! Each GPU gets `NICs / GPUs` NICs, at least one: first the nearest NIC, and then only NICs at the
-//! same distance. Among equally near NICs, it takes the NIC that the fewest GPUs have.
+//! same distance. Among equally near NICs, it prefers one on an adapter that it does not have yet,
+//! and then the NIC that the fewest GPUs have.
 //!
-//! Then each GPU exchanges a NIC for one that is at least as near and that at least two fewer GPUs
-//! use, until there is none.
+//! Then the loads are evened out. A GPU exchanges a NIC for one that is at least as near and has at
+//! least two fewer users, until no such exchange is left.
 
 use std::path::Path;
 
