@@ -349,8 +349,8 @@ impl Control {
         self.map(number, offset, len, Mapping::new)
     }
 
-    /// Like [`import`](Control::import), but returns `None` if the segment has not been announced.
-    /// Takes the same time for any segment size.
+    /// Like [`import`](Control::import), but does not wait: fails with [`HandshakeError::Deadline`]
+    /// if the peer has not announced the segment. Takes the same time for any segment size.
     pub(crate) fn try_import(
         &mut self,
         number: u32,

@@ -1,3 +1,5 @@
+//! The errors of the setup. All are `Copy`.
+
 use std::error::Error;
 use std::fmt::{Display, Formatter, Result};
 use std::io;

@@ -12,8 +12,9 @@
 //! its queue. So [`Socket`](crate::socket::Socket) leaves a packet in its queue until there is room
 //! for all its descriptors, and is set aside itself if some are in its queue.
 //!
-//! So each connection lets a stranger leave one descriptor here, plus the few of an Offer. While
-//! [`most`] resources are set aside, a [`Listener`](crate::Listener) accepts no connections.
+//! A connection of a stranger can therefore leave the few descriptors of an Offer here, and one
+//! more. While [`most`] resources are set aside, a [`Listener`](crate::Listener) accepts no
+//! connections.
 
 mod list;
 

@@ -311,8 +311,8 @@ impl Attached {
         self.down.is_none()
     }
 
-    /// The lane is not accessed again, and [`report`](Attached::report) reports the failure to the
-    /// sink. Then the program may reuse the memory of its sends.
+    /// Fails the peer. Its lane is not accessed again. [`report`](Attached::report) then reports
+    /// the failure to the sink, and the program may reuse the memory of its sends.
     #[cold]
     pub(crate) fn fail(&mut self, why: PeerError) {
         self.down.get_or_insert(why);

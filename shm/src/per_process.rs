@@ -7,13 +7,13 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many processes in a row may fork the next one and have a list of their own. Later ones share
-/// the last list.
+/// Maximum number of generations of forked processes that each have a list of their own. Later
+/// generations share the last list.
 const DEPTH: usize = 8;
 
 /// One list for each ancestor, the oldest first, then the list of this process.
 pub(crate) struct PerProcess<T> {
-    /// The process that owns the list at this place, or 0.
+    /// The process that owns the list with the same index, or 0.
     owners: [AtomicU32; DEPTH],
     lists: [Mutex<VecDeque<T>>; DEPTH],
 }

@@ -86,7 +86,8 @@ impl Roster {
         self.hot.push(peer);
     }
 
-    /// Polls the next cold peers in turn, or all. Those that sent a record become hot.
+    /// Polls the next cold peers in turn, or all if `all` is true. Peers that sent a record become
+    /// hot.
     #[inline]
     pub(crate) fn look(&mut self, places: &mut Places, all: bool) {
         let len = self.cold.len();

@@ -238,12 +238,13 @@ pub(crate) fn memory_held(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     Ok(size.max(pages(&stat(fd)?)))
 }
 
-/// In bytes. A block (`st_blocks`) has 512 bytes, whatever the page size.
+/// Size of the allocated pages, in bytes. A block (`st_blocks`) has 512 bytes, whatever the page
+/// size.
 fn pages(stat: &libc::stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }
 
-/// In bytes: what one page of page table entries maps.
+/// Size of a huge page in bytes: the memory that one page of page table entries maps.
 fn huge_page() -> u64 {
     // SAFETY: the call takes no pointer.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE as u64);

@@ -1,3 +1,6 @@
+//! The header of a lane's segment. Nothing here blocks or allocates. [`lane`](super) describes the
+//! edges.
+
 use std::mem::offset_of;
 
 use static_assertions::const_assert_eq;
@@ -56,12 +59,12 @@ impl Header {
     pub(super) fn leave(&self) {
         // Relaxed: the fence orders this store.
         self.magic.store(0, Ordering::Relaxed);
-        // SeqCst, edge `lane.gone`: orders the store before the program's next writes to that
-        // memory, also before non-temporal stores.
+        // SeqCst, edge `lane.gone`: orders the store before the program's next writes to the memory
+        // of its sends, even before non-temporal stores.
         edge_fence!("lane.gone.store", SeqCst);
     }
 
-    /// Returns whether the creator had not left when this thread read that memory.
+    /// Returns whether the creator had not left when this thread read the memory of its sends.
     pub(super) fn is_there(&self, magic: u64) -> bool {
         // Acquire, edge `lane.gone`: orders the reads of that memory before the load.
         edge_fence!("lane.gone.load", Acquire);
