@@ -127,9 +127,9 @@ struct GpuPeer {
 /// buffer. If the peer is detached and the device does not finish in time, or if the device is
 /// lost, the outcome is [unknown](CompleteError::Unknown).
 ///
-/// A word that a device stores does not wake the owner, and the end of a copy does only with
-/// [`set_bell`](GpuRail::set_bell). So sleep on [`wait_object`](GpuRail::wait_object), which wakes
-/// the owner periodically.
+/// A word that a peer's device stores does not wake the owner. The end of a copy wakes it only if
+/// [`set_bell`](GpuRail::set_bell) was called. So sleep on [`wait_object`](GpuRail::wait_object),
+/// which wakes the owner periodically.
 #[derive(Debug)]
 pub struct GpuRail<D: Device, H: Host> {
     inner: ShmRail<H>,
@@ -165,7 +165,7 @@ pub struct GpuRail<D: Device, H: Host> {
     silent: bool,
     stats: GpuStats,
     why: Option<Refused>,
-    /// The device and the inner rail take turns at being polled first.
+    /// Number of polls. The device and the inner rail take turns at being polled first.
     passes: u32,
     /// Peers may send messages about device memory, so some polls take a slow turn.
     hears: bool,
@@ -378,7 +378,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         });
     }
 
-    /// Returns whether device work is in flight, the end of which needs a poll.
+    /// Returns whether work is in flight that a poll must complete: transfers, or copies by the
+    /// device.
     pub fn is_working(&self) -> bool {
         !self.ops.is_empty() || self.awaits_device()
     }
@@ -387,8 +388,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.streams.out() > 0 || self.copies.is_pending()
     }
 
-    /// Called when a poll before a sleep has found nothing. Makes the end of each copy ring, and
-    /// decides whether the sleep is a nap.
+    /// Prepares a sleep, after its last poll has found nothing. Makes the end of each copy ring the
+    /// bell, and decides whether the sleep is a nap.
     #[cold]
     #[inline(never)]
     fn prepare_sleep(&mut self) {

@@ -1,3 +1,6 @@
+//! Streams and marks. A mark is an event of a pool. Only [`CudaDevice::end_streams`] waits for the
+//! device.
+
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
 
 use super::CudaDevice;

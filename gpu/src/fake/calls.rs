@@ -1,3 +1,5 @@
+//! The driver calls that allocate, export, open and pin memory.
+
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

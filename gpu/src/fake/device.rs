@@ -1,3 +1,5 @@
+//! Implements [`Device`] over a fake process.
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 

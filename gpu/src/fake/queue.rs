@@ -1,3 +1,6 @@
+//! The driver calls that queue work and wait for it. Waiting advances the simulated time, and never
+//! sleeps.
+
 use std::ffi::c_void;
 
 use super::FakeProcess;

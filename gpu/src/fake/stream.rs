@@ -1,3 +1,5 @@
+//! Streams, and the work queued on them.
+
 use std::collections::VecDeque;
 use std::ffi::c_void;
 

@@ -1,3 +1,5 @@
+//! The state of a simulated machine and of its processes, under the driver's lock.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,3 +1,5 @@
+//! The errors of imports.
+
 use std::fmt;
 
 use fishplate_core::mem::Peer;

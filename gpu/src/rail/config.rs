@@ -1,3 +1,5 @@
+//! The settings of a rail with device memory.
+
 use std::time::Duration;
 
 use fishplate_core::error::AttachError;

@@ -1,3 +1,5 @@
+//! Implements [`Rail`] for [`GpuRail`]. Host memory and messages go to the inner rail.
+
 use std::ptr::NonNull;
 use std::time::Instant;
 

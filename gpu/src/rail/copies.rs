@@ -125,8 +125,8 @@ impl Copies {
         self.slots.iter().any(|slot| slot.state.is_pending())
     }
 
-    /// Makes the end of each copy ring the bell. Returns whether all of them will, and none has
-    /// just ended. Adds the number of copies that did not ring before to `count`.
+    /// Makes the end of each copy ring the bell. Returns `false` if some copy will not ring, or has
+    /// just ended. Adds the number of copies newly made to ring to `count`.
     pub(crate) fn ring<D: Device>(&mut self, device: &mut D, bell: &Bell, count: &mut u64) -> bool {
         let mut all = true;
         for slot in 0..SLOTS {
@@ -140,7 +140,8 @@ impl Copies {
                     }
                     Err(_) => all = false,
                 },
-                // An abandoned copy, whose caller does not ask, must not count for ever.
+                // Asks the driver: the caller of an abandoned copy does not ask any more, and the
+                // copy must not count as pending for ever.
                 State::Rings(_) => all &= self.is_busy(device, slot),
             }
         }
@@ -395,10 +396,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Called with the name of the caller's copy before and after a call.
+    /// Records a copy that the call just made has begun. The arguments are the name of the caller's
+    /// copy before and after the call.
     fn began(&mut self, before: u32, copy: u32) {
         if copy != before {
-            // If this pass ends with a sleep, its poll has not made a new copy ring.
+            // The last poll before a sleep makes copies ring. A copy that begins after that poll
+            // does not ring, so that sleep must be a nap.
             self.pace.set_ends(Ends::Some);
         }
     }

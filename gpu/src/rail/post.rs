@@ -404,7 +404,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     fn begin(&mut self, op: Op) -> Option<u32> {
-        // If this pass ends with a sleep, its poll has not made this copy ring.
+        // The last poll before a sleep makes copies ring. A copy that begins after that poll does
+        // not ring, so that sleep must be a nap.
         self.pace.set_ends(Ends::Some);
         self.ops.insert(op)
     }

@@ -166,8 +166,8 @@ impl Streams {
         Ok(None)
     }
 
-    /// Makes the next completion of each stream ring the bell. Returns whether all of them will.
-    /// Adds the number of those that would not have to `count`.
+    /// Makes the next completion of each stream ring the bell. Returns whether all of them will
+    /// ring. Adds the number of marks newly made to ring to `count`.
     pub(super) fn ring<D: Device>(&mut self, device: &mut D, bell: &Bell, count: &mut u64) -> bool {
         let mut all = true;
         for (at, stream) in (0u8..).zip(&mut self.streams) {

@@ -36,11 +36,12 @@ pub(super) enum Ends {
     Some,
 }
 
-/// The state that the rail shares with its wait object. Only the owner's thread accesses it. It is
-/// atomic because the wait object may outlive the rail.
+/// The state that the rail shares with its wait object. Only the thread that owns the rail accesses
+/// it. It is atomic because the wait object may outlive the rail. Relaxed suffices for all
+/// accesses, because handing the rail to another thread orders them.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Whether the owner makes its last check for work before a sleep.
+    /// Whether the owner is making its last check for work before a sleep.
     last: AtomicBool,
     /// The [`Ends`] of the coming sleep.
     ends: AtomicU8,
@@ -58,30 +59,22 @@ impl Pace {
     /// Returns whether the owner sleeps if this poll finds nothing.
     #[inline(always)]
     pub(super) fn is_ending(&self) -> bool {
-        // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
-        // the accesses.
         self.last.load(Ordering::Relaxed)
     }
 
     /// Sets what ends the coming sleep.
     pub(super) fn set_ends(&self, ends: Ends) {
-        // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
-        // the accesses.
         self.ends.store(ends as u8, Ordering::Relaxed);
     }
 
     #[inline(always)]
     pub(super) fn found(&self) {
-        // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
-        // the accesses.
         self.nap.store(FIRST, Ordering::Relaxed);
     }
 
-    /// Returns the longest duration of the coming sleep in nanoseconds. Doubles the duration of the
-    /// nap after this one.
+    /// Returns the maximum duration of the coming sleep in nanoseconds. If that sleep is a nap,
+    /// doubles the duration of the next nap.
     fn longest(&self) -> u64 {
-        // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
-        // the accesses.
         match self.ends.load(Ordering::Relaxed) {
             ends if ends == Ends::All as u8 => return u64::MAX,
             ends if ends == Ends::Rings as u8 => return CHECK,
@@ -112,8 +105,6 @@ impl GpuWaitObject {
     pub fn look(&self, timeout_ns: u64, work: impl FnOnce() -> bool) -> Option<u64> {
         // If `work` does not poll the rail, the sleep is a nap.
         self.pace.set_ends(Ends::Some);
-        // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
-        // the accesses.
         self.pace.last.store(true, Ordering::Relaxed);
         let found = work();
         self.pace.last.store(false, Ordering::Relaxed);
