@@ -69,69 +69,38 @@ fn fake(late: bool) -> FakeProcess {
     DRIVERS[usize::from(late)].get_or_init(|| FakeDriver::of_this_process(behaviour, 1)).clone()
 }
 
-fn fake_unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
-    let kinds = [
-        (MemoryKind::Pool, Unshared::Pool),
-        (MemoryKind::Managed, Unshared::Managed),
-        (MemoryKind::VirtualUnshared, Unshared::NoHandleType),
-    ];
-    kinds.map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).into()
-}
-
-/// Returns the number of opened allocations. Checks that there was no violation, except for unknown
-/// marks, which one test uses on purpose.
-fn fake_held(device: &FakeDevice) -> u64 {
-    let found = device.process().driver().violations();
-    assert!(found.iter().all(|what| *what == Violation::UnknownMark), "{found:?}");
-    let counts = device.process().counts();
-    counts.opens - counts.closes
-}
-
-struct Fake;
-
-impl Kit for Fake {
-    type Device = FakeDevice;
-    const NAME: &str = "fake";
-
-    fn open(ordinal: u32) -> Option<Result<FakeDevice, DeviceError>> {
-        Some(fake(false).device(ordinal))
-    }
-
-    fn unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
-        fake_unshared(device)
-    }
-
-    fn segments(device: &mut FakeDevice, size: u64) -> Option<DevicePtr> {
-        Some(device.alloc_as(MemoryKind::Segments, size).unwrap())
-    }
-
-    fn held(device: &FakeDevice) -> u64 {
-        fake_held(device)
-    }
-}
-
-/// The fake driver with copies that are late and out of order, and with memory exported by
+/// The fake driver. With `LATE`, its copies are late and out of order, and memory is exported by
 /// descriptors.
-struct FakeLate;
+struct Fake<const LATE: bool>;
 
-impl Kit for FakeLate {
+impl<const LATE: bool> Kit for Fake<LATE> {
     type Device = FakeDevice;
-    const NAME: &str = "fake-late";
+    const NAME: &str = if LATE { "fake-late" } else { "fake" };
 
     fn open(ordinal: u32) -> Option<Result<FakeDevice, DeviceError>> {
-        Some(fake(true).device(ordinal))
+        Some(fake(LATE).device(ordinal))
     }
 
     fn unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
-        fake_unshared(device)
+        let kinds = [
+            (MemoryKind::Pool, Unshared::Pool),
+            (MemoryKind::Managed, Unshared::Managed),
+            (MemoryKind::VirtualUnshared, Unshared::NoHandleType),
+        ];
+        kinds.map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).into()
     }
 
     fn segments(device: &mut FakeDevice, size: u64) -> Option<DevicePtr> {
         Some(device.alloc_as(MemoryKind::Segments, size).unwrap())
     }
 
+    /// Returns the number of opened allocations. Checks that there was no violation, except for
+    /// unknown marks, which one test uses on purpose.
     fn held(device: &FakeDevice) -> u64 {
-        fake_held(device)
+        let found = device.process().driver().violations();
+        assert!(found.iter().all(|what| *what == Violation::UnknownMark), "{found:?}");
+        let counts = device.process().counts();
+        counts.opens - counts.closes
     }
 }
 
@@ -424,8 +393,8 @@ fn child() {
     let Some((role, address)) = support::role() else { return };
     match role.as_str() {
         Host::NAME => second::serve::<Host>(&address),
-        Fake::NAME => second::serve::<Fake>(&address),
-        FakeLate::NAME => second::serve::<FakeLate>(&address),
+        Fake::<false>::NAME => second::serve::<Fake<false>>(&address),
+        Fake::<true>::NAME => second::serve::<Fake<true>>(&address),
         #[cfg(feature = "cuda")]
         cuda::Legacy::NAME => second::serve::<cuda::Legacy>(&address),
         #[cfg(feature = "cuda")]
@@ -479,8 +448,8 @@ macro_rules! suite {
 }
 
 suite!(on_host, super::Host);
-suite!(on_fake, super::Fake);
-suite!(on_fake_late, super::FakeLate);
+suite!(on_fake, super::Fake<false>);
+suite!(on_fake_late, super::Fake<true>);
 #[cfg(feature = "cuda")]
 suite!(on_cuda, super::cuda::Legacy);
 #[cfg(feature = "cuda")]
