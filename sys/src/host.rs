@@ -72,9 +72,8 @@ impl LinuxHost {
         Self { scope: Scope::Shared, registered, elides: false, has_waitv: AtomicBool::new(true) }
     }
 
-    /// Makes this host use full fences on both sides. The sleepers of this host then do not call
-    /// membarrier. So every thread that shares an eventcount with this host must use full fences
-    /// too.
+    /// Makes this host use full fences on both sides. Its sleepers then do not call membarrier, so
+    /// every thread that shares an eventcount with this host must use full fences too.
     #[must_use]
     pub fn without_membarrier(self) -> Self {
         Self { registered: false, elides: false, ..self }

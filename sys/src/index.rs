@@ -19,8 +19,8 @@ impl Index {
         Some(self.places[at] - 1)
     }
 
-    /// Inserts a number. `hash_of` returns the hash of a number's key, of this one and of those
-    /// that the table has already.
+    /// Inserts a number. `hash_of` returns the hash of the key of any number: the new one, or one
+    /// that the table has.
     pub fn insert(&mut self, number: u16, hash_of: impl Fn(u16) -> u64) {
         if 5 * (self.taken + 1) > 4 * self.places.len() {
             let old = core::mem::take(&mut self.places);
@@ -38,7 +38,8 @@ impl Index {
     pub fn remove(&mut self, number: u16, hash_of: impl Fn(u16) -> u64) {
         let Some(mut hole) = self.place(hash_of(number), |other| other == number) else { return };
         self.taken -= 1;
-        // Moves later entries of the run into the hole, if a search for them passes the hole.
+        // A search for a later entry of the run may pass the hole. If so, moves that entry into the
+        // hole.
         let len = self.places.len();
         let distance =
             |from: usize, to: usize| if to >= from { to - from } else { to + len - from };

@@ -27,7 +27,7 @@ use super::raw::*;
 /// address vector. A rail may close the endpoint and reopen it in the same value. It posts nothing
 /// in between.
 #[derive(Debug)]
-// In order of declaration: posts and polls use the first `HOT` bytes.
+// `repr(C)` keeps this order, in which posts and polls use only the first `HOT` bytes.
 #[repr(C)]
 pub struct Endpoint {
     fid: NonNull<fid_ep>,

@@ -1,9 +1,9 @@
-//! Peers that are known and not attached yet. Each takes a few bytes: its signature, and the bytes
-//! of its address in which the known addresses differ.
+//! Peers that are known and not attached yet. Each takes a few bytes: its signature, and those
+//! bytes of its address that are not equal in all known addresses.
 //!
 //! A peer *calls* when something with its signature arrives before it is attached. The arrival
-//! itself is dropped, and the owner of the rail attaches the peer. Each peer has a mark of its own
-//! for this, so calls of many peers at once lose none.
+//! itself is dropped, and the owner of the rail attaches the peer. Each entry records the call of
+//! its own peer, so no call is lost if many peers call at once.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -132,7 +132,7 @@ impl Expected {
         self.find(number).is_some()
     }
 
-    /// Notes that something with this signature has arrived. Returns whether a peer with this
+    /// Records that something with this signature has arrived. Returns whether a peer with this
     /// signature is expected.
     #[cold]
     pub fn call(&mut self, number: u32) -> bool {

@@ -12,13 +12,14 @@
 //! twice](crate::fabric::persona::Persona::frees_reads_twice) if the endpoint is closed while the
 //! data arrives. The pool of records belongs to the domain. So after a fence during reads the rail
 //! opens another domain, registers all memory there under the same keys, and closes the old domain.
-//! If the peer closes the connection, the provider may free the record twice too: it does so if a
-//! send fails first.
+//! A peer that closes the connection during a read may cause the same double free, if one of our
+//! sends fails before the read.
 //!
-//! A peer that has closed its own endpoint needs no such fence: its connections are gone. It is
-//! marked as fenced once the provider has completed all posts to it. But if a read has failed with
-//! the connection, and the rail has no other peers, this end closes its endpoint too. With other
-//! peers, the next fence that closes the endpoint opens another domain.
+//! If a peer has closed its own endpoint, its connections are gone, and the rail keeps its endpoint
+//! open. It marks the peer as fenced once the provider has completed all posts to it. There is one
+//! exception: if a read has failed with the connection, and the rail has no other peers, the rail
+//! closes its endpoint too. With other peers, the next fence that closes the endpoint opens another
+//! domain.
 //!
 //! Some milliseconds after the fence the rail reports the peer as up. The pause doubles if the peer
 //! is fenced again soon after its return. The report is repeated at growing intervals.

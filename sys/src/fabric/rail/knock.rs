@@ -47,8 +47,8 @@ impl Drop for Socket {
 }
 
 impl Socket {
-    /// Begins to connect. Does not wait. Returns `Err(true)` if the connection is refused, and
-    /// `Err(false)` if nothing was found out.
+    /// Begins to connect. Does not wait. Fails with `true` if the connection is refused, and with
+    /// `false` if nothing was found out.
     fn begin(address: &[u8; LEN]) -> Result<Socket, bool> {
         let family = c_int::from(u16::from_ne_bytes([address[0], address[1]]));
         let len = match family {
@@ -100,7 +100,7 @@ impl Socket {
 }
 
 impl Knocks {
-    /// Notes the provider's address of a peer.
+    /// Records the provider's address of a peer, and forgets an earlier knock at it.
     pub fn note(&mut self, peer: u16, address: &[u8]) {
         if self.addresses.len() <= peer as usize {
             self.addresses.resize(peer as usize + 1, [0; LEN]);
@@ -113,7 +113,7 @@ impl Knocks {
         self.open.retain(|knock| knock.peer != peer);
     }
 
-    /// Returns whether the peer's address refuses connections.
+    /// Begins a knock. Returns `true` if the address refuses the connection at once.
     fn knock(&mut self, peer: u16, now: u64) -> bool {
         self.open.retain(|knock| knock.peer != peer);
         let Some(address) = self.addresses.get(peer as usize) else { return false };
@@ -134,9 +134,9 @@ impl Knocks {
 
 impl FabricRail {
     /// Implements [`Rail::doubt`](fishplate_core::rail::Rail::doubt). Returns `None` if the peer is
-    /// down, if the provider reports the failure of a post that is outstanding, and for other
-    /// providers than `tcp`: with them, a post to a stopped peer may stay outstanding, and the
-    /// deadline would fail the peer.
+    /// down, or if a post to it is outstanding: the provider then reports the loss of the peer as
+    /// the failure of that post. Returns `None` for providers other than `tcp` too: with them, a
+    /// message to a stopped peer could stay outstanding until the deadline fails the peer.
     #[cold]
     pub(super) fn doubted(&mut self, peer: Peer, asks: bool) -> Option<u32> {
         let slot = self.peers.slots.get_mut(peer.0 as usize)?;
@@ -164,7 +164,8 @@ impl FabricRail {
             }
         }
         while let Some(peer) = self.knocks.refused(now) {
-            // A post that was accepted since reports its own end.
+            // Skips a peer if a post was accepted since: its completion reports the loss of the
+            // peer.
             if self.peers.slots[peer as usize].is_refused() {
                 self.take_down(Peer(peer), PeerError::Lost);
             }

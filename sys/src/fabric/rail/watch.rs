@@ -19,8 +19,8 @@ use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
 use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 
-/// The engine may look further after a deadline: the peer may only be stopped, and another rail may
-/// lead to it. After this many deadlines the rail gives up.
+/// After an expired deadline the engine may keep the peer: the peer may only be stopped, and
+/// another rail may lead to it. After this many deadlines the rail itself fails the peer.
 const PATIENCE: u64 = 6;
 
 /// Minimum number of polls within a deadline before the deadline counts as expired.
