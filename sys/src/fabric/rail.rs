@@ -54,6 +54,7 @@ pub mod fuzzing;
 mod imports;
 mod knock;
 mod memory;
+mod names;
 mod peers;
 mod pool;
 mod post;
@@ -130,8 +131,8 @@ struct Held {
 }
 
 /// A rail over a libfabric endpoint. The [module](self) describes its behaviour.
-// In order of declaration: what an injected write, an arrival and an idle poll use lies in two
-// cache lines. Applications evict the caches between calls, so each line counts.
+// `repr(C)` keeps this order: an injected write, an arrival and an idle poll use only two cache
+// lines. Applications evict the caches between calls, so each line counts.
 #[repr(C, align(64))]
 pub struct FabricRail {
     /// Number of polls until the next [long](Self::long_poll) poll. Other polls only read the

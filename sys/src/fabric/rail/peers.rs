@@ -1,18 +1,13 @@
 //! The peers of a rail: their addresses, signatures and outstanding posts.
 
-use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::offset_of;
 
 use static_assertions::const_assert_eq;
 
+use super::names::{DOWN, Name, Names};
 use crate::fabric::raw::FI_ADDR_NOTAVAIL;
-
-/// Marks the calling branch as unlikely.
-#[cold]
-#[inline]
-fn rare() {}
 
 /// A peer's slot of one cache line, so that a shift computes its address. Posts use the first
 /// fields.
@@ -106,147 +101,7 @@ impl PeerSlot {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Name {
-    number: u64,
-    /// The peer, or [`DOWN`] if it has failed, [`LEFT`] if it was detached, or [`NOBODY`] if the
-    /// entry is free.
-    peer: u32,
-}
-
-const NOBODY: u32 = u32::MAX;
-
-/// The entry of a detached peer. Lookups of other names pass over it.
-const LEFT: u32 = u32::MAX - 1;
-
-const DOWN: u32 = u32::MAX - 2;
-
-const NO_NAME: Name = Name { number: 0, peer: NOBODY };
-
-/// The value of `last` while there is no last hit. `FI_ADDR_NOTAVAIL` is no peer's signature or
-/// address.
-const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
-
-/// A hash table from signatures or addresses to peers, at most half full. Entries of detached peers
-/// count until it is rebuilt, which is when it has no room for another peer.
-// In order of declaration: the last hit lies beside the slots in `Peers`.
-#[repr(C)]
-pub(super) struct Names {
-    /// The last hit, if its peer is still up. The next arrival is often from the same peer.
-    last: Name,
-    places: Box<[Name]>,
-    /// Number of entries that are not free.
-    used: usize,
-    shift: u32,
-    /// Whether a name was given to a second peer. Only a rebuild gives it back to the first.
-    shared: bool,
-}
-
-impl Names {
-    fn new(peers: usize) -> Names {
-        let size = (peers * 3).next_power_of_two().max(2);
-        Names {
-            last: NOT_FOUND,
-            places: vec![NO_NAME; size].into(),
-            shift: 64 - size.trailing_zeros(),
-            used: 0,
-            shared: false,
-        }
-    }
-
-    /// Forgets all names. A third of the table is then enough for this many peers, so a rebuild
-    /// comes after as many changes as a sixth of the table has entries.
-    fn clear(&mut self, peers: usize) {
-        match 3 * peers <= self.places.len() {
-            true => self.places.fill(NO_NAME),
-            false => *self = Names::new(peers),
-        }
-        (self.last, self.used, self.shared) = (NOT_FOUND, 0, false);
-    }
-
-    fn has_room(&self) -> bool {
-        2 * (self.used + 1) <= self.places.len()
-    }
-
-    fn insert(&mut self, number: u64, peer: u32) {
-        let at = self.place(number);
-        self.used += usize::from(self.places[at].peer == NOBODY);
-        self.shared |= self.places[at].peer < LEFT;
-        self.places[at] = Name { number, peer };
-        self.last = NOT_FOUND;
-    }
-
-    fn remove(&mut self, number: u64) {
-        let at = self.place(number);
-        if self.places[at].peer != NOBODY {
-            self.places[at].peer = LEFT;
-        }
-        self.last = NOT_FOUND;
-    }
-
-    #[inline(always)]
-    fn start(&self, number: u64) -> usize {
-        (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
-    }
-
-    fn place(&self, number: u64) -> usize {
-        let mask = self.places.len() - 1;
-        let mut at = self.start(number);
-        // Terminates: at least half of the entries are free.
-        loop {
-            let name = &self.places[at];
-            if name.peer == NOBODY || name.number == number {
-                return at;
-            }
-            at = (at + 1) & mask;
-        }
-    }
-
-    /// Returns the peer with this signature or address, if the peer is up. `number` must not be
-    /// `FI_ADDR_NOTAVAIL`.
-    #[inline(always)]
-    fn find(&mut self, number: u64) -> Option<u16> {
-        if number != self.last.number {
-            rare();
-            let peer = self.look_up(number);
-            if peer >= DOWN {
-                return None;
-            }
-            self.last = Name { number, peer };
-        }
-        Some(self.last.peer as u16)
-    }
-
-    fn has(&self, number: u64) -> bool {
-        self.look_up(number) < LEFT
-    }
-
-    fn take_down(&mut self, number: u64, peer: u16) {
-        let at = self.place(number);
-        if self.places[at].peer == peer as u32 {
-            self.places[at].peer = DOWN;
-        }
-        self.last = NOT_FOUND;
-    }
-
-    #[inline(always)]
-    fn look_up(&self, number: u64) -> u32 {
-        // SAFETY: the shift leaves an index below the number of entries, which is a power of two.
-        let first = unsafe { self.places.get_unchecked(self.start(number)) };
-        match first.number == number {
-            true => first.peer,
-            false => self.further(number),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn further(&self, number: u64) -> u32 {
-        self.places[self.place(number)].peer
-    }
-}
-
-// In order of declaration: writes and arrivals use the first `HOT` bytes.
+// `repr(C)` keeps this order, in which writes and arrivals use only the first `HOT` bytes.
 #[repr(C)]
 pub(super) struct Peers {
     /// The slots up to the highest peer that was ever attached, so that other peers take no memory.
@@ -265,7 +120,8 @@ impl Peers {
         Peers { slots: vec![], numbers: Names::new(0), addresses: Names::new(0), attached: 0 }
     }
 
-    /// With `short_below` `None`, all writes take the general path.
+    /// Attaches a peer, or changes the names of an attached one. If `short_below` is `None`, all
+    /// writes take the general path.
     pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
         let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
         if self.slots.len() <= peer as usize {
@@ -273,7 +129,7 @@ impl Peers {
         }
         let slot = PeerSlot { addr, short_below, plain, number, up: true, attached: true, ..GONE };
         if core::mem::replace(&mut self.slots[peer as usize], slot).attached {
-            // The tables have the names of before.
+            // The tables still have the earlier names of this peer.
             return self.rename();
         }
         self.attached += 1;
