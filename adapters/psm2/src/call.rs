@@ -17,10 +17,9 @@ pub(crate) fn run(call: impl FnOnce() -> Result<(), Error>) -> Error {
     guard(|| call().err().unwrap_or(Error::OK))
 }
 
-/// Runs the fast path of a call. Returns `None` if the slow path must take the call, and the fast
-/// path has changed nothing. A fast path that can neither panic nor call a function needs none of
-/// the registers that functions save. So it does not wait for the lock, and the slow path begins
-/// anew.
+/// Runs the fast path of a call. Returns `None` if the slow path must take the call. The fast path
+/// has then changed nothing, and the slow path starts from the beginning. To save no registers, a
+/// fast path neither calls functions nor panics. So it does not wait for the lock.
 #[inline(always)]
 pub(crate) fn quick(step: impl FnOnce() -> Option<Error>) -> Option<Error> {
     catch_unwind(AssertUnwindSafe(step)).unwrap_or(Some(Error::INTERNAL))

@@ -11,9 +11,9 @@ use crate::handle::{Mq, Req};
 use crate::layout::{MqStatus, MqStatus2, Report};
 use crate::table::{find_request, own_mq, own_request};
 
-/// Returns the oldest completed request. Leaves it in the queue. Open MPI takes requests until this
-/// finds none. If the pass that found the first of them was not full, it also serves the call that
-/// ends this loop, so the loop costs one pass.
+/// Returns the oldest completed request. Leaves it in the queue. Open MPI calls this in a loop
+/// until it finds no request. If the pass that found the loop's first request was not full, another
+/// pass would seldom find more. So the loop's last call makes no pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_ipeek2(
     mq: *mut Mq,

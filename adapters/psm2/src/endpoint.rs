@@ -233,8 +233,8 @@ impl Endpoint {
         self.node.queue_at_once()
     }
 
-    /// Adds requests to the queue if all requests are in use. Slow path: the loop makes a call
-    /// longer.
+    /// Makes a call on the queue. If all requests are in use, adds requests and repeats the call.
+    /// Slow path.
     pub fn request<T>(
         &mut self,
         mut call: impl FnMut(&mut Queue<'_>) -> Result<T, Code>,
@@ -278,15 +278,15 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether a call that found something may return at once. If not, counts nothing: then
-    /// the slow path takes the call.
+    /// Counts a call that found something, and returns whether it may return at once. If it may
+    /// not, counts nothing, because the slow path counts it.
     #[inline(always)]
     pub fn returns_at_once(&mut self) -> bool {
         self.am.is_none() && self.idle.returns_at_once()
     }
 
-    /// Chooses the last step of a call, which follows after the lock is released. `found` is true
-    /// if the call found something.
+    /// Counts a call, and chooses its last step, to take after the lock is released. `found` is
+    /// true if the call found something.
     #[inline(always)]
     pub fn after(&mut self, found: bool) -> After {
         if self.am.is_none() && self.idle.returns(found) {

@@ -34,7 +34,7 @@ const CAPABILITIES: u64 = 0x1 | 0x2;
 
 const PEERS: u16 = 256;
 
-/// Further sends wait in the queue.
+/// Maximum number of operations in flight. Further sends wait in the queue.
 const OPERATIONS: u32 = 1 << 15;
 
 /// If ranks share a processor, a sender can send this many messages before the receiver runs.
@@ -51,7 +51,8 @@ const MATCHING: MatchConfig = MatchConfig {
 
 const CLOSE: Duration = Duration::from_secs(30);
 
-/// Longest part of the wait of a closing node, and of each of two nodes that close in turns.
+/// Maximum time that [`leave`] waits for one node at a time: if one node is left, and if two are
+/// left.
 const SLICE: Duration = Duration::from_millis(100);
 const TURN: Duration = Duration::from_millis(1);
 
@@ -307,10 +308,10 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
     if until.is_some() && !left { Error::CLOSE_TIMEOUT } else { Error::OK }
 }
 
-/// Closes the two nodes in turns, because a peer may need one before it closes the other. Waits
-/// until the first deadline for the answers of peers, and until the second deadline for peers that
-/// still need a node. Returns whether no peer needed a node at the end. Does not wait if `until` is
-/// `None`.
+/// Closes the two nodes in turns, because a peer may need one node before it closes the other.
+/// `until` has two deadlines: for the answers of peers that need no node any more, and for peers
+/// that still need one. If it is `None`, does not wait. Returns whether no peer needed a node at
+/// the end.
 fn leave(mut node: Node, mut am: Option<Box<Am>>, until: Option<(Instant, Instant)>) -> bool {
     let Some(until) = until else {
         let left = am.is_none_or(|mut am| am.node.shutdown(Duration::ZERO).is_ok());

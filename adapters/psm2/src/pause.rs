@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 /// `FISHPLATE_PSM2_PATIENCE` overrides it, in seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Factor for [`PATIENCE`] if the program waits only for peers that do not fill the memory. A peer
-/// of this kind may compute for a long time, or may itself wait for a peer that fills the memory.
+/// Factor for [`PATIENCE`] if the program waits only for peers whose messages do not fill the
+/// memory. Such a peer may compute for a long time. It may also wait itself for a peer whose
+/// messages fill the memory.
 const THIRD: u32 = 10;
 
 /// `FISHPLATE_PSM2_UNEXPECTED` overrides this.
