@@ -177,32 +177,21 @@ impl Drop for Page {
     }
 }
 
-fn in_order(stats: &Stats, [peers, rails]: [u64; GAUGES]) -> [u64; NAMES.len()] {
-    let Stats {
-        posted,
-        arrived,
-        arrivals_out_of_order,
-        duplicates,
-        stale,
-        applied,
-        acks_alone,
-        ..
-    } = *stats;
-    let Stats { refused, failed, rails_failed, reposted, replied_again, passes, .. } = *stats;
+fn in_order(s: &Stats, [peers, rails]: [u64; GAUGES]) -> [u64; NAMES.len()] {
     [
-        posted,
-        arrived,
-        arrivals_out_of_order,
-        duplicates,
-        stale,
-        applied,
-        acks_alone,
-        refused,
-        failed,
-        rails_failed,
-        reposted,
-        replied_again,
-        passes,
+        s.posted,
+        s.arrived,
+        s.arrivals_out_of_order,
+        s.duplicates,
+        s.stale,
+        s.applied,
+        s.acks_alone,
+        s.refused,
+        s.failed,
+        s.rails_failed,
+        s.reposted,
+        s.replied_again,
+        s.passes,
         peers,
         rails,
     ]
