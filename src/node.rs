@@ -143,6 +143,10 @@ macro_rules! behind {
 }
 use behind;
 
+/// The settings to agree on with peers on this host: of shared memory, and of the device if the
+/// node has one.
+type Profiles = (Profile, Option<GpuProfile>);
+
 /// The assembled transport of one process. See the module's documentation.
 pub struct Node {
     /// Declared first, so that the rails are dropped before the memory registered with them.
@@ -185,7 +189,7 @@ impl Node {
         rails: Vec<RailInfo>,
         (address, encoded): (Address, Vec<u8>),
         listener: Listener,
-        (profile, agrees): (Profile, Option<GpuProfile>),
+        (profile, agrees): Profiles,
         page: Option<Page>,
         mut builder: Builder,
     ) -> Node {
