@@ -108,9 +108,10 @@ impl Inner {
         self.flights.later[..end].iter().position(|later| later.call.turn().overlaps(turn))
     }
 
-    /// Returns why a call has not started: the peer of the first call that it waits for is not
-    /// connected. A receive from any peer waits for room if no call is before it. Then names some
-    /// peer, because callers retry this error.
+    /// Returns why a kept call has not started. A call waits for those before it that it must not
+    /// overtake, and the first of these waits for its peer to connect. If that is a receive from
+    /// any peer, it waits for room instead. Then blames the first peer, because callers retry this
+    /// error.
     fn unmet(&self, mut at: usize) -> Fault {
         while let Some(first) = self.first_before(self.flights.later[at].call.turn(), at) {
             at = first;
