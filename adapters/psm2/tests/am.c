@@ -5,18 +5,9 @@
 #include <psm2_am.h>
 #include <psm2_mq.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#define MUST(condition)                                         \
-  do                                                            \
-    if (!(condition))                                           \
-      {                                                         \
-        printf ("line %d: not so: %s\n", __LINE__, #condition); \
-        exit (1);                                               \
-      }                                                         \
-  while (0)
+#include "must.h"
 
 enum { ECHO, ANSWER, COUNT, HANDLERS };
 

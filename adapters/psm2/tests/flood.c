@@ -9,18 +9,9 @@
 #include <psm2_mq.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-#define MUST(condition)                                                 \
-  do                                                                    \
-    if (!(condition))                                                   \
-      {                                                                 \
-        printf ("line %d: expected: %s\n", __LINE__, #condition);       \
-        exit (1);                                                       \
-      }                                                                 \
-  while (0)
+#include "must.h"
 
 enum { LONG = 64 };
 

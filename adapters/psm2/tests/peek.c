@@ -2,19 +2,10 @@
    one pass unless that pass was full, and finds all messages that arrived before it. */
 #include <psm2.h>
 #include <psm2_mq.h>
-#include <stdio.h>
-#include <stdlib.h>
+
+#include "must.h"
 
 enum { MOST = 100 };
-
-#define MUST(condition)                                           \
-  do                                                              \
-    if (!(condition))                                             \
-      {                                                           \
-        printf ("line %d: not so: %s\n", __LINE__, #condition);   \
-        exit (1);                                                 \
-      }                                                           \
-  while (0)
 
 static psm2_ep_t ep[2];
 static psm2_mq_t mq[2];

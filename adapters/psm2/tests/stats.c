@@ -2,19 +2,10 @@
    and unexpected. Also checks their pages of counters. */
 #include <psm2.h>
 #include <psm2_mq.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define MUST(condition)                                         \
-  do                                                            \
-    if (!(condition))                                           \
-      {                                                         \
-        printf ("line %d: not so: %s\n", __LINE__, #condition); \
-        exit (1);                                               \
-      }                                                         \
-  while (0)
+#include "must.h"
 
 static psm2_ep_t ep[2];
 static psm2_mq_t mq[2];
