@@ -5,11 +5,9 @@ use std::ptr::NonNull;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{
-    Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, Signal, Waiter,
-};
+use fishplate_core::engine::{ContextId, Engine, HANDLE_MAX, Issued, Notice, Signal, Waiter};
 use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
 use fishplate_core::op::{Amo, AmoOp, Cmp, Outcome, SignalOp};
@@ -20,20 +18,9 @@ use fishplate_shm::{ShmConfig, socket_pair};
 use fishplate_sys::LinuxHost;
 
 mod support;
-use support::{TestGpuRail, bytes, engine, gpu_rail, leak, meet_gpu};
+use support::{CONFIG, MATCHING, TestGpuRail, bytes, engine, gpu_rail, leak, meet_gpu};
 
 const CX: ContextId = ContextId(0);
-const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig = MatchConfig {
-    eager: 1024,
-    credits: 4,
-    headers: 8,
-    shared_credits: 0,
-    shared_headers: 0,
-    shared_shorts: 0,
-    pieces: 0,
-    seed: 3,
-};
 const SIZE: usize = 1 << 18;
 
 /// Memory of one end. The other end has imported it.

@@ -51,17 +51,7 @@ fn unmatched(engine: &mut Engine<'static, TestRail, 1>) -> u64 {
 /// Sends for a while, and shuts down. If `mapped` is true, exports shared memory, so that signals
 /// are written directly.
 fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fate {
-    let matching = MatchConfig {
-        eager: 1024,
-        credits: 4,
-        headers: 8,
-        shared_credits: 0,
-        shared_headers: 0,
-        shared_shorts: 0,
-        pieces: 0,
-        seed: 3,
-    };
-    let mut engine = engine(rail, Config { window: 16, ..Config::DEFAULT }, matching);
+    let mut engine = engine(rail, CONFIG, MATCHING);
     let peer = engine.reserve_peer().unwrap();
     engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), link).unwrap();
     engine.connect_peer(peer, 1).unwrap();

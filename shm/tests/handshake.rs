@@ -3,7 +3,9 @@
 //! The raw peer implements the protocol byte by byte, without the crate. So these tests check the
 //! layout too.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,16 +17,15 @@ use fishplate_shm::{
     socket_pair,
 };
 
+#[path = "support/raw.rs"]
+mod raw;
 mod support;
+use raw::{HELLO, OFFER, READY, SEALS, VERSION, packet};
 use support::asleep::{this_thread, until_asleep};
 use support::*;
 
 const CELLS: u32 = 64;
 const LANE: usize = 4096 + CELLS as usize * 64;
-const VERSION: u16 = 6;
-const HELLO: u16 = 1;
-const OFFER: u16 = 2;
-const READY: u16 = 3;
 /// Offset of the nonce in a Hello.
 const NONCE: usize = 52;
 
@@ -39,43 +40,10 @@ struct Raw {
     ours: [u8; 16],
 }
 
-fn packet(kind: u16, body: &[u8]) -> Vec<u8> {
-    let mut bytes = b"fishplat".to_vec();
-    bytes.extend(VERSION.to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend((16 + body.len() as u32).to_ne_bytes());
-    bytes.extend(body);
-    bytes
-}
-
 impl Raw {
+    /// Ignores errors, because the other side may have hung up.
     fn send(&self, bytes: &[u8], fds: &[i32]) {
-        let mut control = [0u64; 64];
-        let mut part =
-            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = &mut part;
-        message.msg_iovlen = 1;
-        // SAFETY: the control buffer has room for a header and the few descriptors used here.
-        unsafe {
-            if !fds.is_empty() {
-                let len = size_of_val(fds) as u32;
-                message.msg_control = control.as_mut_ptr().cast();
-                message.msg_controllen = libc::CMSG_SPACE(len) as usize;
-                let head = libc::CMSG_FIRSTHDR(&message);
-                (*head).cmsg_level = libc::SOL_SOCKET;
-                (*head).cmsg_type = libc::SCM_RIGHTS;
-                (*head).cmsg_len = libc::CMSG_LEN(len) as usize;
-                std::ptr::copy_nonoverlapping(
-                    fds.as_ptr().cast(),
-                    libc::CMSG_DATA(head),
-                    len as usize,
-                );
-            }
-            // Ignores errors, because the other side may have hung up.
-            libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL);
-        }
+        raw::send(&self.fd, bytes, fds, 0);
     }
 
     /// Receives a packet without room for descriptors, so the kernel closes them.
@@ -128,22 +96,11 @@ impl Raw {
     }
 }
 
-const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-
 /// Creates a memfd with this size, content and seals.
 fn memory(len: usize, content: &[u8], seals: i32) -> OwnedFd {
-    // SAFETY: the calls take only numbers, except for a string literal and a slice with its length.
-    // `memfd_create` returned the descriptor, so nothing else owns it.
-    unsafe {
-        let fd = libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-        assert_eq!(libc::fallocate(fd, 0, 0, len as i64), 0);
-        assert_eq!(
-            libc::pwrite(fd, content.as_ptr().cast(), content.len(), 0),
-            content.len() as isize
-        );
-        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
-        OwnedFd::from_raw_fd(fd)
-    }
+    let file = File::from(raw::memory(len, 0, seals));
+    file.write_all_at(content, 0).unwrap();
+    file.into()
 }
 
 fn event_page() -> OwnedFd {

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{Config, ContextId, Engine, Issued, Notice};
+use fishplate_core::engine::{ContextId, Engine, Issued, Notice};
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, Span};
 use fishplate_core::op::{Fault, Outcome};
 use fishplate_core::rail::Rail;
@@ -13,20 +13,9 @@ use fishplate_shm::{Segment, ShmConfig, ShmSetup, socket_pair};
 use fishplate_sys::LinuxHost;
 
 mod support;
-use support::{TestRail, bytes, engine, leak, meet, rail};
+use support::{CONFIG, MATCHING, TestRail, bytes, engine, leak, meet, rail};
 
 const CX: ContextId = ContextId(0);
-const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig = MatchConfig {
-    eager: 4096,
-    credits: 4,
-    headers: 8,
-    shared_credits: 0,
-    shared_headers: 0,
-    shared_shorts: 0,
-    pieces: 0,
-    seed: 3,
-};
 const SIZE: usize = 1 << 18;
 
 /// One end: an engine, its peer, and a region for sends and receives.
@@ -54,7 +43,7 @@ fn end(
     region: Region,
     attach: impl FnOnce(ShmSetup<'_, LinuxHost>, PeerId),
 ) -> End {
-    let mut engine = engine(rail, CONFIG, MATCHING);
+    let mut engine = engine(rail, CONFIG, MatchConfig { eager: 4096, ..MATCHING });
     let peer = engine.reserve_peer().unwrap();
     attach(engine.rail_mut(RailId(0)).unwrap(), peer);
     engine.connect_peer(peer, 1).unwrap();

@@ -9,11 +9,9 @@ use std::process::Stdio;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, HANDLE_MAX, Notice, Signal, Waiter,
-};
+use fishplate_core::engine::{Asleep, ContextId, Engine, HANDLE_MAX, Notice, Signal, Waiter};
 use fishplate_core::error::PeerError;
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
 use fishplate_core::op::{Amo, AmoOp, SignalOp};
@@ -28,17 +26,6 @@ use crate::support::*;
 use crate::tricks::{self, AT, End, KEY, SEGMENT, SIZE};
 
 const CX: ContextId = ContextId(0);
-const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig = MatchConfig {
-    eager: 1024,
-    credits: 4,
-    headers: 8,
-    shared_credits: 0,
-    shared_headers: 0,
-    shared_shorts: 0,
-    pieces: 0,
-    seed: 3,
-};
 
 /// The tags of messages for any peer, of messages to the honest peer, and of the honest peer's
 /// answers.

@@ -71,6 +71,19 @@ pub fn meet(near: &TestRail, far: &TestRail, (ours, theirs): (OwnedFd, OwnedFd))
     [link, other.join().unwrap()]
 }
 
+/// The settings of test engines: a small window, and little room for messages.
+pub const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
+pub const MATCHING: MatchConfig = MatchConfig {
+    eager: 1024,
+    credits: 4,
+    headers: 8,
+    shared_credits: 0,
+    shared_headers: 0,
+    shared_shorts: 0,
+    pieces: 0,
+    seed: 3,
+};
+
 /// Leaks `n` copies of a value.
 pub fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
     Box::leak(vec![value; n].into_boxed_slice())

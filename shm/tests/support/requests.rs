@@ -3,26 +3,14 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use fishplate_core::engine::Engine;
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{Config, Engine};
 use fishplate_core::mem::{PeerId, Region, RegionKind, Untrusted};
 use fishplate_core::rail::Rail;
 
 use super::raw::request_to_send;
 use super::support::*;
-
-const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig = MatchConfig {
-    eager: 4096,
-    credits: 4,
-    headers: 8,
-    shared_credits: 0,
-    shared_headers: 0,
-    shared_shorts: 0,
-    pieces: 0,
-    seed: 3,
-};
 
 /// How long an import may wait for an announcement.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -35,7 +23,7 @@ pub fn requests<R: Rail>(
     attach: impl FnOnce(&mut R, &mut Engine<'static, R, 1>, PeerId),
     keys: &[u64],
 ) {
-    let mut victim = engine(near, CONFIG, MATCHING);
+    let mut victim = engine(near, CONFIG, MatchConfig { eager: 4096, ..MATCHING });
     let peer = victim.reserve_peer().unwrap();
     attach(&mut far, &mut victim, peer);
     victim.connect_peer(peer, 1).unwrap();
