@@ -254,10 +254,7 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
             if req.is_null() {
                 return None;
             }
-            let source = match from.is_null() {
-                true => None,
-                false => Some(endpoint.peer_at(from).ok()?),
-            };
+            let source = endpoint.named(from).ok()?;
             // SAFETY: PSM2 requires the tags to be null or valid, and the buffer to stay valid
             // until the request completes.
             let into = unsafe { buffer(bytes, len).ok()? };
