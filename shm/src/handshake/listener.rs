@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Shake;
 use crate::foreign::put_aside;
 use crate::meeting::{Meetings, accept_now};
-use crate::socket::{Address, Result, Socket, stream, system};
+use crate::socket::{Address, Result, Socket, system, unconnected};
 
 const BACKLOG: i32 = 256;
 
@@ -36,7 +36,7 @@ impl Listener {
     /// process that created it has exited.
     pub fn bind(address: impl AsRef<OsStr>) -> Result<Self> {
         let address = Address::parse(address.as_ref())?;
-        let fd = stream()?;
+        let fd = unconnected()?;
         address.bind(fd.as_fd())?;
         let file = address.path.and_then(|path| identity(&path).map(|id| (path, id)));
         let fd = ManuallyDrop::new(fd);
