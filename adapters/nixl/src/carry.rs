@@ -88,18 +88,7 @@ impl State {
             device,
             locals: ours.numbers,
             remotes: theirs.numbers,
-            here: vec![],
-            there: vec![],
-            next: 0,
-            cut: 0,
-            copies: false,
-            outstanding: 0,
-            post: 0,
-            waits: 0,
-            note: None,
-            fault: None,
-            active: false,
-            released: false,
+            ..Transfer::default()
         }))
     }
 

@@ -80,6 +80,7 @@ impl Regions {
 }
 
 /// May be posted any number of times.
+#[derive(Default)]
 pub(crate) struct Transfer {
     pub(crate) write: bool,
     /// `None` for a transfer within the agent.

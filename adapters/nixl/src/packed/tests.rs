@@ -166,24 +166,14 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
     let here = local.start;
     let region = locals.insert(local);
     let number = transfers.insert(Transfer {
-        write: false,
         peer: Some(peer),
         pieces: vec![Piece { here, there: 0, len: 8, local: 0, remote: 0 }],
-        device: false,
         locals: vec![region],
-        remotes: vec![],
-        here: vec![],
-        there: vec![],
         next: 1,
-        cut: 0,
-        copies: false,
-        outstanding: 0,
         post: 5,
         waits: 1,
-        note: None,
-        fault: None,
         active: true,
-        released: false,
+        ..Transfer::default()
     });
     let mut buffers = Buffers::default();
     let mut sides = Sides {
@@ -252,24 +242,11 @@ fn read(agent: &Agent, here: (usize, u64), there: (usize, u64), count: usize) ->
     with(agent, |state| {
         let peer = state.peers.iter().next().map(|(number, _)| number);
         state.transfers.insert(Transfer {
-            write: false,
             peer,
             pieces: (0..count).map(piece).collect(),
-            device: false,
             locals: vec![here.1],
             remotes: vec![there.1],
-            here: vec![],
-            there: vec![],
-            next: 0,
-            cut: 0,
-            copies: false,
-            outstanding: 0,
-            post: 0,
-            waits: 0,
-            note: None,
-            fault: None,
-            active: false,
-            released: false,
+            ..Transfer::default()
         })
     })
 }
