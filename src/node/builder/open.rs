@@ -53,6 +53,8 @@ impl Builder {
         let parked = streams.saturating_mul(self.settings.window as usize);
         let (most, table) = (Limits::MAX.operations as usize, "at most 1048576");
         let checks = [
+            (self.limits.peers != 0, "peers", "at least 1"),
+            (self.limits.operations != 0, "operations", "at least 1"),
             (self.limits.operations as usize <= most, "operations", table),
             (self.receives <= most, "receives", table),
             (self.requests <= most, "requests", table),
