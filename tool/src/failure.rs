@@ -1,6 +1,7 @@
 //! The failures of the tool: a message with a remedy, and an exit code.
 
 use std::fmt;
+use std::io::{self, Write};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -15,6 +16,12 @@ pub enum Failure {
 }
 
 pub type Outcome<T = ()> = Result<T, Failure>;
+
+/// Writes a line to standard error. A line that cannot be written, for example because the disk is
+/// full, is dropped: the exit status still reports a failure.
+pub fn note(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
 
 impl Failure {
     pub fn usage(message: impl Into<String>) -> Self {

@@ -10,7 +10,7 @@ use std::thread;
 use fishplate_core::error::AttachError;
 use fishplate_shm::{SegmentError, check_room};
 
-use super::failure::{Failure, Outcome};
+use super::failure::{Failure, Outcome, note};
 use super::sizes;
 
 /// Enough for the tool in unoptimised builds too.
@@ -87,10 +87,10 @@ pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
         Ok(Ok(code)) => code,
         Ok(Err(_)) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!(
+            note(format_args!(
                 "fishplate: cannot allocate a stack of {}: {error}; raise ulimit -v, or ulimit -s",
                 sizes::show(STACK)
-            );
+            ));
             ExitCode::FAILURE
         }
     }

@@ -77,7 +77,7 @@ fn run() -> ExitCode {
     let outcome = match command {
         None => demo::run(),
         Some(Command::Perf(args)) => args.plan().and_then(|plan| {
-            plan.notes.iter().for_each(|note| eprintln!("# {note}"));
+            plan.notes.iter().for_each(|note| failure::note(format_args!("# {note}")));
             perf::run(&plan)
         }),
         Some(Command::Info(args)) => info::run(&args),
@@ -96,7 +96,7 @@ fn say(speaker: &str, outcome: failure::Outcome) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{speaker}: {failure}");
+            failure::note(format_args!("{speaker}: {failure}"));
             ExitCode::from(failure.code())
         }
     }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::args::{self, Format, IpcPath, Layout, Mode, Plan, Test, Transport};
-use super::failure::{Failure, Outcome};
+use super::failure::{Failure, Outcome, note};
 use super::histogram::Latency;
 use super::limits;
 use super::rails::Rails;
@@ -183,7 +183,7 @@ impl Report {
     pub fn comment(&self, text: &str) -> Outcome {
         match self.format {
             Format::Json => {}
-            Format::Csv => eprintln!("# {text}"),
+            Format::Csv => note(format_args!("# {text}")),
             Format::Table => print(&format!("# {text}\n"))?,
         }
         Ok(())

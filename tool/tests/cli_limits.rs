@@ -75,6 +75,21 @@ fn without_room_for_files_there_is_a_remedy() {
 }
 
 #[test]
+fn an_unwritable_standard_error_does_not_change_the_exit_status() {
+    let waits = format!("perf put-signal --listen @unwritable-{} --timeout 1s", std::process::id());
+    for (line, status) in [
+        ("perf put-signal -b 0", 2),
+        ("stat 1", 2),
+        ("perf put-signal -n 100 -w 10 >/dev/full", 1),
+        ("perf put --transport loopback -n 100 --format csv", 0),
+        (&waits, 1),
+    ] {
+        let output = limited("true", &format!("{line} 2>/dev/full"));
+        assert_eq!(output.status.code(), Some(status), "{line}: {:?}", output.status);
+    }
+}
+
+#[test]
 fn a_small_stack_is_enough() {
     for line in [
         "perf put-signal -n 100 -w 10",

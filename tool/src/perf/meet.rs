@@ -12,7 +12,7 @@ use fishplate::bootstrap::{self, BootstrapError, Card, Listener, Wire};
 
 use super::setup::Setup;
 use crate::args::{Meeting, Mode, Plan, REGION, Transport, name};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, note};
 use crate::interrupt;
 use crate::limits;
 use crate::sizes;
@@ -110,7 +110,7 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
             error => format!("--listen {at}: {error}"),
         })
     })?;
-    eprintln!("# waiting at {at} for: {}", command(plan, card, &reachable(at)));
+    note(format_args!("# waiting at {at} for: {}", command(plan, card, &reachable(at))));
     let deadline = Instant::now() + plan.timeout;
     let mut turned_away = 0u32;
     loop {
@@ -120,9 +120,10 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
             turned_away = turned_away.saturating_add(1);
             match turned_away {
                 ..=NAMED => {
-                    eprintln!("# refused: {}", explain(why, &format!("the process at {who}")))
+                    let who = format!("the process at {who}");
+                    note(format_args!("# refused: {}", explain(why, &who)))
                 }
-                n if n == NAMED + 1 => eprintln!("# refused more processes, which are not listed"),
+                n if n == NAMED + 1 => note("# refused more processes, which are not listed"),
                 _ => {}
             }
         }

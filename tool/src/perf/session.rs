@@ -24,7 +24,7 @@ use super::{Files, always_checks, finish_row, headline, prepare, run_job};
 use crate::args::{IpcPath, Plan, Test, Transport, name};
 use crate::clock::monotonic_ns;
 use crate::cpu::{self, Pinned, Places};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, note};
 use crate::floor::{AMPLE, Floor, Floors, PAD_LEN, Pad};
 use crate::histogram::Histogram;
 use crate::interrupt;
@@ -301,13 +301,13 @@ impl<const STARTS: bool> Session<STARTS> {
                 repeats += 1;
                 progress.extend(2);
                 progress.around(|| {
-                    eprintln!(
+                    note(format_args!(
                         "# floor changed ({:.1}, {:.1}, {:.1} ns): measuring {} again",
                         a.ns,
                         b.ns,
                         c.ns,
                         sizes::show(size)
-                    );
+                    ));
                 });
                 continue;
             }

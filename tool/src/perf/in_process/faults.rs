@@ -11,7 +11,7 @@ use fishplate_core::rail::sim::schedule::{Event, Nodes, Schedule, Scope, shrink}
 use super::super::job::{Job, Tally};
 use super::One;
 use crate::args::{Faults, Plan, Trace};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 
 const DRAWN: usize = 4096;
 
@@ -196,7 +196,7 @@ pub fn run(
         notes.push("the run is the same as in the trace".into());
     }
     if failed {
-        notes.drain(..).for_each(|note| eprintln!("# {note}"));
+        notes.drain(..).for_each(|note| failure::note(format_args!("# {note}")));
     }
     let tally = outcome?;
     if failed {

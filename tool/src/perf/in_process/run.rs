@@ -17,7 +17,7 @@ use super::faults::{self, Counters, Ends, Record, Source};
 use super::{InProcess, One, OwnEngine, Parts};
 use crate::args::{Faults, Plan, SEED_ITERS, SIM_ITERS, Test, Trace, Transport, name};
 use crate::clock::Clock;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, note};
 use crate::histogram::Histogram;
 use crate::limits;
 use crate::progress::Progress;
@@ -105,10 +105,10 @@ fn row(
             error => error,
         })?;
         if simulated && tally.errors + tally.misordered > 0 {
-            eprintln!(
+            note(format_args!(
                 "# seed {seed}: {} errors, {} signals misordered",
                 tally.errors, tally.misordered
-            );
+            ));
         }
         (total, iters) = (total.and(tally), iters + done);
         if number % 100 == 99 {
