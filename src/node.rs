@@ -38,6 +38,12 @@
 //! Of the calls with a timeout, only `recv` and `close` allocate, but any of them may allocate
 //! while it connects peers.
 //!
+//! # Fork
+//!
+//! A child of `fork` must neither use nor drop a node of its parent. Dropping it closes the
+//! connections that both processes share, and the parent's peers then fail. So the child calls
+//! `exec` or `_exit`, or forgets the node ([`std::mem::forget`]). It may open a node of its own.
+//!
 //! # Device memory
 //!
 //! A node that is opened with [`Builder::gpu`] has device memory as well as host memory: see
