@@ -181,6 +181,28 @@ def test_direct_sends(way, wide):
     run(2, directly, way, wide)
 
 
+def both_ways(here):
+    """Each process makes both ends of channel 0, in the other order."""
+    peer, ends = here.peers[1 - here.rank], {}
+    inbox = here.node.alloc(8)
+    if here.rank == 0:
+        ends["in"] = Inlet(here.node, peer, inbox)
+    outlet = Outlet(here.node, peer)
+    inlet = ends.get("in") or Inlet(here.node, peer, inbox)
+    for turn in range(1, 4):
+        outlet.send_direct(bytes([here.rank, turn]))
+        inlet.wait()
+        assert inbox.read(0, 2) == bytes([1 - here.rank, turn])
+        inlet.notify()
+    outlet.close()
+    here.job.barrier(here.node)
+    inlet.close()
+
+
+def test_direct_sends_go_both_ways_on_one_channel(way):
+    run(2, both_ways, way)
+
+
 def test_a_direct_send_that_is_refused_sends_nothing(own):
     node, words = own.node, numpy.zeros(8, numpy.uint64)
     inlet = Inlet(node, own.peer, words)

@@ -1,5 +1,6 @@
 """Direct sends: a receiver exports a tensor once, and the sender writes into it any number of
-times, without a message per transfer. Both ends use the same channel number.
+times, without a message per transfer. Both ends use the same channel number. Another channel may
+have this number in the other direction.
 
     receiver                                    sender
     inlet = Inlet(node, peer, tensor)           outlet = Outlet(node, peer)
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Inlet", "Outlet"]
 
-# The upper 32 bits of the tags of handles; the channel is in the lower 64.
-_TAG = 0x46504449 << 64
+# The upper 32 bits of the tags of handles that an inlet and an outlet send. The channel is in the
+# lower 64. With one tag, an outlet would take the handle of another outlet for that of an inlet.
+_INLET = 0x46504449 << 64
+_OUTLET = 0x4650444F << 64
 
 
 class Inlet:
@@ -36,13 +39,13 @@ class Inlet:
         self._memory = tensor if isinstance(tensor, Memory) else node.register(tensor)
         self._word = node.alloc(8)
         self._held = [self._word] if isinstance(tensor, Memory) else [self._memory, self._word]
-        self._tag = _TAG | channel
+        self._tag = _OUTLET | channel
         self._count = 0
         self._freed: Remote | None = None
         self._released = False
         size = len(self._memory).to_bytes(8, "little")
         for part in (size, self._memory.handle(), self._word.handle()):
-            node.send(peer, self._tag, part)
+            node.send(peer, _INLET | channel, part)
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the next send has arrived."""
@@ -75,13 +78,14 @@ class Outlet:
     def __init__(
         self, node: Node, peer: Peer, channel: int = 0, timeout: float | None = None
     ) -> None:
-        self._node, self._peer, tag = node, peer, _TAG | channel
+        self._node, self._peer = node, peer
+        tag = _INLET | channel
         parts = [node.recv_bytes(peer, tag, timeout=timeout)[1] for _ in range(3)]
         self.size = int.from_bytes(parts[0], "little")
         self._imports = [peer.import_memory(part) for part in parts[1:]]
         self._theirs, self._arrived = self._imports
         self._word = node.alloc(8)
-        node.send(peer, tag, self._word.handle())
+        node.send(peer, _OUTLET | channel, self._word.handle())
         self._count = 0
         # Whether a write may be in flight without its signal.
         self._written = False
