@@ -269,6 +269,13 @@ def sweeps(here, place):
     sweep.main([place, "--sizes", "8,64K", "-n", "30", "--check"])
 
 
+@pytest.mark.parametrize("sizes", ["0", "8,0", "-5", "", "x", "8K8"])
+def test_a_sweep_refuses_sizes_that_are_none(sizes, capsys):
+    with pytest.raises(SystemExit) as ended:
+        sweep.main([f"--sizes={sizes}"])
+    assert ended.value.code == 2 and "--sizes" in capsys.readouterr().err
+
+
 def test_a_sweep_is_drawn(tmp_path, capfd):
     from conftest import free_address
 

@@ -25,7 +25,10 @@ def _number(text: str) -> int:
 
 
 def _sizes(text: str) -> list[int]:
-    return [_number(size) for size in text.split(",")]
+    sizes = [_number(size) for size in text.split(",")]
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} has a size below 1; use 1 byte or more")
+    return sizes
 
 
 class Bar:
