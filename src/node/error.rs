@@ -44,7 +44,13 @@ impl fmt::Display for OpenError {
             ),
             OpenError::Gpu(gpu, error) => write!(f, "cannot open the GPU {gpu}: {error}"),
             OpenError::Attach(error) => write!(f, "cannot open a node: {}", Told(error)),
-            OpenError::Listen(error) => write!(f, "cannot listen for peers on this host: {error}"),
+            OpenError::Listen(error) => {
+                let remedy = match error {
+                    HandshakeError::System(code) => remedy(*code),
+                    _ => "",
+                };
+                write!(f, "cannot listen for peers on this host: {error}{remedy}")
+            }
             OpenError::Worker(error) => write!(f, "cannot start the node's worker: {error}"),
         }
     }
@@ -201,10 +207,20 @@ impl fmt::Display for Told<'_> {
         match self.0 {
             &AttachError::System(code) if code > 0 => {
                 let error = std::io::Error::from_raw_os_error(code);
-                write!(f, "the system or the provider refused: {error}")
+                write!(f, "the system or the provider refused: {error}{}", remedy(code))
             }
             error => error.fmt(f),
         }
+    }
+}
+
+/// Returns the end of a message about an error code: which limit of the process to raise.
+fn remedy(code: i32) -> &'static str {
+    match code {
+        libc::EMFILE => "; raise ulimit -n",
+        libc::ENOMEM => "; use less memory, or raise ulimit -v",
+        libc::EFBIG => "; raise ulimit -f, which also limits shared memory",
+        _ => "",
     }
 }
 
@@ -255,9 +271,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_codes_of_the_system_are_named() {
-        let text = Error::Attach(AttachError::System(libc::ENOMEM)).to_string();
-        assert!(text.ends_with("refused: Cannot allocate memory (os error 12)"), "{text}");
+    fn error_codes_of_the_system_are_named_with_a_remedy() {
+        for (code, end) in [
+            (
+                libc::ENOMEM,
+                "Cannot allocate memory (os error 12); use less memory, or raise ulimit -v",
+            ),
+            (libc::EMFILE, "Too many open files (os error 24); raise ulimit -n"),
+            (
+                libc::EFBIG,
+                "File too large (os error 27); raise ulimit -f, which also limits shared memory",
+            ),
+            (libc::EACCES, "Permission denied (os error 13)"),
+        ] {
+            let text = Error::Attach(AttachError::System(code)).to_string();
+            assert_eq!(text, format!("the system or the provider refused: {end}"));
+            let text = OpenError::Listen(HandshakeError::System(code)).to_string();
+            assert_eq!(text, format!("cannot listen for peers on this host: {end}"));
+        }
     }
 
     #[test]

@@ -162,7 +162,7 @@ pub fn attach_failed(what: &str, error: AttachError) -> Failure {
 }
 
 #[cold]
-pub fn attach_remedy(error: AttachError) -> &'static str {
+fn attach_remedy(error: AttachError) -> &'static str {
     match error {
         AttachError::System(libc::EFBIG) => "; raise ulimit -f, which also limits shared memory",
         AttachError::System(libc::ENOMEM) => {

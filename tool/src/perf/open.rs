@@ -160,13 +160,7 @@ impl Setup {
                 Error::Op(OpError::PeerFailed(_)) => {
                     who.gone("it closed before this side opened its memory")
                 }
-                error => {
-                    let remedy = match error {
-                        Error::Attach(error) => limits::attach_remedy(error),
-                        _ => "",
-                    };
-                    Failure::run(format!("cannot open the memory of {who}: {error}{remedy}"))
-                }
+                error => Failure::run(format!("cannot open the memory of {who}: {error}")),
             })
         };
         let words = import("memory")?;
