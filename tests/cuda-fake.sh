@@ -29,11 +29,12 @@ say() {
     fi
 }
 
-cargo build --locked --quiet -p fishplate-fake-cuda && cargo build --locked --quiet || exit
-tests=$(cargo test --locked --quiet -p fishplate-gpu --features cuda,hip --test device --no-run \
-    --message-format=json |
+# These packages have the same features in `cargo test --workspace`, so nothing is built twice.
+cargo build --locked --quiet -p fishplate-fake-cuda -p fishplate --lib &&
+    cargo build --locked --quiet --workspace --bin fishplate || exit
+tests=$(cargo test --locked --quiet --workspace --test device --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p') || exit
-nodes=$(cargo test --locked --quiet -p fishplate --test node --no-run --message-format=json |
+nodes=$(cargo test --locked --quiet --workspace --test node --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p') || exit
 mkdir "$place/fake" "$place/old" "$place/none"
 cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/$library.so"

@@ -49,9 +49,9 @@ library=$(find "$root" -name libfabric.so)
 ln -sf "$installed" "$library"
 
 export PKG_CONFIG_PATH="$(dirname "$config")"
-export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$place/target}"
-cargo run --quiet --features oracle --manifest-path "$here/fabric-oracle/Cargo.toml"
+CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$place/target}" cargo run --quiet --features oracle \
+    --manifest-path "$here/fabric-oracle/Cargo.toml"
 # Compares the same sizes and offsets with a C program that uses these headers.
 cd "$here/.."
-FISHPLATE_FABRIC_INCLUDE="$root/usr/include" cargo test --quiet --package fishplate-sys \
-    --test layout -- --nocapture
+FISHPLATE_FABRIC_INCLUDE="$root/usr/include" cargo test --quiet --workspace --test layout -- \
+    --nocapture

@@ -18,8 +18,7 @@ trap 'rm "$log"' EXIT
 # gpus API: tests the devices of a driver, if it has any
 gpus() {
     local api=$1 why test path
-    timeout 600 cargo test --locked --quiet -p fishplate-gpu --features cuda,hip --test device \
-        "$api" -- --show-output >"$log" 2>&1
+    timeout 600 cargo test --locked --quiet --workspace --test device "$api" -- --show-output >"$log" 2>&1
     local result=$?
     if why=$(grep -m 1 -o "SKIPPED on_$api::copies_arrive_whole: .*" "$log"); then
         echo "SKIPPED the suite on a GPU: ${why#*: }"
@@ -33,7 +32,7 @@ gpus() {
     fi
 
     for module in gpu:: lent::; do
-        FISHPLATE_TEST_GPU=$api timeout 600 cargo test --locked --quiet -p fishplate --test node \
+        FISHPLATE_TEST_GPU=$api timeout 600 cargo test --locked --quiet --workspace --test node \
             "$module" \
             >"$log" 2>&1 && echo "ok nodes, $module" && continue
         status=1
@@ -41,7 +40,7 @@ gpus() {
         tail -n 60 "$log"
     done
 
-    cargo build --locked --quiet || exit
+    cargo build --locked --quiet --workspace --bin fishplate || exit
     for test in put-signal put get tag; do
         for path in direct relay; do
             timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device "$api:0" \

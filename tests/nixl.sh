@@ -172,7 +172,8 @@ killed_devices() {
 export -f devices killed_devices
 if [ -e /dev/nvidiactl ]; then
     echo "SKIPPED NIXL over a fake CUDA driver: this machine has a driver; tests/nixl-gpu.sh uses it"
-elif cargo build --locked --quiet -p fishplate-fake-cuda && mkdir "$work/fake"; then
+elif cargo build --locked --quiet -p fishplate-fake-cuda -p fishplate --lib &&
+    mkdir "$work/fake"; then
     cp "$target/debug/libfishplate_fake_cuda.so" "$work/fake/libcuda.so"
     ln -s libcuda.so "$work/fake/libcuda.so.1"
     for mode in "" late,segments late,differ,reopen flush,nowords,devices=1; do

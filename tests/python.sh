@@ -64,7 +64,8 @@ fi
 # Tests device memory over a fake driver, without a GPU. tests/python-gpu.sh uses a GPU.
 cd "$package/../.." || exit
 mkdir "$place/fake"
-say "the driver without a GPU is built" cargo build --locked --quiet -p fishplate-fake-cuda
+say "the driver without a GPU is built" \
+    cargo build --locked --quiet -p fishplate-fake-cuda -p fishplate --lib
 cp "${CARGO_TARGET_DIR:-target}/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
 # devices MODE: runs the tests of device memory over the fake driver; fails if a test is skipped or
 # memory is misused
