@@ -193,7 +193,7 @@ fn an_expired_deadline_names_the_peer_and_what_is_missing() {
     let mut waiter = waiter();
     let signal = |node| Signal { at: node, op: SignalOp::Add, value: 1 };
     first.engine.signal(CX, signal(first.remotes[2].at(0)), Notice::Silent).unwrap();
-    let late = first.engine.shutdown(&mut waiter, 100_000).unwrap_err();
+    let late = first.engine.shutdown(&mut waiter, 10_000).unwrap_err();
     assert_eq!(late, Unfinished { peer: first.peers[2], peers: 3, missing: Missing::Operations });
     // The last node answers during its passes. Its program need not call `shutdown`.
     let (first_peer, last_peer) = (last.peers[0], first.peers[3]);
@@ -203,14 +203,14 @@ fn an_expired_deadline_names_the_peer_and_what_is_missing() {
     }
     assert_eq!(last.engine.has_left(first_peer), Ok(true));
     assert_eq!(first.engine.has_left(last_peer), Ok(true));
-    let late = first.engine.shutdown(&mut waiter, 200_000).unwrap_err();
+    let late = first.engine.shutdown(&mut waiter, 20_000).unwrap_err();
     assert_eq!(late, Unfinished { peer: first.peers[2], peers: 2, missing: Missing::Operations });
     let [first, _, third, _] = &mut nodes[..] else { unreachable!() };
     for _ in 0..2000 {
         third.engine.progress();
         first.engine.progress();
     }
-    let late = first.engine.shutdown(&mut waiter, 300_000).unwrap_err();
+    let late = first.engine.shutdown(&mut waiter, 30_000).unwrap_err();
     assert_eq!(late, Unfinished { peer: first.peers[1], peers: 1, missing: Missing::Bye });
     turn_until(&mut nodes, "all have left", |nodes| {
         nodes[0].engine.shutdown(&mut waiter, 0).is_ok()
