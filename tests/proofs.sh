@@ -28,11 +28,12 @@ matches=${PROOF_MATCHES:-40000000} # random operations of tag matching; half a m
 words=${PROOF_WORDS:-6}            # operations per sequence; 7 take a quarter of an hour
 
 need jq jq || { echo "SKIPPED proofs: jq is missing and cannot be installed"; exit 77; }
-# Builds all tests of a package with one command, because cargo builds them in parallel.
-build() { cargo test --release --locked --quiet --no-run "$@"; }
-cargo build --release --locked --quiet && build --package fishplate-sys --test linux &&
-    build --package fishplate-core --test twosided --test failover --test tag &&
-    build --package fishplate-gpu --lib --test memory || exit
+# The tool's package is named, so that libraries have the features that they have in the tool, and
+# none is built twice. The tests are built with one command, because cargo builds them in parallel.
+gpu=(cargo test --release --locked --quiet --package fishplate-tool --package fishplate-gpu)
+tests=("${gpu[@]}" --package fishplate-core --package fishplate-sys)
+cargo build --release --locked --quiet && "${tests[@]}" --no-run --test linux --test twosided \
+    --test failover --test tag --test memory && "${gpu[@]}" --no-run --lib || exit
 fishplate=${CARGO_TARGET_DIR:-target}/release/fishplate
 log=$(mktemp)
 trap 'beside_end; rm -f "$log" "$log.met" "$log.still" "$log.beside" "$log.untimed"' EXIT
@@ -73,8 +74,7 @@ tagged_checked() {
 }
 
 tagged_seeds() {
-    FISHPLATE_SEEDS=$seeds timeout 3000 cargo test --release --locked --quiet \
-        --package fishplate-core --test twosided -- \
+    FISHPLATE_SEEDS=$seeds timeout 3000 "${tests[@]}" --test twosided -- \
         messages_match_in_the_order_sent_over_four >"$log" 2>&1
     local status=$?
     grep -E 'seed|test result|panicked' "$log" | sed 's/^ */   /'
@@ -82,8 +82,7 @@ tagged_seeds() {
 }
 
 failing_rails() {
-    FISHPLATE_SEEDS=$schedules timeout 3000 cargo test --release --locked --quiet \
-        --package fishplate-core --test failover -- \
+    FISHPLATE_SEEDS=$schedules timeout 3000 "${tests[@]}" --test failover -- \
         in_schedules --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seed|schedules:|test result|panicked' "$log" | sed 's/^ */   /'
@@ -91,8 +90,7 @@ failing_rails() {
 }
 
 closing_rails() {
-    FISHPLATE_SEEDS=$((schedules / 10)) timeout 3000 cargo test --release --locked --quiet \
-        --package fishplate-core --test failover -- \
+    FISHPLATE_SEEDS=$((schedules / 10)) timeout 3000 "${tests[@]}" --test failover -- \
         with_several_cuts --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seed|Totals|test result|panicked' "$log" | sed 's/^ */   /'
@@ -109,17 +107,15 @@ memory_oracle() {
 }
 
 shared_words() {
-    FISHPLATE_ATOMICS=$atomics timeout 3000 cargo test --locked --quiet --package fishplate-sys \
-        --test fabric -- \
-        atomics_of_two_peers --nocapture >"$log" 2>&1
+    FISHPLATE_ATOMICS=$atomics timeout 3000 cargo test --locked --quiet --workspace \
+        --test fabric -- atomics_of_two_peers --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'executed by|SKIPPED|test result|panicked' "$log" | sed 's/^\.* */   /'
     return $status
 }
 
 tagged_flood() {
-    FISHPLATE_FLOOD=$floods timeout 3000 cargo test --release --locked --quiet \
-        --package fishplate-core --test twosided -- \
+    FISHPLATE_FLOOD=$floods timeout 3000 "${tests[@]}" --test twosided -- \
         a_flood_ --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'messages,|test result|panicked' "$log" | sed 's/^ */   /'
@@ -170,7 +166,7 @@ kill_nine() {
 
 # Runs beside other checks, because it mostly sleeps. Uses the debug build, like memory_oracle.
 stands_still() {
-    timeout 600 cargo test --locked --quiet --package fishplate-tool --test cli_fabric -- \
+    timeout 600 cargo test --locked --quiet --workspace --test cli_fabric -- \
         a_side_that_stands_still --ignored --nocapture >"$log.still" 2>&1
 }
 
@@ -183,8 +179,7 @@ stood_still() {
 
 # Checks that all opened device memory is closed, and that nothing of a killed peer is left.
 memory_cycles() {
-    FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet \
-        --package fishplate-gpu --test memory -- \
+    FISHPLATE_STRESS=$cycles timeout 3000 "${tests[@]}" --test memory -- \
         b20_ --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seed|connections|test result|panicked' "$log" | sed 's/^ */   /'
@@ -192,8 +187,7 @@ memory_cycles() {
 }
 
 memory_model() {
-    FISHPLATE_SEEDS=$((seeds / 10)) timeout 3000 cargo test --release --locked --quiet \
-        --package fishplate-gpu --lib -- \
+    FISHPLATE_SEEDS=$((seeds / 10)) timeout 3000 "${gpu[@]}" --lib -- \
         tests::model --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seeds from|begun|test result|panicked' "$log" | sed 's/^ */   /'
@@ -203,8 +197,7 @@ memory_model() {
 no_lost_wake_up() {
     local kinds
     kinds=$(grep -c '^fn no_wake_up_is_lost' sys/tests/linux/park.rs)
-    FISHPLATE_STRESS=$((pingpongs / kinds)) timeout 3000 cargo test --release --locked --quiet \
-        --package fishplate-sys --test linux -- \
+    FISHPLATE_STRESS=$((pingpongs / kinds)) timeout 3000 "${tests[@]}" --test linux -- \
         no_wake_up_is_lost a_parked_thread_uses_no_processor --test-threads 1 --nocapture >"$log" \
         2>&1
     local status=$?
@@ -213,9 +206,8 @@ no_lost_wake_up() {
 }
 
 tag_matching() {
-    FISHPLATE_TAG_OPS=$matches FISHPLATE_TAG_WORDS=$words timeout 3000 cargo test --release \
-        --locked --quiet \
-        --package fishplate-core --test tag -- differential exhaustive --nocapture >"$log" 2>&1
+    FISHPLATE_TAG_OPS=$matches FISHPLATE_TAG_WORDS=$words timeout 3000 "${tests[@]}" \
+        --test tag -- differential exhaustive --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'SEED|words of|panicked|seed' "$log" |
         sed 's/, MatcherConfig.*first_seq[^,]*,/:/; s/^/   /'
