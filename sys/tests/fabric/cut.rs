@@ -1,5 +1,7 @@
 //! Fencing a peer: once the fence has completed, no write or message of the peer lands.
 
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpStream};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -330,6 +332,44 @@ fn reads_are_cut(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     );
 }
 
+/// A stranger, or a peer whose packets are delayed, has connected to an end before its fence. The
+/// request for the connection arrives afterwards.
+fn late_requests_do_no_harm(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
+    let mut ends = Ends::new(ask, config, seed);
+    ends.until("the first write", |ends| {
+        ends.write();
+        !ends.there.landed.is_empty()
+    });
+    let address = ends.b.address().unwrap();
+    let inet = (libc::AF_INET as u16).to_ne_bytes();
+    let at = address.windows(2).position(|two| two == inet).expect("an IPv4 address");
+    let port = u16::from_be_bytes(address[at + 2..at + 4].try_into().unwrap());
+    let host = Ipv4Addr::from(<[u8; 4]>::try_from(&address[at + 4..at + 8]).unwrap());
+    let mut strangers: Vec<_> =
+        (0..4).map(|_| TcpStream::connect((host, port)).expect("the end listens")).collect();
+    let accepted = Instant::now() + Duration::from_millis(20);
+    ends.until("time to accept", |_| Instant::now() > accepted);
+    assert_eq!(ends.b.fence(FROM), Fence::Fenced, "seed {seed}");
+    rejoin(&mut ends, seed);
+    let flawed = u32::from(ends.b.offer().frees_reads_twice());
+    assert_eq!(ends.b.stats().replaced, flawed, "seed {seed}: requests stay in the old domain");
+    for (n, stranger) in strangers.iter_mut().enumerate() {
+        let landed = ends.there.landed.len();
+        // The end may have closed the connection.
+        _ = stranger.write(&[n as u8; 41]);
+        ends.until("writes beside a late request", |ends| {
+            ends.write();
+            ends.there.landed.len() > landed + 8
+        });
+    }
+    drop(strangers);
+    let landed = ends.there.landed.len();
+    ends.until("writes afterwards", |ends| {
+        ends.write();
+        ends.there.landed.len() > landed + 8
+    });
+}
+
 fn each(test: &str, count: u64, run: fn(&Ask<'_>, FabricConfig, u64)) {
     if let Some(why) = support::absent() {
         return println!("SKIPPED {test}: {why}");
@@ -369,4 +409,9 @@ fn other_providers_do_not_claim_to_fence() {
         link.rails[1].poll(8, &mut seen);
         assert_eq!(seen.down, [], "{provider}");
     }
+}
+
+#[test]
+fn late_requests_for_connections_do_no_harm_after_a_fence() {
+    each("late_requests_for_connections_do_no_harm_after_a_fence", 6, late_requests_do_no_harm);
 }

@@ -8,18 +8,18 @@
 //! reported as lost and stay fenced until they are attached again. If the interface has lost its
 //! address, no new endpoint can be opened; the rail retries when it attaches a peer again.
 //!
-//! `net` of libfabric 1.17.0 [frees the record of a read
-//! twice](crate::fabric::persona::Persona::frees_reads_twice) if the endpoint is closed while the
-//! data arrives. The pool of records belongs to the domain. So after a fence during reads the rail
-//! opens another domain, registers all memory there under the same keys, and closes the old domain.
-//! A peer that closes the connection during a read may cause the same double free, if one of our
-//! sends fails before the read.
+//! The domain keeps what a closed endpoint leaves behind. `net` of libfabric 1.17.0 [frees the
+//! record of a read twice](crate::fabric::persona::Persona::frees_reads_twice) if the endpoint is
+//! closed while the data arrives. If a connection was accepted, and its request arrives after that,
+//! `net` accesses the freed endpoint. So with this version, after a fence, the rail opens another
+//! domain, registers all memory there under the same keys, and closes the old domain. A peer that
+//! closes the connection during a read may cause the same double free, if one of our sends fails
+//! before the read.
 //!
 //! If a peer has closed its own endpoint, its connections are gone, and the rail keeps its endpoint
 //! open. It marks the peer as fenced once the provider has completed all posts to it. There is one
 //! exception: if a read has failed with the connection, and the rail has no other peers, the rail
-//! closes its endpoint too. With other peers, the next fence that closes the endpoint opens another
-//! domain.
+//! closes its endpoint too. With other peers, it waits for the next fence that closes the endpoint.
 //!
 //! Some milliseconds after the fence the rail reports the peer as up. The pause doubles if the peer
 //! is fenced again soon after its return. The report is repeated at growing intervals.
@@ -81,7 +81,7 @@ impl FabricRail {
         if !self.offer.persona.fences || bound || self.broken {
             return Fence::Unknown;
         }
-        self.damaged |= self.frees_reads_twice && self.pool.has_reads();
+        self.damaged |= self.frees_reads_twice;
         if let Err(error) = self.endpoint.close() {
             // The endpoint is still open, so the provider may still execute all posts.
             self.break_down(error.code);

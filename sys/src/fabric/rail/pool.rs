@@ -127,12 +127,6 @@ impl Pool {
         })
     }
 
-    pub fn has_reads(&self) -> bool {
-        // SAFETY: the index is in range. The provider writes only the scratch part, and only this
-        // thread writes the fields behind it.
-        (0..self.len).any(|index| unsafe { (*self.at(index)).used_for().0 } == ContextKind::Read)
-    }
-
     #[inline(always)]
     pub fn at(&self, index: usize) -> *mut Slot {
         debug_assert!(index < self.len);
