@@ -1,14 +1,17 @@
 //! Both ends disable rails at the same time. As long as one rail works, the two stay connected.
 
-use fishplate_core::engine::{Config, Notice};
-use fishplate_core::mem::RailId;
+use fishplate_core::engine::{Config, Engine, Notice};
+use fishplate_core::error::PeerError;
+use fishplate_core::mem::{Peer, RailId};
 use fishplate_core::rail::sim::schedule::{Nodes, Schedule, Scope as Faults};
 use fishplate_core::rail::sim::{Dials, Sim};
 
 use super::closing::cut_link;
 use super::schedule::{Ends, Fleet, all_return};
+use super::support::fleet::{self, End};
 use super::support::scope::Scope;
-use super::support::{CX, Random, fleet, read, seeds, write};
+use super::support::tap::{Event, NOW, Tap, shared};
+use super::support::{CX, Random, failover, read, seeds, write};
 
 /// Two nodes that `count` rails join.
 fn two(count: u16, closes: bool, dials: Dials, seed: u64) -> (&'static Sim<'static>, Fleet<4>) {
@@ -188,5 +191,39 @@ fn an_endpoint_stays_open_to_a_peer_that_may_have_left_the_other_rail() {
         (0..3000).for_each(|_| fleet::turn(&mut fleet));
         assert_eq!(fleet[0].engine.peer_error(one), Ok(None), "{what}");
         assert_eq!(fleet[1].engine.peer_error(fleet[1].peers[0]), Ok(None), "{what}");
+    }
+}
+
+/// Node 0 disables rail 0 to node 2, which may have left that rail when it stops. If rail 0 fails
+/// between nodes 0 and 1, node 0 closes its endpoint: rail 1 still leads to node 2.
+#[test]
+fn a_peer_that_may_have_left_a_rail_does_not_keep_its_endpoint_open() {
+    for apart in 0..60 {
+        let _scope = Scope::new();
+        NOW.set(1);
+        let sim = fleet::fabric(3, 2, 1024, Dials::CALM, 1);
+        let controls = [shared(), shared(), shared()];
+        let keep = |engine: &mut Engine<'static, Tap<End, true>, 2>| {
+            engine.attach_failover(failover(&Config::DEFAULT, 3)).unwrap();
+        };
+        let wrap = |node: u16, rail: u16, end: End| {
+            Tap::timed(end.with_closing_fence(), rail.into(), &controls[node as usize])
+        };
+        let mut nodes = fleet::prepared::<_, 2>(sim, 3, Config::DEFAULT, 4096, wrap, keep);
+        let [one, two] = [nodes[0].peers[1], nodes[0].peers[2]];
+        nodes[0].engine.disable_rail(two, RailId(0)).unwrap();
+        for turn in 0..apart {
+            nodes[turn % 3].engine.progress();
+        }
+        // Node 2 stops.
+        controls[0].borrow_mut().inject.push_back(Event::Down(Peer(1), PeerError::Lost));
+        for _ in 0..300 {
+            NOW.set(NOW.get() + 10_000_000);
+            for node in &mut nodes[..2] {
+                (0..8).for_each(|_| _ = node.engine.progress());
+                node.engine.check_peers();
+            }
+        }
+        assert_eq!(nodes[0].engine.peer_error(one), Ok(None), "{apart} passes apart");
     }
 }

@@ -228,7 +228,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             // The peer may have left these rails, but has not reported it.
             let sure = rails & kept.spare.sure;
             match kept.joined & !rails & !kept.disabled {
-                _ if (rails & !sure).count_ones() > 1 => Cost::Nothing,
+                _ if rails & !sure & !(1 << rail) != 0 => Cost::Nothing,
                 0 if sure == 0 => Cost::Peer,
                 _ => Cost::Wait,
             }

@@ -26,7 +26,7 @@ pub struct FabricStats {
     /// Number of contexts that the provider still holds after their completion was reported as
     /// unknown.
     pub orphans: u32,
-    /// Number of domains that the rail has replaced, because the provider [freed reads
+    /// Number of domains that the rail has replaced after fences, because the provider [frees reads
     /// twice](super::super::persona::Persona::frees_reads_twice).
     pub replaced: u32,
 }
