@@ -81,7 +81,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 let peer = self.state.streams[stream as usize].peer;
                 Err(self.state.peers[peer as usize].usable().err().unwrap_or(OpError::UnknownPeer))
             }
-            Err(_) => Err(OpError::Again),
+            Err(_) => {
+                // Nothing is in flight, and the caller may try again until there is room.
+                self.state.awaits_slot(self.state.streams[stream as usize].peer);
+                Err(OpError::Again)
+            }
         }
     }
 

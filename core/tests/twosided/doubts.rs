@@ -1,10 +1,10 @@
 //! Waits for a peer that may be gone, over a rail that learns this only from its posts. The engine
 //! asks the peer at growing intervals, and only if it waits for this peer.
 
-use fishplate_core::engine::protocol::{Received, RecvSlot};
+use fishplate_core::engine::protocol::{Payload, Received, RecvSlot};
 use fishplate_core::engine::tag::PostedSlot;
 use fishplate_core::engine::{Asleep, Config, Notice, Signal, Waiter};
-use fishplate_core::error::{AttachError, PeerError, PostError, WaitError};
+use fishplate_core::error::{AttachError, OpError, PeerError, PostError, WaitError};
 use fishplate_core::mem::{Peer, RemoteId};
 use fishplate_core::op::{Cmp, Fault};
 use fishplate_core::rail::loopback::Loopback;
@@ -167,5 +167,35 @@ fn a_receive_that_names_a_peer_is_found_among_thousands_that_do_not() {
         let failed = Received::Failed(Fault::Peer(PeerError::Lost));
         let status = own.engine.test_recv(request).unwrap();
         assert_eq!(status.map(|status| status.outcome), named.then_some(failed));
+    }
+}
+
+/// The rail refuses every post, as `tcp` does once a peer is gone. The engine queues no bytes, so
+/// the program tries again and again, and nothing is in flight.
+#[test]
+fn a_peer_that_takes_no_bytes_is_asked_while_the_program_tries_again() {
+    for sends in [true, false] {
+        let (mut own, there, control) = rig();
+        control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::Again)));
+        for n in 0..3 * SECOND / CHECK {
+            let tried = match sends {
+                true => {
+                    let payload = Payload::Bytes(b"short");
+                    own.engine.send(CX, own.me, tag(1), payload, Notice::Silent).map(drop)
+                }
+                false => own.engine.inject(CX, &[1; 8], there.at(0)),
+            };
+            assert_eq!(tried, Err(OpError::Again), "{n}");
+            own.engine.check_peers();
+            own.engine.progress();
+        }
+        let asked = control.borrow().doubts.iter().filter(|(.., asks)| *asks).count();
+        assert!(asked > 0, "sends: {sends}");
+        // The program gives up.
+        control.borrow_mut().refuse = None;
+        watch(&mut own, &control, 2);
+        control.borrow_mut().doubts.clear();
+        watch(&mut own, &control, 10);
+        assert_eq!(control.borrow().doubts, [], "sends: {sends}");
     }
 }

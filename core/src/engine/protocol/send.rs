@@ -378,6 +378,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 | Blocked::Rail
                 | Blocked::Budget,
             ) => {
+                // Nothing is in flight, and the caller may try again until there is room.
+                self.state.awaits_slot(to.index);
                 return Err(OpError::Again);
             }
         }
