@@ -18,7 +18,8 @@ trap 'rm "$log"' EXIT
 # gpus API: tests the devices of a driver, if it has any
 gpus() {
     local api=$1 why test path
-    timeout 600 cargo test --locked --quiet --workspace --test device "$api" -- --show-output >"$log" 2>&1
+    timeout 600 cargo test --locked --quiet --workspace --test device "$api" -- --show-output \
+        >"$log" 2>&1
     local result=$?
     if why=$(grep -m 1 -o "SKIPPED on_$api::copies_arrive_whole: .*" "$log"); then
         echo "SKIPPED the suite on a GPU: ${why#*: }"
