@@ -11,12 +11,10 @@
 
 mod link;
 
-use std::ptr::NonNull;
-
-use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
-use fishplate_core::mem::{Peer, RailId, Region, Untrusted};
-use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
+use fishplate_core::error::{AttachError, CompleteError, PeerError};
+use fishplate_core::forward_rail;
+use fishplate_core::mem::{Peer, RailId, Untrusted};
+use fishplate_core::rail::{Fence, REOPEN_MAX, Rail, Sink};
 
 pub use link::LinkWatch;
 
@@ -185,45 +183,6 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         GuardSetup(self)
     }
 
-    #[inline(always)]
-    fn caps(&self) -> Caps {
-        self.rail.caps()
-    }
-
-    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        self.rail.register(region)
-    }
-
-    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
-        self.rail.deregister(key)
-    }
-
-    fn touches(&mut self, memory: Local) -> bool {
-        self.rail.touches(memory)
-    }
-
-    fn import(
-        &mut self,
-        peer: Peer,
-        key: RailKey,
-        len: u64,
-    ) -> Result<Option<NonNull<u8>>, AttachError> {
-        self.rail.import(peer, key, len)
-    }
-
-    fn try_import(
-        &mut self,
-        peer: Peer,
-        key: RailKey,
-        len: u64,
-    ) -> Result<Option<NonNull<u8>>, AttachError> {
-        self.rail.try_import(peer, key, len)
-    }
-
-    fn release(&mut self, peer: Peer, key: RailKey) {
-        self.rail.release(peer, key);
-    }
-
     fn detach(&mut self, peer: Peer) {
         self.watch.peers.retain(|watched| watched.peer != peer);
         self.rail.detach(peer);
@@ -236,16 +195,6 @@ unsafe impl<R: Rail> Rail for Guard<R> {
             self.watch.set_up(peer, false);
         }
         fence
-    }
-
-    #[cold]
-    fn late(&self) -> u64 {
-        self.rail.late()
-    }
-
-    #[cold]
-    fn mute(&mut self, peer: Peer) {
-        self.rail.mute(peer);
     }
 
     #[cold]
@@ -269,173 +218,9 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         Ok(())
     }
 
-    #[cold]
-    fn fences_all(&self) -> bool {
-        self.rail.fences_all()
-    }
-
-    #[cold]
-    fn is_fenced(&self, peer: Peer) -> bool {
-        self.rail.is_fenced(peer)
-    }
-
-    #[inline(always)]
-    unsafe fn post_write(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-        data: Option<u32>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.post_write(peer, local, remote, data, cx) }
-    }
-
-    #[inline(always)]
-    unsafe fn post_write_checked(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-        data: u32,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.post_write_checked(peer, local, remote, data, cx) }
-    }
-
-    #[inline(always)]
-    unsafe fn post_read(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.post_read(peer, local, remote, cx) }
-    }
-
-    #[inline(always)]
-    unsafe fn post_rendezvous_read(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.post_rendezvous_read(peer, local, remote, cx) }
-    }
-
-    #[inline(always)]
-    fn post_message(
-        &mut self,
-        peer: Peer,
-        head: &[u8],
-        body: Untrusted<'_>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        self.rail.post_message(peer, head, body, cx)
-    }
-
-    #[inline(always)]
-    unsafe fn post_atomic(
-        &mut self,
-        peer: Peer,
-        amo: Amo,
-        remote: Remote,
-        fetch: Option<NonNull<u64>>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.post_atomic(peer, amo, remote, fetch, cx) }
-    }
-
     #[inline(always)]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         self.rail.poll(budget, &mut Judge { sink, watch: &mut self.watch })
-    }
-
-    #[inline(always)]
-    fn flush(&mut self) {
-        self.rail.flush();
-    }
-
-    #[inline(always)]
-    unsafe fn copy_to(
-        &mut self,
-        peer: Peer,
-        pieces: &[(Local, Remote)],
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.copy_to(peer, pieces) }
-    }
-
-    #[inline(always)]
-    unsafe fn copy_from(
-        &mut self,
-        peer: Peer,
-        pieces: &[(Local, Remote)],
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.copy_from(peer, pieces) }
-    }
-
-    #[cold]
-    fn reads_addresses(&self, peer: Peer) -> bool {
-        self.rail.reads_addresses(peer)
-    }
-
-    #[cold]
-    unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.read_address(peer, local, address) }
-    }
-
-    #[cold]
-    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.write_device(to, from) }
-    }
-
-    #[cold]
-    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.read_device(from, into) }
-    }
-
-    #[cold]
-    unsafe fn place_device(
-        &mut self,
-        to: Local,
-        from: Untrusted<'_>,
-        copy: &mut u32,
-    ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.place_device(to, from, copy) }
-    }
-
-    #[cold]
-    unsafe fn fetch_device(
-        &mut self,
-        from: Local,
-        into: &mut [u8],
-        copy: &mut u32,
-    ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.rail.fetch_device(from, into, copy) }
-    }
-
-    #[inline(always)]
-    fn notify(&mut self, peer: Peer) {
-        self.rail.notify(peer);
-    }
-
-    #[cold]
-    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
-        self.rail.doubt(peer, asks)
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
@@ -452,5 +237,12 @@ unsafe impl<R: Rail> Rail for Guard<R> {
             }
             !dead
         });
+    }
+
+    forward_rail! { self.rail =>
+        caps register deregister touches import try_import release late mute fences_all is_fenced
+        post_write post_write_checked post_read post_rendezvous_read post_message post_atomic flush
+        copy_to copy_from reads_addresses read_address write_device read_device place_device
+        fetch_device notify doubt
     }
 }

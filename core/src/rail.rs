@@ -31,6 +31,7 @@
 //!    every message that it needs for longer.
 
 pub mod faulty;
+mod forward;
 pub mod loopback;
 mod rails;
 mod random;
@@ -195,6 +196,9 @@ pub trait Sink {
 
 /// One path to the fabric. The [module's documentation](self) has the contract.
 ///
+/// A wrapper of another rail forwards every call that it does not handle itself, with
+/// [`forward_rail!`](crate::forward_rail).
+///
 /// # Safety
 /// The engine relies on a rail's results when it accesses memory:
 ///
@@ -265,8 +269,7 @@ pub unsafe trait Rail {
     ) -> Result<Option<NonNull<u8>>, AttachError>;
 
     /// Like [`import`](Rail::import), but fails instead of waiting for the peer. The engine uses it
-    /// for regions that a peer names in a message. Override this if `import` waits. A wrapper
-    /// forwards the call.
+    /// for regions that a peer names in a message. Override this if `import` waits.
     fn try_import(
         &mut self,
         peer: Peer,
@@ -306,14 +309,14 @@ pub unsafe trait Rail {
     }
 
     /// Returns the number of arrivals that were dropped, because their sender was not attached.
-    /// Most are late arrivals from a peer that was fenced. A wrapper forwards the call.
+    /// Most are late arrivals from a peer that was fenced.
     #[cold]
     fn late(&self) -> u64 {
         0
     }
 
     /// Stops reporting arrivals from a peer, which will be [fenced](Rail::fence). Its writes may
-    /// still land. Slow path; repeated calls change nothing. A wrapper forwards the call.
+    /// still land. Slow path; repeated calls change nothing.
     #[cold]
     fn mute(&mut self, _peer: Peer) {}
 
@@ -322,7 +325,7 @@ pub unsafe trait Rail {
     /// on this rail, except perhaps messages without an effect. Returns [`Fence::Pending`] until
     /// all posts to the peer have completed, and [`Fence::Unknown`] if this rail must close its
     /// endpoint all the same. A rail that [fences all](Rail::fences_all) should implement this: by
-    /// default, the engine waits, and then closes the endpoint. A wrapper forwards the call.
+    /// default, the engine waits, and then closes the endpoint.
     #[cold]
     fn fence_left(&mut self, peer: Peer) -> Fence {
         if self.fences_all() { Fence::Pending } else { self.fence(peer) }
@@ -355,15 +358,14 @@ pub unsafe trait Rail {
     /// Returns whether a [`fence`](Rail::fence) cuts off every peer of this rail.
     /// [`Sink::peer_down`] then reports the other peers. The engine first asks the other peers to
     /// leave this rail. If a fence would cut off another peer for good, the engine fails the peer
-    /// instead. The answer never changes. A wrapper forwards the call.
+    /// instead. The answer never changes.
     #[cold]
     fn fences_all(&self) -> bool {
         false
     }
 
     /// Returns whether a peer is fenced, so that [`fence`](Rail::fence) succeeds and cuts off no
-    /// other peer. A rail that [fences all](Rail::fences_all) must implement this. A wrapper
-    /// forwards the call.
+    /// other peer. A rail that [fences all](Rail::fences_all) must implement this.
     #[cold]
     fn is_fenced(&self, _peer: Peer) -> bool {
         false
@@ -590,7 +592,7 @@ pub unsafe trait Rail {
 
     /// Returns a counter that changes with every arrival from a peer, or `None` if this rail itself
     /// notices that a peer is gone. With `asks`, the engine posts a message to the peer next. If it
-    /// is rejected, `check_peers` finds out why. Slow path. A wrapper forwards the call.
+    /// is rejected, `check_peers` finds out why. Slow path.
     fn doubt(&mut self, _peer: Peer, _asks: bool) -> Option<u32> {
         None
     }

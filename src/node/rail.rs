@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 
 use fishplate_core::error::{AttachError, PostError};
+use fishplate_core::forward_rail;
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
-use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Local, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_gpu::{AnyDevice, GpuLink, GpuRail, GpuSetup, is_device};
 use fishplate_shm::{Link, ShmRail, ShmSetup};
 use fishplate_sys::LinuxHost;
@@ -138,11 +138,6 @@ unsafe impl Rail for NodeRail {
         }
     }
 
-    #[inline(always)]
-    fn caps(&self) -> Caps {
-        each!(self, rail => rail.caps())
-    }
-
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         match self {
             NodeRail::Fabric(rail) if matches!(region.kind(), RegionKind::Device { .. }) => {
@@ -162,10 +157,6 @@ unsafe impl Rail for NodeRail {
             NodeRail::Fabric(_) if key == ELSEWHERE => Ok(()),
             _ => each!(self, rail => rail.deregister(key)),
         }
-    }
-
-    fn touches(&mut self, memory: Local) -> bool {
-        each!(self, rail => rail.touches(memory))
     }
 
     fn import(
@@ -201,50 +192,6 @@ unsafe impl Rail for NodeRail {
             NodeRail::Fabric(_) if key == ELSEWHERE => {}
             _ => each!(self, rail => rail.release(peer, key)),
         }
-    }
-
-    fn detach(&mut self, peer: Peer) {
-        each!(self, rail => rail.detach(peer))
-    }
-
-    #[cold]
-    fn fence(&mut self, peer: Peer) -> Fence {
-        each!(self, rail => rail.fence(peer))
-    }
-
-    #[cold]
-    fn late(&self) -> u64 {
-        each!(self, rail => rail.late())
-    }
-
-    #[cold]
-    fn mute(&mut self, peer: Peer) {
-        each!(self, rail => rail.mute(peer))
-    }
-
-    #[cold]
-    fn fence_left(&mut self, peer: Peer) -> Fence {
-        each!(self, rail => rail.fence_left(peer))
-    }
-
-    #[cold]
-    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
-        each!(self, rail => rail.reopen(peer, into))
-    }
-
-    #[cold]
-    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
-        each!(self, rail => rail.rejoin(peer, address))
-    }
-
-    #[cold]
-    fn fences_all(&self) -> bool {
-        each!(self, rail => rail.fences_all())
-    }
-
-    #[cold]
-    fn is_fenced(&self, peer: Peer) -> bool {
-        each!(self, rail => rail.is_fenced(peer))
     }
 
     #[inline(always)]
@@ -321,19 +268,6 @@ unsafe impl Rail for NodeRail {
     }
 
     #[inline(always)]
-    unsafe fn post_atomic(
-        &mut self,
-        peer: Peer,
-        amo: Amo,
-        remote: Remote,
-        fetch: Option<NonNull<u64>>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.post_atomic(peer, amo, remote, fetch, cx) })
-    }
-
-    #[inline(always)]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         match self {
             NodeRail::Local(rail) => rail.poll(budget, sink),
@@ -350,71 +284,6 @@ unsafe impl Rail for NodeRail {
     }
 
     #[inline(always)]
-    unsafe fn copy_to(
-        &mut self,
-        peer: Peer,
-        pieces: &[(Local, Remote)],
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.copy_to(peer, pieces) })
-    }
-
-    #[inline(always)]
-    unsafe fn copy_from(
-        &mut self,
-        peer: Peer,
-        pieces: &[(Local, Remote)],
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.copy_from(peer, pieces) })
-    }
-
-    #[cold]
-    fn reads_addresses(&self, peer: Peer) -> bool {
-        each!(self, rail => rail.reads_addresses(peer))
-    }
-
-    #[cold]
-    unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.read_address(peer, local, address) })
-    }
-
-    #[cold]
-    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.write_device(to, from) })
-    }
-
-    #[cold]
-    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.read_device(from, into) })
-    }
-
-    #[cold]
-    unsafe fn place_device(
-        &mut self,
-        to: Local,
-        from: Untrusted<'_>,
-        copy: &mut u32,
-    ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.place_device(to, from, copy) })
-    }
-
-    #[cold]
-    unsafe fn fetch_device(
-        &mut self,
-        from: Local,
-        into: &mut [u8],
-        copy: &mut u32,
-    ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.fetch_device(from, into, copy) })
-    }
-
-    #[inline(always)]
     fn notify(&mut self, peer: Peer) {
         match self {
             NodeRail::Local(rail) => rail.notify(peer),
@@ -422,13 +291,10 @@ unsafe impl Rail for NodeRail {
         }
     }
 
-    #[cold]
-    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
-        each!(self, rail => rail.doubt(peer, asks))
-    }
-
-    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
-        each!(self, rail => rail.check_peers(sink))
+    forward_rail! { each!(self) =>
+        caps touches detach fence late mute fence_left reopen rejoin fences_all is_fenced
+        post_atomic copy_to copy_from reads_addresses read_address write_device read_device
+        place_device fetch_device doubt check_peers
     }
 }
 

@@ -11,9 +11,10 @@ use fishplate::gpu::{DeviceError, DevicePtr, GpuConfig, GpuRail};
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, Engine, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError, PeerError, PostError};
-use fishplate_core::mem::{LocalId, Peer, RailId, Region, RegionKind, RemoteId, Untrusted};
+use fishplate_core::forward_rail;
+use fishplate_core::mem::{LocalId, Peer, RailId, Region, RegionKind, RemoteId};
 use fishplate_core::op::Outcome;
-use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Local, Posted, Rail, RailKey, Remote};
 use fishplate_core::sync::host::SpinHost;
 use fishplate_shm::ShmConfig;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
@@ -57,10 +58,6 @@ unsafe impl Rail for Mixed {
         self
     }
 
-    fn caps(&self) -> Caps {
-        each!(self, rail => rail.caps())
-    }
-
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         match self {
             Mixed::Fabric(_) if matches!(region.kind(), RegionKind::Device { .. }) => {
@@ -72,10 +69,6 @@ unsafe impl Rail for Mixed {
 
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
         if key == ELSEWHERE { Ok(()) } else { each!(self, rail => rail.deregister(key)) }
-    }
-
-    fn touches(&mut self, memory: Local) -> bool {
-        each!(self, rail => rail.touches(memory))
     }
 
     fn import(
@@ -94,38 +87,6 @@ unsafe impl Rail for Mixed {
         if key != ELSEWHERE {
             each!(self, rail => rail.release(peer, key));
         }
-    }
-
-    fn detach(&mut self, peer: Peer) {
-        each!(self, rail => rail.detach(peer));
-    }
-
-    fn fence(&mut self, peer: Peer) -> Fence {
-        each!(self, rail => rail.fence(peer))
-    }
-
-    fn mute(&mut self, peer: Peer) {
-        each!(self, rail => rail.mute(peer));
-    }
-
-    fn fence_left(&mut self, peer: Peer) -> Fence {
-        each!(self, rail => rail.fence_left(peer))
-    }
-
-    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
-        each!(self, rail => rail.reopen(peer, into))
-    }
-
-    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
-        each!(self, rail => rail.rejoin(peer, address))
-    }
-
-    fn fences_all(&self) -> bool {
-        each!(self, rail => rail.fences_all())
-    }
-
-    fn is_fenced(&self, peer: Peer) -> bool {
-        each!(self, rail => rail.is_fenced(peer))
     }
 
     unsafe fn post_write(
@@ -157,52 +118,10 @@ unsafe impl Rail for Mixed {
         each!(self, rail => unsafe { rail.post_read(peer, local, remote, cx) })
     }
 
-    fn post_message(
-        &mut self,
-        peer: Peer,
-        head: &[u8],
-        body: Untrusted<'_>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        each!(self, rail => rail.post_message(peer, head, body, cx))
-    }
-
-    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        each!(self, rail => rail.poll(budget, sink))
-    }
-
-    fn flush(&mut self) {
-        each!(self, rail => rail.flush());
-    }
-
-    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.write_device(to, from) })
-    }
-
-    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.read_device(from, into) })
-    }
-
-    unsafe fn place_device(
-        &mut self,
-        to: Local,
-        from: Untrusted<'_>,
-        copy: &mut u32,
-    ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.place_device(to, from, copy) })
-    }
-
-    unsafe fn fetch_device(
-        &mut self,
-        from: Local,
-        into: &mut [u8],
-        copy: &mut u32,
-    ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        each!(self, rail => unsafe { rail.fetch_device(from, into, copy) })
+    forward_rail! { each!(self) =>
+        caps touches detach fence late mute fence_left reopen rejoin fences_all is_fenced
+        post_message poll flush write_device read_device place_device fetch_device notify doubt
+        check_peers
     }
 }
 

@@ -12,7 +12,8 @@ use core::ptr::NonNull;
 use super::random::Random;
 use super::{Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, CompleteError, PostError};
-use crate::mem::{Peer, Region, Untrusted};
+use crate::forward_rail;
+use crate::mem::{Peer, Untrusted};
 use crate::op::AmoSet;
 
 const MESSAGE: usize = 256;
@@ -216,14 +217,6 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         }
     }
 
-    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        self.inner.register(region)
-    }
-
-    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
-        self.inner.deregister(key)
-    }
-
     fn touches(&mut self, memory: Local) -> bool {
         let held = self.held.iter().flatten().any(|held| match held.post {
             Post::Write { local, .. } | Post::Read { local, .. } => {
@@ -253,10 +246,6 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         self.inner.try_import(peer, key, len).map(|_| None)
     }
 
-    fn release(&mut self, peer: Peer, key: RailKey) {
-        self.inner.release(peer, key);
-    }
-
     fn detach(&mut self, peer: Peer) {
         self.drop_held(peer);
         self.inner.detach(peer);
@@ -266,16 +255,6 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     fn fence(&mut self, peer: Peer) -> Fence {
         self.drop_held(peer);
         self.inner.fence(peer)
-    }
-
-    #[cold]
-    fn late(&self) -> u64 {
-        self.inner.late()
-    }
-
-    #[cold]
-    fn mute(&mut self, peer: Peer) {
-        self.inner.mute(peer);
     }
 
     #[cold]
@@ -291,21 +270,6 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
             return None;
         }
         self.inner.reopen(peer, into)
-    }
-
-    #[cold]
-    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
-        self.inner.rejoin(peer, address)
-    }
-
-    #[cold]
-    fn fences_all(&self) -> bool {
-        self.inner.fences_all()
-    }
-
-    #[cold]
-    fn is_fenced(&self, peer: Peer) -> bool {
-        self.inner.is_fenced(peer)
     }
 
     unsafe fn post_write(
@@ -396,20 +360,8 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         events + self.inner.poll(budget - events, sink)
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
-    fn notify(&mut self, peer: Peer) {
-        self.inner.notify(peer);
-    }
-
-    #[cold]
-    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
-        self.inner.doubt(peer, asks)
-    }
-
-    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
-        self.inner.check_peers(sink);
+    forward_rail! { self.inner =>
+        register deregister release late mute rejoin fences_all is_fenced flush write_device
+        read_device place_device fetch_device notify doubt check_peers
     }
 }

@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
-use fishplate_core::mem::{Peer, Region, Untrusted};
+use fishplate_core::forward_rail;
+use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::op::Amo;
 use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 
@@ -241,18 +242,6 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         self.control.borrow().caps.map_or(caps, |say| say(caps))
     }
 
-    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        self.inner.register(region)
-    }
-
-    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
-        self.inner.deregister(key)
-    }
-
-    fn touches(&mut self, memory: Local) -> bool {
-        self.inner.touches(memory)
-    }
-
     fn import(
         &mut self,
         peer: Peer,
@@ -287,10 +276,6 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         self.control.borrow().fence.unwrap_or(fence)
     }
 
-    fn mute(&mut self, peer: Peer) {
-        self.inner.mute(peer);
-    }
-
     fn fence_left(&mut self, peer: Peer) -> Fence {
         self.hush(peer);
         match self.control.borrow().must_close {
@@ -306,16 +291,8 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         self.inner.reopen(peer, into)
     }
 
-    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
-        self.inner.rejoin(peer, address)
-    }
-
     fn fences_all(&self) -> bool {
         self.control.borrow().fences_all || self.inner.fences_all()
-    }
-
-    fn is_fenced(&self, peer: Peer) -> bool {
-        self.inner.is_fenced(peer)
     }
 
     unsafe fn post_write(
@@ -435,60 +412,6 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         self.inner.flush();
     }
 
-    // SAFETY: our caller guarantees the same contract.
-    unsafe fn copy_to(
-        &mut self,
-        peer: Peer,
-        pieces: &[(Local, Remote)],
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.copy_to(peer, pieces) }
-    }
-
-    // SAFETY: our caller guarantees the same contract.
-    unsafe fn copy_from(
-        &mut self,
-        peer: Peer,
-        pieces: &[(Local, Remote)],
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.copy_from(peer, pieces) }
-    }
-
-    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.write_device(to, from) }
-    }
-
-    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.read_device(from, into) }
-    }
-
-    unsafe fn place_device(
-        &mut self,
-        to: Local,
-        from: Untrusted<'_>,
-        copy: &mut u32,
-    ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.place_device(to, from, copy) }
-    }
-
-    unsafe fn fetch_device(
-        &mut self,
-        from: Local,
-        into: &mut [u8],
-        copy: &mut u32,
-    ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.fetch_device(from, into, copy) }
-    }
-
-    fn notify(&mut self, peer: Peer) {
-        self.inner.notify(peer);
-    }
-
     fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
         let mut control = self.control.borrow_mut();
         control.doubts.push((self.rail, peer, asks));
@@ -499,5 +422,10 @@ unsafe impl<R: Rail, const TIMED: bool> Rail for Tap<R, TIMED> {
         NOW.set(NOW.get() + self.control.borrow().tick);
         self.inner.check_peers(sink);
         self.report_silence(sink);
+    }
+
+    forward_rail! { self.inner =>
+        register deregister touches late mute rejoin is_fenced copy_to copy_from write_device
+        read_device place_device fetch_device notify
     }
 }

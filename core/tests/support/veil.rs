@@ -5,9 +5,9 @@
 use std::ptr::NonNull;
 
 use fishplate_core::error::{AttachError, PostError};
+use fishplate_core::forward_rail;
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
-use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
 
 /// The bit that hides an address. No current processor can access an address with bit 62 set and
 /// bit 63 clear.
@@ -167,38 +167,6 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         }
     }
 
-    fn detach(&mut self, peer: Peer) {
-        self.inner.detach(peer);
-    }
-
-    fn fence(&mut self, peer: Peer) -> Fence {
-        self.inner.fence(peer)
-    }
-
-    fn mute(&mut self, peer: Peer) {
-        self.inner.mute(peer);
-    }
-
-    fn fence_left(&mut self, peer: Peer) -> Fence {
-        self.inner.fence_left(peer)
-    }
-
-    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
-        self.inner.reopen(peer, into)
-    }
-
-    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
-        self.inner.rejoin(peer, address)
-    }
-
-    fn fences_all(&self) -> bool {
-        self.inner.fences_all()
-    }
-
-    fn is_fenced(&self, peer: Peer) -> bool {
-        self.inner.is_fenced(peer)
-    }
-
     unsafe fn post_write(
         &mut self,
         peer: Peer,
@@ -243,18 +211,6 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
             return Err(PostError::TooLong { len, max });
         }
         self.inner.post_message(peer, head, body, cx)
-    }
-
-    unsafe fn post_atomic(
-        &mut self,
-        peer: Peer,
-        amo: Amo,
-        remote: Remote,
-        fetch: Option<NonNull<u64>>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.post_atomic(peer, amo, remote, fetch, cx) }
     }
 
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
@@ -356,5 +312,10 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         self.fetched += 1;
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.read_device(clear(from), into) }
+    }
+
+    forward_rail! { self.inner =>
+        detach fence late mute fence_left reopen rejoin fences_all is_fenced post_atomic flush
+        notify doubt check_peers
     }
 }

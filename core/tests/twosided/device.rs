@@ -14,14 +14,14 @@ use super::support::veil::{Veiled, device_region, peek, poke};
 use super::support::*;
 
 struct Rig<R: Rail, const RAILS: usize> {
-    own: Own1<Veiled<R>, RAILS>,
+    own: Own1<R, RAILS>,
     out: Region,
     into: Region,
     source: LocalId,
     target: LocalId,
 }
 
-fn rig<R: Rail, const RAILS: usize>(config: Config, rails: [Veiled<R>; RAILS]) -> Rig<R, RAILS> {
+fn rig<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS]) -> Rig<R, RAILS> {
     let mut own = own1(config, SMALL, rails);
     let (out, into) = (device_region(SIZE), device_region(SIZE));
     let source = own.engine.register(out).unwrap();
@@ -29,7 +29,7 @@ fn rig<R: Rail, const RAILS: usize>(config: Config, rails: [Veiled<R>; RAILS]) -
     Rig { own, out, into, source, target }
 }
 
-fn plain() -> Rig<Loopback<64>, 1> {
+fn plain() -> Rig<Veiled<Loopback<64>>, 1> {
     rig(Config::DEFAULT, [Veiled::new(Loopback::mapped())])
 }
 
@@ -49,7 +49,7 @@ impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
         let own = &mut self.own;
         let into = if to { self.target } else { own.into };
         poke(&self.into, 0, &vec![0xa5; bytes.len() + 64]);
-        let recv = |own: &mut Own1<Veiled<R>, RAILS>| {
+        let recv = |own: &mut Own1<R, RAILS>| {
             own.engine.recv(Some(own.me), tag(n), EXACT, Some((into.at(16), room)), n).unwrap()
         };
         let early = first.then(|| recv(own));
@@ -116,6 +116,13 @@ fn every_length_to_and_from_a_device_over_faulty_rails() {
         every_way(
             rig(Config { window: 16, ..Config::DEFAULT }, [rail(0), rail(1000)]),
             &format!("seed {seed}"),
+        );
+        let rail = |n| {
+            Faulty::<_, 16>::new(Veiled::new(Loopback::<32>::new()), Faults::DISORDER, seed + n)
+        };
+        every_way(
+            rig(Config { window: 16, ..Config::DEFAULT }, [rail(0), rail(1000)]),
+            &format!("seed {seed}, faults outside"),
         );
     }
 }

@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::forward_rail;
 use fishplate_core::mem::{Peer, Region, Untrusted};
 use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_core::sync::host::Host;
@@ -187,17 +188,6 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     }
 
     #[inline]
-    fn post_message(
-        &mut self,
-        peer: Peer,
-        head: &[u8],
-        body: Untrusted<'_>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        self.inner.post_message(peer, head, body, cx)
-    }
-
-    #[inline]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         // The part that is polled second gets only the rest of the budget. So the two parts take
         // turns at being first.
@@ -228,11 +218,6 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         count
     }
 
-    #[inline]
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
     unsafe fn copy_to(
         &mut self,
         peer: Peer,
@@ -257,18 +242,6 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         // SAFETY: the caller upholds the contract of `Rail::copy_from`, which the inner rail
         // requires.
         unsafe { self.inner.copy_from(peer, pieces) }
-    }
-
-    #[cold]
-    fn reads_addresses(&self, peer: Peer) -> bool {
-        self.inner.reads_addresses(peer)
-    }
-
-    #[cold]
-    unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
-        // SAFETY: the caller upholds the contract of `Rail::read_address`, which the inner rail
-        // requires.
-        unsafe { self.inner.read_address(peer, local, address) }
     }
 
     #[cold]
@@ -309,16 +282,6 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         unsafe { self.fetch_device_bytes(from, into, copy) }
     }
 
-    #[inline]
-    fn notify(&mut self, peer: Peer) {
-        self.inner.notify(peer);
-    }
-
-    #[cold]
-    fn doubt(&mut self, peer: Peer, asks: bool) -> Option<u32> {
-        self.inner.doubt(peer, asks)
-    }
-
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         // Polls first, to report the last arrivals of a peer before its failure.
         self.poll_device(self.caps.depth, sink);
@@ -328,5 +291,9 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
             self.take_down();
         }
         self.turn();
+    }
+
+    forward_rail! { self.inner =>
+        post_message flush reads_addresses read_address notify doubt
     }
 }
