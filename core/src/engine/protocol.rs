@@ -30,7 +30,9 @@
 //! Beyond the credits, a receiver may have small blocks for short messages. A stream with credits
 //! that no longer grow gets a quarter of the remaining blocks at a time, in a Room message.
 
+mod accounts;
 mod arrive;
+mod config;
 mod device;
 pub(crate) mod head;
 mod lost;
@@ -44,6 +46,7 @@ mod send;
 mod short;
 mod stock;
 
+pub use config::{MatchConfig, MatchLimits};
 pub(crate) use head::FIRST_KIND;
 pub use receive::Claimed;
 pub(crate) use rendezvous::HINTS;
@@ -54,136 +57,17 @@ pub(crate) use send::{Caller, Form, SendEnd};
 pub(crate) use stock::Kept;
 pub use stock::{Account, BlockSlot, HeaderSlot, SHORT};
 
-use crate::error::{AttachError, Violation};
+use crate::error::AttachError;
 use crate::mem::PeerId;
 use crate::rail::Rail;
 
+use super::Engine;
 use super::table::{PeerSlot, lent};
 use super::tag::{MatchStats, Matcher, MatcherConfig, MatcherMemory, PostedSlot};
-use super::{Engine, State};
 use stock::{Blocks, Headers, Room};
-
-/// Number of credits that a stream can reach even if no payload waits.
-const ENOUGH_CREDITS: u32 = 64;
 
 /// Maximum number of receives that are not hashed while messages match in order.
 const LAZILY: u32 = 252;
-
-/// The sizes and limits of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MatchConfig {
-    /// Longest payload that travels in its message, in bytes. A rail may lower it.
-    pub eager: u32,
-    /// Unexpected payloads that the receiver keeps per stream. 0 keeps none.
-    pub credits: u32,
-    /// Unexpected headers that the receiver keeps per stream, while their payloads stay at the
-    /// sender.
-    pub headers: u32,
-    /// Additional credits, shared by all streams and assigned on demand.
-    pub shared_credits: u32,
-    /// Additional headers, shared by all streams and assigned on demand.
-    pub shared_headers: u32,
-    /// Unexpected payloads of up to 64 bytes that the receiver keeps beyond the credits, shared by
-    /// all streams and assigned on demand.
-    pub shared_shorts: u32,
-    /// Number of pieces per stream, 0 to 64, that can wait here until a device has copied them.
-    /// Applies to device memory that no rail reaches. Puts and gets each have this number, so a
-    /// stream needs twice the number of blocks. With 0, peers cannot put to such memory here, and
-    /// gets into it are refused.
-    pub pieces: u8,
-    /// Salts the hashes, because peers choose the tags. Use a random number.
-    pub seed: u64,
-}
-
-impl MatchConfig {
-    /// The defaults for 64 streams.
-    pub const DEFAULT: MatchConfig = MatchConfig::for_streams(64);
-
-    /// Returns the defaults for this number of streams (peers times contexts). With more streams,
-    /// each begins with less room: 16 credits and 64 headers with 64 streams, 1 and 4 with a
-    /// thousand.
-    pub const fn for_streams(streams: usize) -> MatchConfig {
-        const fn share(of: usize, streams: usize, least: u32) -> u32 {
-            match of / if streams == 0 { 1 } else { streams } {
-                64.. => 64,
-                each if each as u32 > least => each as u32,
-                _ => least,
-            }
-        }
-        MatchConfig {
-            eager: 8192,
-            credits: share(1024, streams, 1),
-            headers: share(4096, streams, 2),
-            shared_credits: 4096,
-            shared_headers: 16384,
-            shared_shorts: 0,
-            pieces: 0,
-            seed: 0x5eed,
-        }
-    }
-
-    /// Returns a reasonable value of [`pieces`](Self::pieces) for an engine with a device and this
-    /// number of streams.
-    pub const fn pieces_for(streams: usize) -> u8 {
-        match 1024 / if streams == 0 { 1 } else { streams } {
-            0 => 1,
-            16.. => 16,
-            each => each as u8,
-        }
-    }
-
-    /// Returns the size of one block, in bytes.
-    pub const fn block(&self) -> usize {
-        (self.eager as usize).next_multiple_of(64)
-    }
-
-    /// Returns the limits that peers must know.
-    pub const fn limits(&self) -> MatchLimits {
-        MatchLimits { eager: self.eager, credits: self.credits, headers: self.headers }
-    }
-
-    const fn payloads(&self, streams: usize) -> usize {
-        streams * self.credits as usize + self.shared_credits as usize
-    }
-
-    /// Returns the number of blocks, without the short ones, of an engine with this number of
-    /// streams.
-    pub const fn blocks(&self, streams: usize) -> usize {
-        self.payloads(streams) + streams * 2 * self.pieces as usize
-    }
-
-    /// Returns the number of headers that can wait in an engine with this number of streams.
-    pub const fn waiting(&self, streams: usize) -> usize {
-        streams * self.headers as usize + self.shared_headers as usize
-    }
-
-    /// Returns the number of messages that can wait in an engine with this number of streams.
-    pub const fn unexpected(&self, streams: usize) -> usize {
-        self.payloads(streams) + self.shared_shorts as usize + self.waiting(streams)
-    }
-}
-
-/// The limits of a [`MatchConfig`] that the other side must know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MatchLimits {
-    /// The value of [`MatchConfig::eager`].
-    pub eager: u32,
-    /// The value of [`MatchConfig::credits`].
-    pub credits: u32,
-    /// The value of [`MatchConfig::headers`].
-    pub headers: u32,
-}
-
-impl MatchLimits {
-    pub(crate) const ALIKE: MatchLimits =
-        MatchLimits { eager: u32::MAX, credits: u32::MAX, headers: u32::MAX };
-}
-
-impl Default for MatchConfig {
-    fn default() -> Self {
-        Self::DEFAULT
-    }
-}
 
 /// The memory of the protocol, borrowed by the engine, for `S` streams (peers times contexts).
 pub struct MatchMemory<'m, const RAILS: usize> {
@@ -429,25 +313,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Sends a Room message: the stream's limits together with an acknowledgement. Returns `false`
-    /// if no rail has room, or if the peer has failed.
-    #[cold]
-    pub(super) fn post_room(&mut self, stream: u32) -> bool {
-        let Some(protocol) = &self.state.protocol else { return true };
-        let account = &protocol.accounts[stream as usize];
-        let credits = protocol.credits.after(account.credit_doublings);
-        let headers = protocol.waiting.after(account.header_doublings);
-        let words =
-            [u64::from(credits) | u64::from(account.shorts_granted) << 32, u64::from(headers)];
-        let posted = self.post_answer(stream, head::ROOM, 0, words, None, None);
-        if posted.is_some()
-            && let Some(protocol) = &mut self.state.protocol
-        {
-            protocol.accounts[stream as usize].grown = false;
-        }
-        posted.is_some()
-    }
-
     /// Returns whether [matching](Self::attach_matching) is enabled.
     pub fn has_matching(&self) -> bool {
         self.state.protocol.is_some()
@@ -477,107 +342,5 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Returns the limit before rails and receivers lower it.
     pub(crate) fn eager_setting(&self) -> u32 {
         self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager)
-    }
-}
-
-impl<const RAILS: usize> State<'_, RAILS> {
-    #[cold]
-    pub(super) fn reset_accounts(&mut self, peer: u16) {
-        for context in 0..self.config.contexts {
-            let stream = self.stream_of(context as u8, peer) as usize;
-            if let Some(protocol) = &mut self.protocol {
-                protocol.accounts[stream] = Account::EMPTY;
-            }
-        }
-    }
-
-    #[cold]
-    pub(super) fn open_accounts(&mut self, peer: u16) {
-        let pairing = &self.pairings[peer as usize];
-        if pairing.longest == 0 {
-            return;
-        }
-        let (theirs, longest) = (pairing.matching, pairing.longest);
-        for context in 0..self.config.contexts {
-            let stream = self.stream_of(context as u8, peer) as usize;
-            let Some(protocol) = &mut self.protocol else { return };
-            let ours = |theirs: u32, ours: u32| if theirs == u32::MAX { ours } else { theirs };
-            let takes = &mut protocol.accounts[stream].takes;
-            *takes = MatchLimits {
-                eager: theirs.eager.min(protocol.eager).min(longest - head::SYNC as u32),
-                // The peer may have raised its limits since it connected.
-                credits: takes.credits.max(ours(theirs.credits, protocol.credits.each)),
-                headers: takes.headers.max(ours(theirs.headers, protocol.waiting.each)),
-            };
-        }
-    }
-
-    #[inline(always)]
-    pub(super) fn credits_freed(&mut self, stream: u32, freed: u32) -> Result<(), Violation> {
-        match &mut self.protocol {
-            Some(protocol) => protocol.accounts[stream as usize].freed(freed),
-            None => Ok(()),
-        }
-    }
-
-    #[inline(always)]
-    pub(super) fn has_chores(&self) -> bool {
-        self.protocol
-            .as_ref()
-            .is_some_and(|protocol| protocol.requests.due() + protocol.pulled.len() != 0)
-    }
-
-    #[inline(always)]
-    pub(super) fn returned(&self, stream: u32) -> u32 {
-        self.protocol.as_ref().map_or(0, |protocol| protocol.accounts[stream as usize].returned)
-    }
-
-    #[inline(always)]
-    pub(super) fn credits_told(&mut self, stream: u32) {
-        if let Some(protocol) = &mut self.protocol {
-            let account = &mut protocol.accounts[stream as usize];
-            account.told = account.returned;
-        }
-    }
-
-    /// Called when a message is about to carry only returned credits, so that such messages become
-    /// rarer.
-    #[cold]
-    pub(super) fn credits_alone(&mut self, stream: u32) {
-        let Some(protocol) = &mut self.protocol else { return };
-        let account = &mut protocol.accounts[stream as usize];
-        let has = protocol.credits.after(account.credit_doublings);
-        if has < ENOUGH_CREDITS && account.owed() > has / 2 {
-            account.grow_credits(&mut protocol.credits);
-        }
-    }
-
-    /// A failed rail may have lost the Room message.
-    #[cold]
-    pub(super) fn say_room_again(&mut self, stream: u32) {
-        if let Some(protocol) = &mut self.protocol {
-            let account = &mut protocol.accounts[stream as usize];
-            let grown = account.credit_doublings | account.header_doublings != 0;
-            account.grown |= grown || account.shorts_granted != 0;
-        }
-    }
-
-    #[inline(always)]
-    pub(super) fn has_grown(&self, stream: u32) -> bool {
-        self.protocol.as_ref().is_some_and(|protocol| protocol.accounts[stream as usize].grown)
-    }
-
-    /// Also returns whether the announcement is urgent.
-    #[inline(always)]
-    pub(super) fn credits_owed(&self, stream: u32) -> (bool, bool) {
-        match &self.protocol {
-            Some(protocol) => {
-                let account = &protocol.accounts[stream as usize];
-                let owed = account.owed();
-                let half = protocol.credits.after(account.credit_doublings) / 2;
-                (owed != 0 || account.grown, owed > half || account.grown)
-            }
-            None => (false, false),
-        }
     }
 }
