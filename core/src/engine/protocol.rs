@@ -42,18 +42,22 @@ mod receive;
 mod refuse;
 mod rendezvous;
 mod request;
+mod requests;
 mod send;
 mod short;
+mod slot;
 mod stock;
 
 pub use config::{MatchConfig, MatchLimits};
 pub(crate) use head::FIRST_KIND;
 pub use receive::Claimed;
 pub(crate) use rendezvous::HINTS;
-pub use request::{Cancelled, Destination, Envelope, Received, RecvSlot, Request, Status};
-pub(crate) use request::{Requests, Sender, Stage};
+pub use request::{Cancelled, Destination, Envelope, Received, Request, Status};
+pub(crate) use requests::Requests;
 pub use send::Payload;
 pub(crate) use send::{Caller, Form, SendEnd};
+pub use slot::RecvSlot;
+pub(crate) use slot::{Sender, Stage};
 pub(crate) use stock::Kept;
 pub use stock::{Account, BlockSlot, HeaderSlot, SHORT};
 

@@ -16,7 +16,8 @@ use super::super::window::{Action, Arrival, Parked};
 use super::super::wire::{NO_TOKEN, Place};
 use super::head::{self, Head, Offer, trailing};
 use super::near;
-use super::request::{Received, Sender, Stage};
+use super::request::Received;
+use super::slot::{Sender, Stage};
 use super::stock::{HeaderSlot, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {

@@ -17,7 +17,8 @@ use super::super::{Engine, State};
 use super::arrive::is_closing;
 use super::head;
 use super::near;
-use super::request::{Buffer, DEVICE, Destination, Received, Sender, Stage};
+use super::request::{Destination, Received};
+use super::slot::{Buffer, DEVICE, Sender, Stage};
 use super::stock::Kept;
 
 /// Longest chunk from device memory, in bytes. Chunks are staged on the stack.

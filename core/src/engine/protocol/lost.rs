@@ -11,7 +11,8 @@ use super::super::doubt::RECEIVES;
 use super::super::list::NONE;
 use super::super::window::{Action, Parked};
 use super::Protocol;
-use super::request::{DEVICE, Received, Stage};
+use super::request::Received;
+use super::slot::{DEVICE, Stage};
 use super::stock::{Account, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {

@@ -13,7 +13,8 @@ use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::wire::NO_TOKEN;
 use super::head::{self, Head};
 use super::near;
-use super::request::{Sender, end};
+use super::requests::end;
+use super::slot::Sender;
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Handles a message that is next in its stream and carries its payload, if its cursor and

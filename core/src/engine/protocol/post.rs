@@ -13,8 +13,8 @@ use super::super::post_tag::Owner;
 use super::super::table::NO_RAIL;
 use super::super::{Engine, State};
 use super::head::{self, Head, LONGEST, Offer};
-use super::request::UNREGISTERED;
 use super::send::Form;
+use super::slot::UNREGISTERED;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub(in super::super) fn post_send(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {

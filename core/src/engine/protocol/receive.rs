@@ -12,9 +12,8 @@ use super::super::table::{PeerSlot, PeerState, resolve_local};
 use super::super::tag::{Arrived, Cancel, Post, ReceiveId, Tag, TagError, UnexpectedId};
 use super::super::wait::Waiter;
 use super::super::{Engine, State};
-use super::request::{
-    Buffer, Cancelled, DEVICE, Destination, Envelope, Received, Request, Sender, Stage, Status,
-};
+use super::request::{Cancelled, Destination, Envelope, Received, Request, Status};
+use super::slot::{Buffer, DEVICE, Sender, Stage};
 use super::stock::Kept;
 
 const QUICK_PASSES: u32 = 256;

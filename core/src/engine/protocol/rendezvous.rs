@@ -16,7 +16,8 @@ use super::super::submit::Notice;
 use super::super::table::{self, Access, Handle, LocalSlot, NO_RAIL, PeerState, RemoteSlot};
 use super::super::{Engine, State};
 use super::head::{self, Offer};
-use super::request::{Received, Stage, UNREGISTERED};
+use super::request::Received;
+use super::slot::{Stage, UNREGISTERED};
 use super::stock::Kept;
 
 /// A list of sends with a payload that the receiver pulls in chunks. Linked through the slots of

@@ -19,7 +19,8 @@ use super::super::table::{PeerSlot, PeerState, locate, resolve_local};
 use super::super::tag::Tag;
 use super::super::{ContextId, Engine, State};
 use super::head::{self, Head, LONGEST};
-use super::request::{Received, Request, Stage, UNREGISTERED};
+use super::request::{Received, Request};
+use super::slot::{Stage, UNREGISTERED};
 use super::stock::{Account, SHORT};
 
 /// The payload of a send.
