@@ -31,6 +31,7 @@
 //! that no longer grow gets a quarter of the remaining blocks at a time, in a Room message.
 
 mod accounts;
+mod answers;
 mod arrive;
 mod config;
 mod device;
