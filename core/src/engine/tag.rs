@@ -52,6 +52,7 @@
 mod group;
 mod index;
 mod key;
+mod messages;
 mod posted;
 mod setup;
 mod shape;
@@ -358,99 +359,6 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.posted.slot(receive).is_some_and(|slot| slot.waits())
     }
 
-    /// Returns the message that a receive with these arguments would match. The message stays.
-    ///
-    /// # Errors
-    /// [`TagError::TooWide`] if the tag or the mask has bits beyond the configured width.
-    #[doc(alias = "psm2_mq_iprobe2")]
-    #[doc(alias = "FI_PEEK")]
-    pub fn probe(
-        &mut self,
-        source: Option<u32>,
-        tag: Tag,
-        ignore: Tag,
-    ) -> Result<Option<(UnexpectedId, Arrived)>, TagError> {
-        self.check_width(tag | ignore)?;
-        if self.unexpected.len == 0 {
-            return Ok(None);
-        }
-        let mask = Key::mask(source.is_some(), ignore);
-        let shape = self.intern(mask);
-        let index = self.search_unexpected(shape, mask, Key::new(source.unwrap_or(0), tag));
-        let Some(slot) = self.unexpected.slots.get(index as usize) else { return Ok(None) };
-        Ok(Some((self.unexpected.id(index), slot.arrived())))
-    }
-
-    /// Like [`probe`](Self::probe), but claims the message, so that only its id finds it.
-    /// [Take](Self::take) or [discard](Self::discard) claimed messages in any order.
-    ///
-    /// # Errors
-    /// [`TagError::TooWide`] if the tag or the mask has bits beyond the configured width.
-    #[doc(alias = "psm2_mq_improbe2")]
-    #[doc(alias = "FI_CLAIM")]
-    pub fn mprobe(
-        &mut self,
-        source: Option<u32>,
-        tag: Tag,
-        ignore: Tag,
-    ) -> Result<Option<(UnexpectedId, Arrived)>, TagError> {
-        let found = self.probe(source, tag, ignore)?;
-        if let Some((message, _)) = found {
-            self.unexpected.unlink(&mut self.shapes, message.index);
-            self.unexpected.slots[message.index as usize].state = unexpected::State::Claimed;
-            self.unexpected.claimed += 1;
-        }
-        Ok(found)
-    }
-
-    /// Receives a claimed message. Its id becomes stale.
-    ///
-    /// # Errors
-    /// [`TagError::Stale`] if the id is stale. [`TagError::NotClaimed`] if the message is not
-    /// claimed.
-    #[doc(alias = "psm2_mq_imrecv")]
-    pub fn take(&mut self, message: UnexpectedId) -> Result<Arrived, TagError> {
-        match self.unexpected.slot(message).ok_or(TagError::Stale)?.state {
-            unexpected::State::Claimed => self.discard(message),
-            _ => Err(TagError::NotClaimed),
-        }
-    }
-
-    /// Discards a message, claimed or not. Its id becomes stale.
-    ///
-    /// # Errors
-    /// [`TagError::Stale`] if the id is stale.
-    #[doc(alias = "FI_DISCARD")]
-    pub fn discard(&mut self, message: UnexpectedId) -> Result<Arrived, TagError> {
-        let slot = self.unexpected.slot(message).ok_or(TagError::Stale)?;
-        let (arrived, claimed) = (slot.arrived(), slot.state == unexpected::State::Claimed);
-        if claimed {
-            self.unexpected.claimed -= 1;
-        } else {
-            self.unexpected.unlink(&mut self.shapes, message.index);
-        }
-        self.unexpected.release(message.index);
-        Ok(arrived)
-    }
-
-    /// Returns a waiting or claimed message.
-    ///
-    /// # Errors
-    /// [`TagError::Stale`] if the id is stale.
-    pub fn message(&self, message: UnexpectedId) -> Result<Arrived, TagError> {
-        self.unexpected.slot(message).map(|slot| slot.arrived()).ok_or(TagError::Stale)
-    }
-
-    /// Changes the cookie of a message.
-    ///
-    /// # Errors
-    /// [`TagError::Stale`] if the id is stale.
-    pub fn set_cookie(&mut self, message: UnexpectedId, cookie: u64) -> Result<(), TagError> {
-        self.unexpected.slot(message).ok_or(TagError::Stale)?;
-        self.unexpected.slots[message.index as usize].cookie = cookie;
-        Ok(())
-    }
-
     /// Removes every receive that names this source, oldest first, and passes its id and context to
     /// `removed`. Slow path: scans all receives.
     #[cold]
@@ -465,30 +373,6 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
             }
             at = slot.order.next;
         }
-    }
-
-    /// Discards every message of this source, including claimed ones. Slow path: scans every slot
-    /// ever used.
-    #[cold]
-    pub fn forget_source(&mut self, source: u32) {
-        let mut from = 0;
-        while let Some((message, _)) = self.next_of(source, from) {
-            from = message.index + 1;
-            // The message exists, so this cannot fail.
-            let _ = self.discard(message);
-        }
-    }
-
-    /// Returns the next message of this source, claimed or not, from slot `from` on. The order is
-    /// that of the slots. Slow path: scans every slot ever used.
-    #[cold]
-    pub(crate) fn next_of(&self, source: u32, from: u32) -> Option<(UnexpectedId, Arrived)> {
-        let used = &self.unexpected.slots[..self.unexpected.used as usize];
-        let slots = (from..).zip(used.get(from as usize..)?);
-        let (index, slot) = slots.into_iter().find(|(_, slot)| {
-            slot.state != unexpected::State::Free && slot.key.source() == source
-        })?;
-        Some((self.unexpected.id(index), slot.arrived()))
     }
 
     /// Reserves a shape for receives with this mask, with or without a source. Repeated calls
