@@ -2,52 +2,24 @@
 //! not allocate, block or make a system call. Waking the peer, teardown and liveness checks may do
 //! so.
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
+mod imports;
+mod remote;
 
-use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError, Violation};
+use fishplate_core::error::{CompleteError, PeerError, PostError, Violation};
 use fishplate_core::mem::{Peer, Untrusted};
-use fishplate_core::rail::{RailKey, Sink};
+use fishplate_core::rail::Sink;
 use fishplate_core::sync::host::{Host, notifier_fence};
 
-use crate::control::Control;
 use crate::error::SegmentError;
-use crate::event_page::EventPage;
 use crate::handshake::Link;
 use crate::lane::{self, Consumer, LaneMemory, PAYLOAD, Pair, Producer, Refused, cells_for};
 use crate::payload::PayloadPaths;
 use crate::record::{GAP_MAX, GAP_SHIFT, LANDED, MESSAGE};
-use crate::regions::{Key, KeyKind, Regions};
-use crate::segment::{Mapping, errno};
-use crate::staged::{Staged, blame, within};
+use crate::regions::Regions;
+use crate::staged::{Staged, blame};
 
-/// The state of a peer that is another process or another rail. A rail has no `Remote` for itself.
-#[derive(Debug)]
-pub(crate) struct Remote {
-    pub(crate) control: Control,
-    pub(crate) pidfd: Option<OwnedFd>,
-    pub(crate) pid: i32,
-    pub(crate) pair_id: u32,
-    pub(crate) common: Option<Mapping>,
-    event_page: EventPage,
-    light: bool,
-    /// Time until which the process ID is trusted: see [`lives`](Remote::lives).
-    known_until: u64,
-}
-
-/// How long a process ID is trusted after a check, in nanoseconds. The kernel assigns all other IDs
-/// before it reuses one, usually tens of thousands.
-const KNOWN: u64 = 1_000_000;
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Import {
-    pub(crate) key: u64,
-    pub(crate) base: u64,
-    pub(crate) len: u64,
-    /// `None` if the memory is not mapped.
-    pub(crate) ptr: Option<NonNull<u8>>,
-    uses: u32,
-}
+pub(crate) use imports::Import;
+pub(crate) use remote::Remote;
 
 #[derive(Debug)]
 pub(crate) struct Attached {
@@ -164,20 +136,6 @@ impl Attached {
             Refused::Full => PostError::Again,
             Refused::Corrupt => PostError::PeerDown,
         }
-    }
-
-    #[inline(always)]
-    pub(crate) fn import_of(&self, key: u64) -> Option<&Import> {
-        let place = usize::from((key >> 32) as u16);
-        match self.imports.get(place) {
-            Some(Some(import)) if import.key == key => Some(import),
-            _ => self.import_elsewhere(key),
-        }
-    }
-
-    #[cold]
-    fn import_elsewhere(&self, key: u64) -> Option<&Import> {
-        self.imports.iter().flatten().find(|import| import.key == key)
     }
 
     /// Reports up to `budget` records to the sink. Returns the number of reported records.
@@ -365,136 +323,6 @@ impl Attached {
             notifier_fence();
         }
         remote.event_page.event().notify_with(host, || remote.control.ring());
-    }
-
-    /// Records an import. `map` maps the memory on the first import.
-    pub(crate) fn import(
-        &mut self,
-        key: RailKey,
-        len: u64,
-        map: impl FnOnce(Option<&mut Remote>, KeyKind) -> Result<Option<NonNull<u8>>, AttachError>,
-    ) -> Result<Option<NonNull<u8>>, AttachError> {
-        let RailKey { key, base } = key;
-        let parts = Key::decode(key).ok_or(AttachError::BadHandle)?;
-        if len == 0 || base.checked_add(len).is_none() {
-            return Err(AttachError::BadRange);
-        }
-        if self.down.is_some() {
-            return Err(AttachError::UnknownPeer);
-        }
-        if let Some(known) = self.imports.iter_mut().flatten().find(|import| import.key == key) {
-            if known.base != base || known.len != len {
-                return Err(AttachError::BadHandle);
-            }
-            known.uses += 1;
-            return Ok(known.ptr);
-        }
-        let place = usize::from(parts.slot);
-        let free = match self.imports.get(place) {
-            Some(None) => place,
-            None if place < self.max_imports => place,
-            _ => self.imports.iter().position(Option::is_none).unwrap_or(self.imports.len()),
-        };
-        if free >= self.max_imports {
-            return Err(AttachError::Full("ShmConfig::max_regions, imports of one peer"));
-        }
-        let ptr = map(self.remote.as_mut(), parts.kind)?;
-        if free >= self.imports.len() {
-            self.imports.resize(free + 1, None);
-        }
-        self.imports[free] = Some(Import { key, base, len, ptr, uses: 1 });
-        Ok(ptr)
-    }
-
-    /// Drops this process's own imports of a key that it has deregistered.
-    pub(crate) fn forget(&mut self, key: u64) {
-        for place in
-            self.imports.iter_mut().filter(|place| place.is_some_and(|import| import.key == key))
-        {
-            *place = None;
-        }
-    }
-
-    /// Releases one import of a key.
-    pub(crate) fn release(&mut self, key: u64) {
-        let Some(place) =
-            self.imports.iter_mut().find(|place| place.is_some_and(|import| import.key == key))
-        else {
-            return;
-        };
-        if let Some(import) = place {
-            import.uses -= 1;
-            if import.uses > 0 {
-                return;
-            }
-        }
-        *place = None;
-        if let (Some(remote), Some(Key { kind: KeyKind::Shared(number), .. })) =
-            (&mut self.remote, Key::decode(key))
-        {
-            remote.control.release(number);
-        }
-    }
-}
-
-impl Import {
-    #[inline(always)]
-    pub(crate) fn holds(&self, offset: u64, len: usize) -> bool {
-        within(offset, len as u64, self.len)
-    }
-}
-
-impl Remote {
-    /// Resolves a region that the peer claims to be in the common segment of this pair.
-    pub(crate) fn in_common(
-        &self,
-        pair: u32,
-        base: u64,
-        len: u64,
-    ) -> Result<NonNull<u8>, AttachError> {
-        let mapping =
-            self.common.as_ref().filter(|_| pair == self.pair_id).ok_or(AttachError::BadHandle)?;
-        if !within(base, len, mapping.len() as u64) {
-            return Err(AttachError::BadRange);
-        }
-        // SAFETY: `within` has checked that the range lies inside the mapping.
-        Ok(unsafe { mapping.ptr().add(base as usize) })
-    }
-
-    /// Returns whether the process of the handshake is still alive and linked to us. The answer may
-    /// be up to [`KNOWN`] nanoseconds old. A fresh answer would prove no more, because the caller
-    /// may be preempted before it uses the answer. If the process has exited and its ID is not
-    /// reused, the copy itself fails. If the last answer has expired, makes a system call, which
-    /// takes about 0.5 us.
-    pub(crate) fn lives(&mut self, now: u64) -> bool {
-        if now < self.known_until {
-            return true;
-        }
-        let lives = self.looks_alive();
-        if lives {
-            self.known_until = now.saturating_add(KNOWN);
-        }
-        lives
-    }
-
-    /// Returns whether the process of the handshake is alive and linked to us. Asks the
-    /// kernel.
-    fn looks_alive(&self) -> bool {
-        let pidfd = self.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let mut polls = [
-            // `poll(2)` always reports hang-ups, so no events are requested.
-            libc::pollfd { fd: self.control.fd().as_raw_fd(), events: 0, revents: 0 },
-            libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 },
-        ];
-        loop {
-            // SAFETY: `polls` is a local array of two structures, and poll(2) skips negative
-            // descriptors.
-            match unsafe { libc::poll(polls.as_mut_ptr(), 2, 0) } {
-                0 => return true,
-                -1 if errno() == libc::EINTR => {}
-                _ => return false,
-            }
-        }
     }
 }
 
