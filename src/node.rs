@@ -96,6 +96,7 @@ mod rail;
 mod rails;
 mod silent;
 mod sleep;
+mod waits;
 mod worker;
 
 use std::mem;

@@ -17,7 +17,8 @@ use fishplate_core::op::{Completion, Outcome, Token};
 
 use super::home::{CONTEXT, NodeEngine};
 use super::memory::{Memory, Slice};
-use super::operations::{RoomWait, Source, issue};
+use super::operations::Source;
+use super::waits::{RoomWait, issue};
 use super::{Driver, Error, Node, behind};
 
 /// Maximum number of free copies that are cached for later messages, and the maximum size of a

@@ -30,7 +30,7 @@ use fishplate_sys::{Errno, LinuxHost, affinity};
 
 use super::builder::{Builder, Fabric, parks};
 use super::home::NodeWaitObject;
-use super::operations::EARLY;
+use super::waits::EARLY;
 use super::{Node, OpenError};
 use crate::closer::without_signals;
 use crate::storage::Limits;
