@@ -79,6 +79,7 @@ mod address;
 mod builder;
 mod connect;
 mod contact;
+mod copies;
 mod descriptor;
 mod device;
 mod distant;
@@ -121,11 +122,11 @@ pub use rails::{RailError, RailInfo, RailPair};
 
 use crate::counters::Page;
 use address::Address;
+use copies::Own;
 use device::OnDevice;
 use distant::Peers;
 use events::Events;
 use home::{CONTEXT, Home};
-use messages::Own;
 use rail::NodeRail;
 use worker::Driver;
 
