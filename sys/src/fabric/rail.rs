@@ -61,6 +61,7 @@ mod post;
 mod setup;
 mod slab;
 mod stats;
+mod trouble;
 mod watch;
 
 pub use attach::FabricSetup;

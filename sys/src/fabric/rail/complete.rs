@@ -3,15 +3,14 @@
 
 use core::ptr::NonNull;
 
-use fishplate_core::error::{CompleteError, PeerError, Violation};
+use fishplate_core::error::{PeerError, Violation};
 use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::Sink;
 
 use super::device::Reached;
-use super::peers::FIRST;
 use super::pool::{ContextKind, Slot};
 use super::{BATCH, Event, FabricRail, HEAD, USER, WORD};
-use crate::fabric::cq::{self, CqError, Entry};
+use crate::fabric::cq::{self, Entry};
 use crate::fabric::error::Code;
 use crate::fabric::persona::Notify;
 use crate::fabric::raw::*;
@@ -106,7 +105,7 @@ impl FabricRail {
     }
 
     #[inline(always)]
-    fn read_queue(&mut self, want: usize) -> Result<usize, Code> {
+    pub(super) fn read_queue(&mut self, want: usize) -> Result<usize, Code> {
         let entries = self.entries.room(want);
         match self.notify {
             Notify::Source => self.endpoint.completions_from(entries, &mut self.sources),
@@ -117,7 +116,7 @@ impl FabricRail {
     /// Handles a full batch and the completions behind it, at most `budget` in all. The next poll
     /// handles an error behind them.
     #[inline(never)]
-    fn full_batch<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+    pub(super) fn full_batch<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut left = budget;
         let mut count = (left as usize).min(BATCH);
         while count != 0 {
@@ -178,7 +177,7 @@ impl FabricRail {
     /// Handles `count` completions. Reports consecutive completions with the same context word
     /// together.
     #[inline(never)]
-    fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
+    pub(super) fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
         let mut next = self.entries.first();
         // SAFETY: `count` entries were read into the batch, so it has room for them.
         let end = unsafe { next.add(count) };
@@ -327,7 +326,7 @@ impl FabricRail {
 
     /// Posts a receive buffer again, now or in the next pass.
     #[inline(always)]
-    fn give_back(&mut self, slot: *mut Slot) {
+    pub(super) fn give_back(&mut self, slot: *mut Slot) {
         // SAFETY: the provider has completed the receive of this context, which is from our pool.
         let index = unsafe { (*slot).index };
         if self.post_receive(index).is_err() {
@@ -376,85 +375,6 @@ impl FabricRail {
     pub(super) fn settle(&mut self, peer: u16) {
         let slot = &mut self.peers.slots[peer as usize];
         slot.ended = slot.ended.wrapping_add(1);
-    }
-
-    /// Handles a queue that returned an error. Reads all error entries, then the completions behind
-    /// them.
-    #[cold]
-    #[inline(never)]
-    fn trouble<S: Sink>(&mut self, code: Code, budget: u32, sink: &mut S) -> u32 {
-        let (mut code, mut count) = (code, 0);
-        while code == Code::EAVAIL {
-            match self.endpoint.error_completion() {
-                Ok(error) => self.failed(error, sink),
-                Err(Code::EAGAIN) => return count,
-                Err(other) => {
-                    code = other;
-                    break;
-                }
-            }
-            count += 1;
-            if count == budget {
-                return count;
-            }
-            let want = ((budget - count) as usize).min(BATCH);
-            match self.read_queue(want) {
-                Ok(more) if more < want => {
-                    self.prepare(more);
-                    self.complete_all(more, sink);
-                    return count + more as u32;
-                }
-                Ok(_) => return count + self.full_batch(budget - count, sink),
-                Err(Code::EAGAIN) => return count,
-                Err(other) => code = other,
-            }
-        }
-        self.break_down(code);
-        count
-    }
-
-    #[cold]
-    fn failed<S: Sink>(&mut self, error: CqError, sink: &mut S) {
-        self.stats.errors += 1;
-        self.stats.last_error = (error.code.0, error.provider);
-        self.last_error = error;
-        let slot = error.op_context.cast::<Slot>();
-        if slot.is_null() {
-            return;
-        }
-        // SAFETY: contexts of failed posts are from our pool and never move. The provider has
-        // completed the post of this context.
-        let (cx, peer, extra, (kind, orphan)) =
-            unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
-        match kind {
-            ContextKind::Free => return,
-            // A truncated or cancelled receive. The error entry does not name the sender.
-            ContextKind::Receive => return self.give_back(slot),
-            ContextKind::Send => self.bounces.push(extra),
-            // A broken connection ends reads as a closed endpoint does.
-            ContextKind::Read => self.damaged |= self.frees_reads_twice,
-            _ => {}
-        }
-        self.free(slot);
-        if orphan {
-            return;
-        }
-        self.settle(peer);
-        let place = &mut self.peers.slots[peer as usize];
-        // If both sides connect at once, libfabric 1.17's tcp may break the connection that it made
-        // first. The engine repeats the messages that a peer has not answered.
-        if kind == ContextKind::Send && error.code.is_break() && place.up && sink.repeats(cx) {
-            place.first = FIRST;
-            return;
-        }
-        // The rail never cancels posts, so `ECANCELED` means that the provider dropped the post
-        // with its connection.
-        let lost = error.code.is_disconnect() || error.code == Code::ECANCELED || !place.up;
-        let end = if lost { CompleteError::PeerDown } else { CompleteError::Failed(error.code.0) };
-        if lost {
-            self.take_down(Peer(peer), PeerError::Lost);
-        }
-        sink.done(cx, Err(end));
     }
 
     #[cold]
