@@ -286,6 +286,7 @@ impl Node {
     /// [`Error::Wait`] names what is missing, or counts the silent operations that have failed. The
     /// reason if the peer could not be attached.
     #[doc(alias = "shmem_quiet")]
+    #[inline]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
         // The first attempt does not read the clock.
         match self.home.engine.quiet(CONTEXT, peer, &mut self.home.waiter, 0) {
