@@ -20,6 +20,7 @@ mod object;
 pub mod persona;
 pub mod rail;
 pub mod raw;
+mod sockets;
 
 pub use error::{CallError, Code, LoadError};
 pub use library::Library;

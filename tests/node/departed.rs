@@ -31,6 +31,8 @@ const LEN: usize = 1 << 20;
 enum Does {
     /// Is stopped, and then killed.
     Dies,
+    /// Starts a program that lives on, and dies as above.
+    Spawns,
     /// Drops its node, and lives on.
     Drops,
     /// Is stopped for [`PAUSE`]. Then it signals.
@@ -135,13 +137,28 @@ fn start(rails: usize, does: Does, deadline: Duration) -> (Half, Other) {
 #[test]
 fn child() {
     let Ok(place) = env::var(PLACE) else { return };
-    let all = [Does::Dies, Does::Drops, Does::Stops, Does::Computes, Does::Reads];
+    // Nodes of the parent process may have had new connections when it started this one.
+    for socket in inheritable() {
+        // SAFETY: the call accesses no memory.
+        assert_eq!(unsafe { libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) }, 0);
+    }
+    let all = [Does::Dies, Does::Spawns, Does::Drops, Does::Stops, Does::Computes, Does::Reads];
     let wanted = env::var(DOES).unwrap();
     let does = all.into_iter().find(|does| format!("{does:?}") == wanted).unwrap();
     let rails = env::var(RAILS).unwrap().parse().unwrap();
     let mut half = Half::new(&place, rails, SOON, does.len());
     match does {
         Does::Dies => {}
+        Does::Spawns => {
+            let begun = Instant::now();
+            while !inheritable().is_empty() && begun.elapsed() < SOON {
+                _ = half.node.peer_error(half.peer);
+            }
+            // The program `cat` ends once the parent closes its standard input.
+            let status = Command::new("sh").args(["-c", "exec 3<&0; cat <&3 &"]).status();
+            assert!(status.unwrap().success());
+            half.job.barrier_with(|| ()).unwrap();
+        }
         Does::Drops => drop(half.node),
         Does::Stops | Does::Computes | Does::Reads => {
             if does == Does::Reads {
@@ -155,6 +172,23 @@ fn child() {
     }
     // Until the parent has finished.
     _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Returns the TCP sockets that a program would inherit from this process.
+fn inheritable() -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers = entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse());
+    let inherited = |fd: &i32| {
+        let (mut domain, mut len) = (0i32, size_of::<i32>() as u32);
+        // SAFETY: the first call accesses no memory, and the second one writes at most `len` bytes.
+        unsafe {
+            let flags = libc::fcntl(*fd, libc::F_GETFD);
+            let into = (&raw mut domain).cast();
+            libc::getsockopt(*fd, libc::SOL_SOCKET, libc::SO_DOMAIN, into, &mut len);
+            flags >= 0 && flags & libc::FD_CLOEXEC == 0 && domain == libc::AF_INET
+        }
+    };
+    numbers.map(Result::unwrap).filter(inherited).collect()
 }
 
 /// Longer than any wait takes.
@@ -210,13 +244,17 @@ fn all_end(rails: usize, does: Does) {
     }
     let run = |(name, may_succeed, wait): (&str, bool, Wait)| {
         let (mut half, other) = start(rails, does, SOON);
-        if does == Does::Dies {
+        if does == Does::Spawns {
+            half.job.barrier_with(|| ()).unwrap();
+        }
+        let dies = matches!(does, Does::Dies | Does::Spawns);
+        if dies {
             other.send(libc::SIGSTOP);
         }
         let begun = Instant::now();
         let killer = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));
-            if does == Does::Dies {
+            if dies {
                 other.send(libc::SIGKILL);
             }
             other
@@ -248,6 +286,11 @@ fn waits_for_a_killed_process_end() {
 #[test]
 fn waits_for_a_killed_process_that_two_rails_reached_end() {
     all_end(2, Does::Dies);
+}
+
+#[test]
+fn waits_for_a_killed_process_whose_child_lives_on_end() {
+    all_end(1, Does::Spawns);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use super::fabric::TryWait;
 use super::library::copy_string;
 use super::object;
 use super::raw::*;
+use super::sockets;
 use crate::Errno;
 
 /// A completion entry.
@@ -222,6 +223,13 @@ impl CompletionQueue {
     /// Returns the wait object, if the queue has one.
     pub fn wait(&self) -> Option<CqWait> {
         self.wait.clone()
+    }
+
+    /// Makes the sockets in the queue's wait object close-on-exec. Returns whether one of them was
+    /// not. Slow path.
+    pub(super) fn close_on_exec(&self) -> bool {
+        let wait = self.wait.as_ref();
+        wait.is_some_and(|CqWait(wait)| sockets::close_on_exec(wait.fd.load(Relaxed)))
     }
 
     /// Takes over the wait object of `old`, the queue that this queue replaces in its rail.

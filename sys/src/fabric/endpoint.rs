@@ -78,7 +78,7 @@ impl Endpoint {
         }
         self.check_tables()?;
         self.form = AddressForm::new(info.raw().addr_format, self.name()?);
-        listeners::set_timeout(self.form.own());
+        listeners::prepare(self.form.own());
         Ok(())
     }
 
@@ -200,6 +200,12 @@ impl Endpoint {
     /// The errors of [`CompletionQueue::take_over`]. Nothing has changed then.
     pub(super) fn take_over(&mut self, old: &Endpoint) -> Result<(), CallError> {
         self.cq.take_over(&old.cq)
+    }
+
+    /// Makes the provider's connections close-on-exec. Returns whether one of them was not. Slow
+    /// path.
+    pub(super) fn close_on_exec(&self) -> bool {
+        self.cq.close_on_exec()
     }
 
     /// Returns the queue's wait object, if it has one.

@@ -1,4 +1,5 @@
-//! Bounds how long a provider over TCP waits for a client of its listening socket.
+//! Prepares the listening socket of a provider over TCP: it becomes close-on-exec, as
+//! [`sockets`] explains, and it waits only briefly for a client.
 //!
 //! The tcp provider accepts connections while it makes progress. It receives each connection's
 //! request from a blocking socket, in two parts. A client that sends only the first part would
@@ -8,15 +9,18 @@
 use core::ffi::CStr;
 use core::mem;
 
+use super::sockets;
+
 /// The shortest timeout. The kernel rounds it up to one of its ticks.
 static TIMEOUT: libc::timeval = libc::timeval { tv_sec: 0, tv_usec: 1 };
 
-/// Sets the receive timeout of the sockets of this process that listen at `address`, an encoded
-/// socket address. Does nothing without `/proc`. Slow path: makes a system call for each open
-/// descriptor.
-pub(super) fn set_timeout(address: &[u8]) {
+/// Prepares the sockets of this process that listen at `address`, an encoded socket address: makes
+/// them close-on-exec, and sets their receive timeout. Does nothing without `/proc`. Slow path:
+/// makes a system call for each open descriptor.
+pub(super) fn prepare(address: &[u8]) {
     for descriptor in Descriptors::open() {
         if listens_at(descriptor, address) {
+            sockets::mark(descriptor);
             let (value, len) = ((&raw const TIMEOUT).cast(), mem::size_of_val(&TIMEOUT) as u32);
             // SAFETY: the pointer and the length describe a static value. If the call fails, the
             // provider waits as before.
@@ -83,6 +87,32 @@ impl Drop for Descriptors {
         if !self.0.is_null() {
             // SAFETY: `opendir` returned the stream, and it is closed once.
             unsafe { libc::closedir(self.0) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
+
+    use super::prepare;
+
+    #[test]
+    fn only_the_socket_at_the_address_becomes_close_on_exec() {
+        let [ours, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        for socket in [&ours, &other] {
+            // SAFETY: the call accesses no memory.
+            assert_eq!(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0) }, 0);
+        }
+        let port = ours.local_addr().unwrap().port().to_be_bytes();
+        let family = (libc::AF_INET as u16).to_ne_bytes();
+        prepare(&[&family[..], &port, &[127, 0, 0, 1], &[0; 8]].concat());
+        for (socket, flags) in [(ours, libc::FD_CLOEXEC), (other, 0)] {
+            // SAFETY: the call accesses no memory.
+            assert_eq!(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFD) }, flags);
         }
     }
 }

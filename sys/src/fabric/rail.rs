@@ -58,6 +58,7 @@ mod names;
 mod peers;
 mod pool;
 mod post;
+mod searches;
 mod setup;
 mod slab;
 mod stats;
@@ -93,6 +94,7 @@ use self::knock::Knocks;
 use self::memory::Registered;
 use self::peers::Peers;
 use self::pool::{Pool, Slot};
+use self::searches::Searches;
 use self::slab::Slab;
 use super::cq::{CqError, CqWait};
 use super::domain::Domain;
@@ -190,6 +192,7 @@ pub struct FabricRail {
     events: VecDeque<Event>,
     returns: Vec<Return>,
     knocks: Knocks,
+    searches: Searches,
     sources: [u64; BATCH],
 
     regions: Vec<Registered>,

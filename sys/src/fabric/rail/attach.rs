@@ -142,6 +142,7 @@ impl FabricRail {
         let addr = inserted.map_err(|error| AttachError::System(error.code.0))?;
         self.peers.attach(peer.0, addr, theirs.number, self.short_below);
         self.knocks.note(peer.0, theirs.provider);
+        self.searches.resume();
         Ok(())
     }
 }

@@ -259,6 +259,7 @@ impl FabricRail {
         let addr = *inserted.as_ref().unwrap_or(&FI_ADDR_NOTAVAIL);
         self.peers.attach(peer.0, addr, slot.number, self.short_below);
         self.knocks.note(peer.0, theirs.provider);
+        self.searches.resume();
         let PeerSlot { posted, ended, injected, arrived, .. } = slot;
         let place = &mut self.peers.slots[peer.0 as usize];
         *place = PeerSlot { posted, ended, injected, arrived, ..*place };

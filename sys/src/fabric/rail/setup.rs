@@ -14,6 +14,7 @@ use super::imports::Imports;
 use super::knock::Knocks;
 use super::peers::Peers;
 use super::pool::Pool;
+use super::searches::Searches;
 use super::slab::Slab;
 use super::{BATCH, FabricConfig, FabricRail, FabricStats, HEAD, SetupError, post};
 use crate::fabric::av::AddressVector;
@@ -117,6 +118,7 @@ impl FabricRail {
             events: VecDeque::with_capacity(depth as usize + 3 * config.max_peers as usize),
             returns: Vec::new(),
             knocks: Knocks::default(),
+            searches: Searches::default(),
             entries: Batch::new(),
             sources: [FI_ADDR_NOTAVAIL; BATCH],
             scratch: vec![0; inject_message.max(HEAD + 4)].into(),

@@ -28,7 +28,9 @@ const ENOUGH: u32 = 1024;
 
 impl FabricRail {
     pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
-        self.check_knocks(monotonic_ns().max(1));
+        let now = monotonic_ns().max(1);
+        self.check_knocks(now);
+        self.search_connections(now);
         self.look(sink);
         while let Some(event) = self.events.pop_front() {
             report(event, sink);
