@@ -106,10 +106,18 @@ impl Half {
 }
 
 /// The other process. It is killed when this is dropped.
-struct Other(Child);
+pub(super) struct Other(Child);
 
 impl Other {
-    fn send(&self, signal: i32) {
+    /// Starts a test of this binary in a process of its own, with these variables.
+    pub(super) fn start(test: &str, variables: &[(&str, &str)]) -> Other {
+        let (_, test) = test.split_once("::").unwrap();
+        let mut child = Command::new(env::current_exe().unwrap());
+        child.args([test, "--exact", "--nocapture"]).envs(variables.iter().copied());
+        Other(child.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    pub(super) fn send(&self, signal: i32) {
         // SAFETY: the call takes no pointers. The process is a child that nothing has reaped.
         assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
     }
@@ -124,12 +132,10 @@ impl Drop for Other {
 
 /// Starts the other process, and connects to it.
 fn start(rails: usize, does: Does, deadline: Duration) -> (Half, Other) {
-    let (_, module) = module_path!().split_once("::").unwrap();
     let place = format!("127.0.0.1:{}", free_port());
-    let mut child = Command::new(env::current_exe().unwrap());
-    child.args([&format!("{module}::child"), "--exact", "--nocapture"]);
-    child.env(PLACE, &place).env(RAILS, rails.to_string()).env(DOES, format!("{does:?}"));
-    let other = Other(child.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
+    let (count, does_so) = (rails.to_string(), format!("{does:?}"));
+    let variables = [(PLACE, &*place), (RAILS, &*count), (DOES, &*does_so)];
+    let other = Other::start(concat!(module_path!(), "::child"), &variables);
     (Half::new(&place, rails, deadline, does.len()), other)
 }
 

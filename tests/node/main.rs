@@ -21,6 +21,7 @@ mod queue;
 mod rail_events;
 mod rails;
 mod sleep;
+mod unmet;
 mod verbs;
 
 use std::sync::mpsc::{Receiver, Sender, channel};

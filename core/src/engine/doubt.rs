@@ -8,7 +8,7 @@
 //!
 //! A request needs no answer. A peer that computes or is stopped gives none, and that proves
 //! nothing. The interval between requests doubles until something arrives, so a stopped peer finds
-//! few of them.
+//! few of them. A peer that has not answered yet gets its Hello again instead.
 
 use crate::mem::{Peer, PeerId};
 use crate::rail::Rail;
@@ -128,6 +128,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     fn ask_peer(&mut self, peer: u16) -> bool {
         self.heard_from(peer, true);
+        if self.state.is_meeting(peer) {
+            self.state.meet_again(peer);
+            return self.greet(peer);
+        }
         let stream = self.state.stream_of(0, peer);
         let next = self.state.streams[stream as usize].next;
         self.post_ack(stream, Some(next))

@@ -409,13 +409,12 @@ impl<const RAILS: usize> super::State<'_, RAILS> {
         })
     }
 
-    /// Returns whether this side waits for something from a peer. `false` if the peer has not
-    /// answered yet: the rails report failures of the first messages.
+    /// Returns whether this side waits for something from a peer.
     #[cold]
     pub(super) fn waits_for(&self, peer: u16) -> bool {
         match self.peers[peer as usize].state {
-            PeerState::Closing => !self.is_meeting(peer),
-            PeerState::Connected => {
+            PeerState::Closing => true,
+            PeerState::Connected | PeerState::Meeting => {
                 let mut contexts = 0..self.config.contexts;
                 self.pairings[peer as usize].doubt.awaited
                     || contexts.any(|context| {

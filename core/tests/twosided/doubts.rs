@@ -7,6 +7,7 @@ use fishplate_core::engine::{Asleep, Config, Notice, Signal, Waiter};
 use fishplate_core::error::{AttachError, OpError, PeerError, PostError, WaitError};
 use fishplate_core::mem::{Peer, RemoteId};
 use fishplate_core::op::{Cmp, Fault};
+use fishplate_core::rail::Caps;
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::host::SpinHost;
 
@@ -22,7 +23,10 @@ const SECOND: u64 = 100 * CHECK;
 
 /// An engine that is its own peer, over a rail that reports no arrivals, and an imported region.
 fn rig() -> (Rig, RemoteId, Shared) {
-    let control = shared();
+    rig_of(shared())
+}
+
+fn rig_of(control: Shared) -> (Rig, RemoteId, Shared) {
     NOW.set(7 * SECOND);
     let mut own = own1(Config::DEFAULT, SMALL, [Tap::timed(Loopback::new(), 0, &control)]);
     let into = own.into;
@@ -36,10 +40,14 @@ fn rig() -> (Rig, RemoteId, Shared) {
     (own, there, control)
 }
 
-/// Returns whether the post requests an acknowledgement.
+/// Returns whether the post requests an acknowledgement, or greets a peer.
 fn asks(post: &Post) -> bool {
-    post.verb == Verb::Message && post.bytes[0] == 5 && post.bytes[2] == 1
+    post.verb == Verb::Message
+        && (post.bytes[0] == 5 && post.bytes[2] == 1 || post.bytes[0] == HELLO)
 }
+
+/// The kind of a message that greets a peer.
+const HELLO: u8 = 7;
 
 /// Checks the peers for this many seconds. Returns the seconds in which the engine asked.
 fn watch(own: &mut Rig, control: &Shared, seconds: u64) -> Vec<u64> {
@@ -133,6 +141,32 @@ fn waits_too_short_for_a_check_count_as_waits() {
         own.engine.progress();
     }
     panic!("the peer is not lost after 4 s");
+}
+
+#[test]
+fn a_peer_that_has_not_answered_is_greeted_again_at_growing_intervals() {
+    for closes in [false, true] {
+        let control = shared();
+        control.borrow_mut().caps = Some(|caps| Caps { fresh: false, ..caps });
+        let (mut own, _, control) = rig_of(control);
+        assert_eq!(own.engine.has_answered(own.me), Ok(false));
+        control.borrow_mut().refuse = Some(Box::new(|post| {
+            assert_eq!(post.bytes[0], HELLO, "the peer knows no other message");
+            None
+        }));
+        assert_eq!(watch(&mut own, &control, 20), [0], "nobody waits");
+        match closes {
+            true => _ = own.engine.close_peer(own.me),
+            false => _ = own.engine.recv(Some(own.me), tag(7), EXACT, None, 0).unwrap(),
+        }
+        let times = watch(&mut own, &control, 140);
+        assert!(times.first().is_some_and(|&first| first <= 2), "{times:?}");
+        let gaps: Vec<_> = times.windows(2).map(|two| two[1] - two[0]).collect();
+        assert_eq!(gaps, [1, 2, 4, 8, 16, 32, 32, 32], "{times:?}");
+        lose(&control);
+        watch(&mut own, &control, 33);
+        assert_eq!(own.engine.peer_error(own.me), Ok(Some(PeerError::Lost)));
+    }
 }
 
 #[test]
