@@ -40,9 +40,8 @@
 //!
 //! # Fork
 //!
-//! A child of `fork` must neither use nor drop a node of its parent. Dropping it closes the
-//! connections that both processes share, and the parent's peers then fail. So the child calls
-//! `exec` or `_exit`, or forgets the node ([`std::mem::forget`]). It may open a node of its own.
+//! A child of `fork` must not use a node of its parent. It may drop the node, which then does
+//! nothing, and it may open a node of its own.
 //!
 //! # Device memory
 //!
@@ -91,6 +90,7 @@ mod home;
 mod memory;
 mod messages;
 mod near;
+mod of_process;
 mod operations;
 mod queue;
 mod rail;
@@ -127,6 +127,7 @@ use device::OnDevice;
 use distant::Peers;
 use events::Events;
 use home::{CONTEXT, Home};
+use of_process::OfProcess;
 use rail::NodeRail;
 use worker::Driver;
 
@@ -158,22 +159,22 @@ type Profiles = (Profile, Option<GpuProfile>);
 /// The assembled transport of one process. See the module's documentation.
 pub struct Node {
     /// Declared first, so that the rails are dropped before the memory registered with them.
-    home: Home,
+    home: OfProcess<Home>,
     segments: Vec<(fishplate_core::mem::LocalId, Segment)>,
     rails: Vec<RailInfo>,
     address: Address,
     encoded: Vec<u8>,
-    listener: Listener,
+    listener: OfProcess<Listener>,
     profile: Profile,
     /// The settings to agree on with peers that have a device. `None` if this node has no device.
     agrees: Option<GpuProfile>,
     agreements: Vec<(PeerId, GpuAgreement)>,
     on_device: OnDevice,
-    peers: Peers,
+    peers: OfProcess<Peers>,
     /// Index in `peers.contacts` of the peer to poll next.
     turn: usize,
     /// Links of peers that dialled before the program has connected to them.
-    early: Vec<Link>,
+    early: OfProcess<Vec<Link>>,
     own: Own,
     builder: Box<Builder>,
     page: Option<Page>,
@@ -204,19 +205,19 @@ impl Node {
         let mut peers = Peers::default();
         peers.events = Events::new(builder.on_rail_event.take(), &rails, &mut home.engine);
         Node {
-            home,
+            home: OfProcess::new(home),
             segments: vec![],
             rails,
             address,
             encoded,
-            listener,
+            listener: OfProcess::new(listener),
             profile,
             agrees,
             agreements: vec![],
             on_device: OnDevice::default(),
-            peers,
+            peers: OfProcess::new(peers),
             turn: 0,
-            early: vec![],
+            early: OfProcess::default(),
             own: Own::default(),
             builder: Box::new(builder),
             page,
@@ -306,7 +307,7 @@ impl Node {
     /// operations have failed. The node is dropped in each case.
     pub fn close(mut self, timeout: Duration) -> Result<(), Error> {
         if let Driver::Worker(worker) = mem::replace(&mut self.driver, Driver::Program) {
-            return worker.stop()?.close(timeout);
+            return worker.into_inner().stop()?.close(timeout);
         }
         let deadline = Instant::now().checked_add(timeout);
         self.shutdown(timeout)?;
@@ -345,7 +346,8 @@ impl Node {
         // Uses the waiter for short waits, so this does not sleep between passes.
         loop {
             let until = self.slice_ns(deadline_ns);
-            let closed = self.home.engine.shutdown(&mut self.home.waiter, until);
+            let home = &mut *self.home;
+            let closed = home.engine.shutdown(&mut home.waiter, until);
             let called = self.home.engine.has_call();
             self.meet();
             match closed {

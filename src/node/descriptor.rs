@@ -67,7 +67,8 @@ impl Node {
         let wait_object = self.home.wait_object().clone();
         let sleep = wait_object.elsewhere()?;
         let longest_ns = if self.peers.hurries() { MEETING_SLICE } else { SLICE };
-        let (engine, host) = (&mut self.home.engine, self.home.waiter.host());
+        let home = &mut *self.home;
+        let (engine, host) = (&mut home.engine, home.waiter.host());
         // Checks that peers are alive, as after each sleep. Also reads the packets that wake this
         // node, which peers on this host send.
         engine.check_peers();

@@ -288,8 +288,9 @@ impl Node {
     #[doc(alias = "shmem_quiet")]
     #[inline]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
+        let home = &mut *self.home;
         // The first attempt does not read the clock.
-        match self.home.engine.quiet(CONTEXT, peer, &mut self.home.waiter, 0) {
+        match home.engine.quiet(CONTEXT, peer, &mut home.waiter, 0) {
             Ok(()) => Ok(()),
             Err(error) => self.quiet_longer(error, peer, timeout),
         }

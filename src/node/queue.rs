@@ -41,9 +41,10 @@ impl Node {
 
     #[inline(always)]
     fn queue_only(&mut self) -> Option<Queue<'_>> {
-        let state = self.home.queue.as_mut()?;
+        let home = &mut *self.home;
+        let state = home.queue.as_mut()?;
         // The engine of a node has matching, and the context.
-        Some(Queue(Mq::resume(&mut self.home.engine, state), &mut self.peers))
+        Some(Queue(Mq::resume(&mut home.engine, state), &mut self.peers))
     }
 
     /// Doubles the room for requests of the queue, up to the [limit](super::Builder::requests).

@@ -93,8 +93,9 @@ impl Node {
         timeout: Duration,
         mut wait: impl FnMut(&mut NodeEngine, &mut NodeWaiter, u64) -> Result<T, WaitError>,
     ) -> Result<T, Error> {
+        let home = &mut *self.home;
         // The first attempt does not read the clock.
-        match wait(&mut self.home.engine, &mut self.home.waiter, 0) {
+        match wait(&mut home.engine, &mut home.waiter, 0) {
             Ok(found) => Ok(found),
             Err(error) => self.wait_longer(error, timeout, wait),
         }
@@ -137,8 +138,9 @@ impl Node {
             self.meet();
             let early = until < late_ns;
             until = self.slice_ns(deadline_ns);
-            let waiter = if early { &mut self.home.waiter } else { &mut self.home.sleeper };
-            result = wait(&mut self.home.engine, waiter, until);
+            let home = &mut *self.home;
+            let waiter = if early { &mut home.waiter } else { &mut home.sleeper };
+            result = wait(&mut home.engine, waiter, until);
             self.publish_counters();
         }
         Ok(result?)

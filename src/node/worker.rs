@@ -30,6 +30,7 @@ use fishplate_sys::{Errno, LinuxHost, affinity};
 
 use super::builder::{Builder, Fabric, parks};
 use super::home::NodeWaitObject;
+use super::of_process::OfProcess;
 use super::waits::EARLY;
 use super::{Node, OpenError};
 use crate::closer::without_signals;
@@ -39,7 +40,7 @@ use crate::worker::Options;
 pub(super) enum Driver {
     Program,
     /// A worker. This node is the front, and the worker drives the node behind it.
-    Worker(Worker),
+    Worker(OfProcess<Worker>),
     /// A worker. This is the node behind the front.
     Turns(Arc<SleepLock>),
 }
@@ -190,7 +191,7 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     let thread = thread.map_err(|error| {
         OpenError::Worker(error.raw_os_error().map_or(Errno::EAGAIN, Errno::from_raw))
     })?;
-    front.driver = Driver::Worker(Worker { shared, thread: Some(thread) });
+    front.driver = Driver::Worker(OfProcess::new(Worker { shared, thread: Some(thread) }));
     match begun.recv() {
         Ok(Err(errno)) => Err(OpenError::Worker(errno)),
         _ => Ok(front),
@@ -369,9 +370,8 @@ mod tests {
 
     /// Returns the processor time that the worker has used.
     fn used(node: &Node) -> Duration {
-        let Driver::Worker(Worker { thread: Some(thread), .. }) = &node.driver else {
-            panic!("a worker")
-        };
+        let Driver::Worker(worker) = &node.driver else { panic!("it has a worker") };
+        let thread = worker.thread.as_ref().unwrap();
         let mut clock = 0;
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the thread has not been joined, so its id is valid. `clock` and `time` are
@@ -457,12 +457,13 @@ mod tests {
         let me = node.connect(own).unwrap();
         let memory = node.alloc(64).unwrap();
         let there = node.import(me, node.handle(memory).unwrap()).unwrap();
-        let engine = &mut node.home.engine;
+        let home = &mut *node.home;
+        let engine = &mut home.engine;
         let context = super::super::home::CONTEXT;
         assert_eq!(engine.inject(context, &[], there.at(0)), Err(OpError::UnknownRegion));
         assert_eq!(engine.local_ptr(memory.at(0), 0), Err(OpError::UnknownRegion));
         assert_eq!(engine.fence(context, me), Err(OpError::UnknownPeer));
-        assert!(engine.quiet(context, me, &mut node.home.waiter, 0).is_err());
+        assert!(engine.quiet(context, me, &mut home.waiter, 0).is_err());
         node.close(Duration::from_secs(20)).unwrap();
     }
 }

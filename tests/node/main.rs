@@ -7,6 +7,7 @@ mod descriptor;
 mod distant;
 mod distant_queue;
 mod edges;
+mod forked;
 mod gpu;
 mod lent;
 mod lives;
