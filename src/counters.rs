@@ -41,8 +41,15 @@ use crate::config::RAILS_LIMIT;
 /// The name of the memfd.
 pub const NAME: &str = "fishplate-counters";
 
-/// The first word of a page: "FPstat" and the version of the layout, 1.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"FPstat\0\x01");
+/// The version of the layout of a page.
+pub const VERSION: u8 = 1;
+
+/// The first word of a page: "FPstat" and the version of the layout.
+pub const MAGIC: u64 = magic(VERSION);
+
+const fn magic(version: u8) -> u64 {
+    u64::from_le_bytes(*b"FPstat\0\0") | (version as u64) << 56
+}
 
 /// Minimum time between two copies of the counters to the page.
 pub const INTERVAL: Duration = Duration::from_millis(10);
@@ -218,19 +225,29 @@ pub struct Snapshot {
 /// does not disturb that process.
 ///
 /// # Errors
-/// There is no such process, or this process may not inspect it.
+/// There is no such process, or this process may not inspect it. [`io::ErrorKind::Unsupported`] if
+/// all its pages have another layout version.
 pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
     let own = own_number(pid);
-    let mut found: Vec<Snapshot> = vec![];
+    let (mut found, mut other): (Vec<Snapshot>, _) = (vec![], None);
     for path in linked(format!("/proc/{pid}/fd"))? {
-        if let Ok(file) = open(&path)
-            && let Some((owner, snapshot)) = snapshot(&file, pid)
+        let Ok(file) = open(&path) else { continue };
+        match snapshot(&file, pid) {
             // A forked process also has its parent's pages.
-            && own.is_none_or(|own| owner == own)
-            && found.iter().all(|known| known.node != snapshot.node)
-        {
-            found.push(snapshot);
+            Some(Ok((owner, snapshot)))
+                if own.is_none_or(|own| owner == own)
+                    && found.iter().all(|known| known.node != snapshot.node) =>
+            {
+                found.push(snapshot);
+            }
+            Some(Err(version)) => other = Some(version),
+            _ => {}
         }
+    }
+    if let (Some(version), []) = (other, &found[..]) {
+        let error =
+            format!("they have layout version {version}, but this build reads version {VERSION}");
+        return Err(io::Error::new(io::ErrorKind::Unsupported, error));
     }
     found.sort_by_key(|snapshot| snapshot.node);
     Ok(found)
@@ -270,8 +287,8 @@ fn own_number(pid: u32) -> Option<u64> {
 }
 
 /// Reads a page. Returns the id of its owner and its counters, or `None` if the file is not a page,
-/// or changed during every attempt.
-fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
+/// or changed during every attempt. Fails with the layout version if it is another one.
+fn snapshot(file: &File, pid: u32) -> Option<Result<(u64, Snapshot), u8>> {
     for _ in 0..100 {
         let count = || {
             let mut count = [0; 8];
@@ -284,15 +301,19 @@ fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
         let Some(page) = sequence::read(count, page)? else { continue };
         let word =
             |at: usize| u64::from_ne_bytes(page[at * 8..at * 8 + 8].try_into().expect("8 bytes"));
-        if word(0) != MAGIC {
+        let version = (word(0) >> 56) as u8;
+        if word(0) != magic(version) {
             return None;
+        }
+        if version != VERSION {
+            return Some(Err(version));
         }
         let if_there = |at, count, first| if at < count as usize { word(first + at) } else { 0 };
         let values = from_fn(|at| if_there(at, word(5), FIRST));
         let rails =
             from_fn(|rail| from_fn(|at| if_there(at, word(6), RAILS_FIRST + rail * RAIL_WORDS)));
         let (node, written_ns) = (word(3), word(4));
-        return Some((word(2), Snapshot { pid, node, written_ns, values, rails }));
+        return Some(Ok((word(2), Snapshot { pid, node, written_ns, values, rails })));
     }
     None
 }

@@ -35,6 +35,7 @@ fn look(args: &StatArgs, fail: fn(String) -> Failure) -> Outcome<Vec<Snapshot>> 
     let pages = counters::read(pid).map_err(|error| {
         let remedy = match error.kind() {
             io::ErrorKind::NotFound => "use the id of a running process",
+            io::ErrorKind::Unsupported => "use the `fishplate` of the program's own version",
             _ => "run this as its user, or as root",
         };
         fail(format!("cannot read the counters of process {pid}: {error}; {remedy}"))

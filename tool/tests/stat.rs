@@ -4,6 +4,9 @@ mod command;
 #[path = "command/schema.rs"]
 mod schema;
 
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::FromRawFd;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
@@ -71,10 +74,28 @@ fn counters_are_read_from_outside_in_every_format() {
     let output = run(&format!("stat {own}"));
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("enable `counters`"), "{output:?}");
+    a_page_of_another_version_is_named(own);
     let output = run("stat 4194305");
     assert!(text(&output.stderr).contains("the id of a running process"), "{output:?}");
     assert_eq!(run("stat 1 --json --prom").status.code(), Some(2));
     each_rail_is_read_in_every_format();
+}
+
+/// Not a test of its own, because this process has no other page meanwhile.
+fn a_page_of_another_version_is_named(own: u32) {
+    // SAFETY: the name is a C string. A descriptor that the call returns is new, so nothing else
+    // owns it.
+    let mut page = unsafe {
+        let fd = libc::memfd_create(c"fishplate-counters".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(fd >= 0);
+        File::from_raw_fd(fd)
+    };
+    page.write_all(b"FPstat\0\x02").unwrap();
+    page.set_len(4096).unwrap();
+    let output = run(&format!("stat {own}"));
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("layout version 2, but this build reads version 1; use"), "{said}");
 }
 
 /// Not a test of its own, because the nodes of one process share their numbers.
