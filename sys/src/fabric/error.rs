@@ -29,8 +29,9 @@ macro_rules! named {
 named! {
     EAGAIN = libc::EAGAIN, ENOENT = libc::ENOENT, EIO = libc::EIO, ENOMEM = libc::ENOMEM,
     EACCES = libc::EACCES, EFAULT = libc::EFAULT, EBUSY = libc::EBUSY, ENODEV = libc::ENODEV,
-    EINVAL = libc::EINVAL, ENOSPC = libc::ENOSPC, ENOSYS = libc::ENOSYS, ENODATA = libc::ENODATA,
-    EMSGSIZE = libc::EMSGSIZE, EOPNOTSUPP = libc::EOPNOTSUPP, EADDRINUSE = libc::EADDRINUSE,
+    EINVAL = libc::EINVAL, EMFILE = libc::EMFILE, ENOSPC = libc::ENOSPC, ENOSYS = libc::ENOSYS,
+    ENODATA = libc::ENODATA, EMSGSIZE = libc::EMSGSIZE, EOPNOTSUPP = libc::EOPNOTSUPP,
+    EADDRINUSE = libc::EADDRINUSE,
     EADDRNOTAVAIL = libc::EADDRNOTAVAIL, ENETDOWN = libc::ENETDOWN, ENETUNREACH = libc::ENETUNREACH,
     ECONNABORTED = libc::ECONNABORTED, ECONNRESET = libc::ECONNRESET, ENOTCONN = libc::ENOTCONN,
     ESHUTDOWN = libc::ESHUTDOWN, ETIMEDOUT = libc::ETIMEDOUT, EPIPE = libc::EPIPE,
@@ -53,6 +54,14 @@ impl Code {
     pub const ENODATA: Code = Code(FI_ENODATA);
     /// The operation was cancelled.
     pub const ECANCELED: Code = Code(FI_ECANCELED);
+
+    /// Returns what to do about the code, as the end of a message. Empty if that is not known.
+    pub(super) const fn remedy(self) -> &'static str {
+        match self.0 {
+            libc::EMFILE => "; raise ulimit -n",
+            _ => "",
+        }
+    }
 
     /// Returns whether the code means a lost connection to a peer.
     pub const fn is_disconnect(self) -> bool {

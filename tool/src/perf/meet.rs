@@ -229,7 +229,8 @@ pub struct Second {
 /// name, so no other process can connect.
 fn spawn(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
     let (here, there) = UnixStream::pair().map_err(|error| {
-        Failure::run(format!("cannot create a socket for a second process: {error}"))
+        let remedy = limits::remedy(&error);
+        Failure::run(format!("cannot create a socket for a second process: {error}{remedy}"))
     })?;
     let mut second = launch(plan, setup, card, there.into())?;
     let met = bootstrap::over(here.into(), card, Instant::now() + START);

@@ -99,7 +99,7 @@ impl fmt::Display for SetupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SetupError::Config(rule) => write!(f, "invalid setting: FabricConfig::{rule}"),
-            SetupError::Call(error, words) => write!(f, "{error}: {words}"),
+            SetupError::Call(error, words) => write!(f, "{error}: {words}{}", error.code.remedy()),
         }
     }
 }

@@ -50,7 +50,7 @@ impl FabricRail {
         if provider != 0 || self.last_error.has_data() {
             text += &alloc::format!("; {} says {provider}: {words}", self.offer.info.provider());
         }
-        Some(text)
+        Some(text + code.remedy())
     }
 
     #[cold]
