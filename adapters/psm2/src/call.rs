@@ -64,13 +64,17 @@ fn pass(mut endpoint: Found) -> Result<Found, Error> {
 /// Ends a call that polls. `found` is true if the call found something.
 #[inline(always)]
 pub(crate) fn finish(mut endpoint: Found, found: bool) {
-    match endpoint.after(found) {
-        After::Nothing => endpoint.release(),
-        after => {
-            endpoint.release();
-            after.act();
-        }
+    match endpoint.returns(found) {
+        true => endpoint.release(),
+        false => finish_aside(endpoint, found),
     }
+}
+
+#[inline(never)]
+fn finish_aside(mut endpoint: Found, found: bool) {
+    let after = endpoint.after_aside(found);
+    endpoint.release();
+    after.act();
 }
 
 /// Runs a call that polls. May yield the processor, because a program that finds nothing usually

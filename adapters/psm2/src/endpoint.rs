@@ -289,15 +289,19 @@ impl Endpoint {
     /// true if the call found something.
     #[inline(always)]
     pub fn after(&mut self, found: bool) -> After {
-        if self.am.is_none() && self.idle.returns(found) {
-            return After::Nothing;
-        }
-        self.after_aside(found)
+        if self.returns(found) { After::Nothing } else { self.after_aside(found) }
+    }
+
+    /// Counts a call, and returns whether it has no last step. If this returns `false`,
+    /// [`after_aside`](Self::after_aside) chooses the step.
+    #[inline(always)]
+    pub fn returns(&mut self, found: bool) -> bool {
+        self.am.is_none() && self.idle.returns(found)
     }
 
     /// [`after`](Self::after) for a call with a last step, or with active messages.
     #[inline(never)]
-    fn after_aside(&mut self, found: bool) -> After {
+    pub fn after_aside(&mut self, found: bool) -> After {
         let next = match self.am {
             Some(_) if self.idle.returns(found) => Next::Return,
             _ => self.idle.next(),
