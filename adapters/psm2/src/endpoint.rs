@@ -11,7 +11,7 @@ use fishplate::{Node, PeerId};
 use crate::active::Am;
 use crate::error::{Error, global, report};
 use crate::frame::Frame;
-use crate::handle::{Ep, EpAddr, Req};
+use crate::handle::{Ep, EpAddr, Mq, Req};
 use crate::home::{ADDRESS, Home};
 use crate::pause::{Idle, Next, unexpected};
 
@@ -32,6 +32,8 @@ pub(crate) struct Endpoint {
     pub home: Home,
     /// [`Home::mark`].
     mark: u64,
+    /// [`Home::mq`].
+    pub mq: *mut Mq,
     pub epid: u64,
     pub uuid: [u8; 16],
     /// The endpoint's error handler: a function address, or a constant of PSM2.
@@ -67,6 +69,7 @@ impl Endpoint {
         Endpoint {
             home,
             mark: home.mark(),
+            mq: home.mq(),
             epid,
             uuid,
             handler,

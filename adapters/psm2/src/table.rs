@@ -10,7 +10,7 @@ use fishplate::core::sync::primitive::{AtomicU8, AtomicU32, AtomicU64};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr, Mq, Req};
-use crate::home::{ADDRESS, EP, GENERATION, Home, MQ, SLOTS};
+use crate::home::{ADDRESS, EP, GENERATION, Home, SLOTS};
 use crate::lock::{Held, Lock, Words};
 
 impl Home {
@@ -120,9 +120,8 @@ pub(crate) fn own_mq(mq: *mut Mq) -> Option<Found> {
 
 #[inline(always)]
 fn of_mq(mq: *mut Mq, lock: impl FnOnce(&'static Lock<Slot>) -> Option<HeldSlot>) -> Option<Found> {
-    let high = (mq.addr() as u64 >> 32) as u32;
-    let found = in_slot(high >> 20, lock)?;
-    found.narrow(|endpoint| (endpoint.home.high(MQ) == high).then_some(endpoint))
+    let found = in_slot((mq.addr() as u64 >> 52) as u32, lock)?;
+    found.narrow(|endpoint| (endpoint.mq == mq).then_some(endpoint))
 }
 
 /// Locks the endpoint in the slot with this number. The slot of an open endpoint has its home.
