@@ -131,8 +131,8 @@ impl<S: Sink> Sink for Judge<'_, S> {
     }
 
     #[cold]
-    fn silent(&mut self, peer: Peer) -> bool {
-        self.sink.silent(peer)
+    fn silent(&mut self, peer: Peer, overdue: bool) -> bool {
+        self.sink.silent(peer, overdue)
     }
 
     #[cold]

@@ -106,6 +106,7 @@ unsafe impl<'s> Rail for Port<'s> {
             native_atomics: AmoSet::NONE,
             depth: DEPTH as u32,
             fresh: true,
+            fences: false,
         }
     }
 

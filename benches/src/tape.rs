@@ -96,6 +96,7 @@ unsafe impl Rail for Tape {
             native_atomics: AmoSet::NONE,
             depth: u32::MAX,
             fresh: true,
+            fences: false,
         }
     }
 

@@ -313,6 +313,7 @@ unsafe impl Rail for FileRail {
             native_atomics: AmoSet::NONE,
             depth: DEPTH as u32,
             fresh: false,
+            fences: false,
         }
     }
 

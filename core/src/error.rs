@@ -66,7 +66,9 @@ pub enum PeerError {
     Unattached(RailId),
     /// The connection broke. The peer's process may be alive.
     Lost,
-    /// The peer made no progress before the deadline. Its process may be alive.
+    /// The peer made no progress before the deadline. Its process may be alive. As the reason of
+    /// [`Engine::rail_error`](crate::engine::Engine::rail_error): on this rail, before the deadline
+    /// or while the peer answered over other rails.
     Silent,
     /// This process has removed the peer. The peer's process may be alive.
     Removed,

@@ -74,12 +74,13 @@ pub trait Sink {
     /// Reports that the peer has failed on this rail. Each of its pending posts was or will be
     /// reported as failed.
     fn peer_down(&mut self, peer: Peer, why: PeerError);
-    /// Reports that a peer has made no progress on this rail before the rail's deadline. Returns
-    /// whether the peer has failed on this rail. If not, the rail asks again at each check, and
-    /// gives the peer up only after a longer time.
+    /// Reports that a peer makes no progress on this rail, although posts to it are pending.
+    /// `overdue` says whether the rail's deadline has passed. If so, returns whether the peer has
+    /// failed on this rail. If it has not, the rail asks again at each check, and gives the peer up
+    /// only after a longer time.
     #[cold]
-    fn silent(&mut self, _peer: Peer) -> bool {
-        true
+    fn silent(&mut self, _peer: Peer, overdue: bool) -> bool {
+        overdue
     }
     /// Reports that the link to a [fenced](Rail::fence) peer is up, so the peer may be attached
     /// again. The rail may repeat this report until the peer is attached.

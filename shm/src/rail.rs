@@ -121,6 +121,7 @@ impl<H: Host> ShmRail<H> {
             native_atomics: AmoSet::NONE,
             depth: STAGED as u32,
             fresh: true,
+            fences: false,
         };
         Ok(ShmRail {
             host,

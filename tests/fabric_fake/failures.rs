@@ -2,7 +2,7 @@
 //! keeps.
 
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError, Use};
@@ -10,6 +10,7 @@ use fishplate_core::mem::{Peer, PeerId, RailId, Region, RegionKind, Untrusted};
 use fishplate_core::op::{Fault, Outcome, SignalOp};
 use fishplate_core::rail::{Local, Rail, Remote, Sink};
 use fishplate_sys::fabric::negotiate::negotiate;
+use fishplate_sys::fabric::raw::FI_PROGRESS_MANUAL;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
 use fishplate_testing::fabric::{Dead, Fake, Persona};
 
@@ -24,6 +25,8 @@ struct Seen {
     down: Vec<(Peer, PeerError)>,
     done: Vec<Result<(), CompleteError>>,
     messages: usize,
+    /// The reports of silent peers: whether they were overdue.
+    silent: Vec<bool>,
 }
 
 impl Sink for Seen {
@@ -36,6 +39,10 @@ impl Sink for Seen {
     }
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         self.down.push((peer, why));
+    }
+    fn silent(&mut self, _: Peer, overdue: bool) -> bool {
+        self.silent.push(overdue);
+        overdue
     }
 }
 
@@ -54,7 +61,7 @@ fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
     let posted =
         origin.post_message(Peer(0), b"are you there", Untrusted::from_slice(&[0; 500]), 4);
     assert!(posted.is_ok(), "{posted:?}");
-    let (mut seen, begun) = (Seen::default(), std::time::Instant::now());
+    let (mut seen, begun) = (Seen::default(), Instant::now());
     while seen.down.is_empty() {
         origin.poll(32, &mut seen);
         if asked {
@@ -67,6 +74,33 @@ fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
     assert!(seen.done.len() == 1 && seen.done[0].is_err(), "{name}: {:?}", seen.done);
     let late = origin.post_message(Peer(0), b"x", Untrusted::from_slice(&[]), 5);
     assert_eq!(late, Err(PostError::PeerDown), "{name}");
+}
+
+/// The engine may fence such a rail before the deadline.
+#[test]
+fn rails_that_can_fence_report_a_silent_peer_after_80_ms() {
+    let manual = FI_PROGRESS_MANUAL;
+    for (persona, name, interface, fences) in [
+        (Persona { progress: manual, ..Persona::tcp() }, "tcp", "eth0", true),
+        (Persona { progress: manual, ..Persona::efa_direct() }, "efa-direct", "rdmap0-rdm", false),
+    ] {
+        let fake = Fake::new(persona.calm(), 1);
+        let mut origin = rail(&fake, name, interface, 1);
+        let target = rail(&fake, name, interface, 9);
+        assert_eq!(origin.caps().fences, fences, "{name}");
+        origin.attach(Peer(0), &target.address().unwrap()).unwrap();
+        let nothing = Untrusted::from_slice(&[0; 500]);
+        assert!(origin.post_message(Peer(0), b"are you there", nothing, 4).is_ok(), "{name}");
+        let (mut seen, begun) = (Seen::default(), Instant::now());
+        while begun.elapsed() < Duration::from_millis(200) {
+            origin.poll(32, &mut seen);
+            origin.check_peers(&mut seen);
+            let early = begun.elapsed() < Duration::from_millis(80);
+            assert!(!early || seen.silent.is_empty(), "{name}: reported at once");
+        }
+        assert_eq!(seen.silent.is_empty(), !fences, "{name}");
+        assert!(!seen.silent.contains(&true) && seen.down.is_empty(), "{name}: {seen:?}");
+    }
 }
 
 #[test]
@@ -143,7 +177,7 @@ fn a_connection_that_breaks_after_the_peer_was_heard_is_made_again() {
             let ([(mut a, to_b), (mut b, to_a)], fake) = two_that_meet::<1>(seed, 1);
             (0..100).for_each(|_| _ = a.progress());
             fake.0.fail(0, code, 0, b"");
-            let begun = std::time::Instant::now();
+            let begun = Instant::now();
             while a.has_answered(to_b) != Ok(true) || b.has_answered(to_a) != Ok(true) {
                 a.progress();
                 b.progress();
@@ -161,7 +195,7 @@ fn a_connection_that_breaks_after_the_peer_was_heard_is_made_again() {
 fn a_peer_whose_connection_always_breaks_is_lost() {
     let ([(mut a, to_b), _b], fake) = two_that_meet::<1>(1, 1);
     (0..20).for_each(|_| fake.0.fail(0, libc::ECONNRESET, 0, b""));
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     while a.peer_error(to_b) == Ok(None) {
         a.progress();
         assert!(begun.elapsed() < Duration::from_secs(20));

@@ -39,6 +39,7 @@ const CAPS: Caps = Caps {
     native_atomics: AmoSet::ALL,
     depth: 7,
     fresh: false,
+    fences: true,
 };
 const KEY: RailKey = RailKey { key: 3, base: 9 };
 
@@ -220,7 +221,7 @@ unsafe impl Rail for Recorder {
     }
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         sink.peer_down(Peer(8), PeerError::Died);
-        assert!(!sink.silent(Peer(5)));
+        assert!(!sink.silent(Peer(5), true));
         sink.peer_up(Peer(6));
         sink.called();
         self.note("check_peers", ());
@@ -251,8 +252,8 @@ impl Sink for Words {
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         self.0.push(format!("down {} {why:?}", peer.0));
     }
-    fn silent(&mut self, peer: Peer) -> bool {
-        self.0.push(format!("silent {}", peer.0));
+    fn silent(&mut self, peer: Peer, overdue: bool) -> bool {
+        self.0.push(format!("silent {} {overdue}", peer.0));
         false
     }
     fn peer_up(&mut self, peer: Peer) {

@@ -252,7 +252,7 @@ const REQUEST: u8 = 18;
 const FIN: u8 = 19;
 
 /// The version of the engine's protocol.
-const VERSION: u32 = 11;
+const VERSION: u32 = 12;
 
 fn hello(mine: u32, yours: u32, version: u32) -> Vec<u8> {
     let mut hello = vec![HELLO, 0, 1, 0];

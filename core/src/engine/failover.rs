@@ -8,7 +8,7 @@
 //! # The protocol
 //!
 //! Both sides do the same, each as soon as it learns of the failure. It learns from an error of the
-//! rail, from [`Engine::disable_rail`], or from the other side.
+//! rail, from [`Engine::disable_rail`], from a stall of the rail, or from the other side.
 //!
 //! 1. *Suspect*: nothing more is posted to the peer on that rail. The other side is asked again to
 //!    acknowledge everything in flight, and is asked to fence the rail.
@@ -32,6 +32,9 @@
 //!
 //! A rail that is disabled works. So the side first asks the peer to leave it, and only then treats
 //! it as failed. The module `disable` has the details.
+//!
+//! A rail that works, but delivers nothing for some time, is given up in the same way. The modules
+//! `held` and `given_up` have the details.
 //!
 //! Each rail to a peer has an epoch, which both sides know. It begins when both sides attach the
 //! rail again. A report about a rail is valid in one epoch only. Messages of an earlier epoch are
@@ -60,6 +63,7 @@
 mod back;
 mod count;
 mod disable;
+mod given_up;
 mod held;
 mod leave;
 mod rejoin;
@@ -152,10 +156,11 @@ pub struct FailoverPeer {
     /// for this peer to close its endpoint. 0 if the fence does not wait.
     waits: [u64; RAILS_MAX],
     back: Back,
-    /// `silent`: rails reported as silent since the last look. `examined`: rails whose silence is
-    /// examined. `held`: how long the peer has answered meanwhile. `looked`: the
-    /// [`Failover::time`] of the last look (see `held`).
+    /// `silent`: rails reported as silent since the last look. `overdue`: those whose deadline has
+    /// passed. `examined`: rails whose silence is examined. `held`: how long the peer has answered
+    /// meanwhile. `looked`: the [`Failover::time`] of the last look (see `held`).
     silent: u16,
+    overdue: u16,
     examined: u16,
     held: Held,
     looked: u64,
@@ -196,6 +201,7 @@ impl FailoverPeer {
         waits: [0; RAILS_MAX],
         back: Back::NONE,
         silent: 0,
+        overdue: 0,
         examined: 0,
         held: Held::NONE,
         looked: 0,
@@ -274,6 +280,9 @@ pub(crate) struct Failover<'m> {
     /// Whether an answer of the two-sided protocol has found no room in a window.
     refused: bool,
     closing: [Closing; RAILS_MAX],
+    /// Rails that can fence a peer, and those whose fence cuts off all peers, as bitmasks.
+    fences: u16,
+    fences_all: u16,
     /// `time`: the clock of waiting fences, which begins at 1. `counted`: the clock of the rails
     /// when `time` was last advanced.
     time: u64,
@@ -351,6 +360,11 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             streams.fill(FailoverStream::EMPTY);
             sent::clear(sent);
         }
+        let of = |has: fn(&R) -> bool| {
+            let rails = self.rails.iter().enumerate();
+            rails.fold(0, |all, (at, rail)| all | u16::from(has(rail)) << at)
+        };
+        let (fences, fences_all) = (of(|rail| rail.caps().fences), of(R::fences_all));
         let (closing, salt) = ([Closing::NONE; RAILS_MAX], mix(self.state.config.seed) >> 32);
         self.state.failover = Some(Failover {
             peers,
@@ -359,6 +373,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             window,
             refused: false,
             closing,
+            fences,
+            fences_all,
             time: 1,
             counted: 0,
             clock: 0,
@@ -485,7 +501,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if kept.spare.rails & bit == 0 && first {
             kept.why[rail] = Some(why);
         }
+        let stalled = kept.spare.stalled & bit != 0;
         kept.spare.end(bit);
+        if stalled {
+            self.loads.given_up(rail);
+        }
         if open && up {
             self.note_change(peer, rail);
         }

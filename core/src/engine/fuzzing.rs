@@ -192,7 +192,8 @@ fn sample_leave(seed: u64, into: &mut [u8]) -> usize {
         [LeaveStage::Asks, LeaveStage::Answers, LeaveStage::Confirms][(a >> 48) as usize % 3];
     let (rail, apart) = ((a >> 60) as u8, 1 + (a >> 52) as u8 % 15);
     let (over, word, epoch) = ((rail + apart) % 16, a as u32, (a >> 32) as u16);
-    let leave = Leave { rail, over, stage, word, epoch, ticket: b };
+    let stalls = a >> 59 & 1 != 0;
+    let leave = Leave { rail, over, stage, word, epoch, stalls, ticket: b };
     put(into, &leave.encode())
 }
 

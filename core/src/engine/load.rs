@@ -22,13 +22,18 @@
 //! new ones are [cut](Loads::cut), so that an operation does not wait long for them. If all rails
 //! are slow, short operations are split too ([`Split`]).
 //!
+//! A rail may also stall: for some time it delivers nothing, although the peer answers over other
+//! rails, for example because TCP has lost packets. Its posts may complete all the same, so the
+//! engine notes the stalls ([`Loads::held_up`]). A rail that stalls repeatedly is tried only now
+//! and then.
+//!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
 
 mod speed;
 #[cfg(test)]
 mod tests;
 
-use self::speed::{FEW, FIRST, Load};
+use self::speed::{FEW, FIRST, Load, PROVEN};
 
 /// Posts of at least this many bytes are timed.
 pub(crate) const LONG: u64 = 4096;
@@ -101,6 +106,9 @@ const LATE_MAX: u8 = 8;
 /// Number of short posts that pass over a slow rail, with no long post between them, before its
 /// count of being late drops by one. Doubles with that count.
 const LAPSE: u32 = 256;
+
+/// Number of short posts that pass over a stalled rail between two looks at the clock.
+const LOOKS: u32 = 16;
 
 /// Rails count as equally fast if their expected times differ by less than 1/`NEAR` of the time
 /// that the post takes.
@@ -212,6 +220,9 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
         let load = &mut self.rails[rail];
         (load.long, load.passed) = (load.long + bytes, 0);
+        if load.stall.is_stalled() {
+            self.probe(rail);
+        }
     }
 
     #[cold]
@@ -232,6 +243,9 @@ impl<const RAILS: usize> Loads<RAILS> {
             load.prompt += bytes;
             if load.prompt >= PROMPT {
                 (load.alone, load.prompt) = (0, 0);
+                if !load.stall.is_stalled() {
+                    load.stall.forgive();
+                }
             }
         } else if self.ended_silence_alone(rail) {
             busy = whole;
@@ -304,9 +318,9 @@ impl<const RAILS: usize> Loads<RAILS> {
 
     #[cold]
     fn cut_long(&self, rail: usize, len: u64) -> u64 {
-        let Load { cost, alone, .. } = self.rails[rail];
+        let Load { cost, alone, stall, .. } = self.rails[rail];
         let fastest = self.fastest();
-        if cost == 0 {
+        if cost == 0 || stall.is_stalled() {
             return LEAST;
         }
         let slow = cost > SLOW.saturating_mul(fastest);
@@ -322,29 +336,64 @@ impl<const RAILS: usize> Loads<RAILS> {
     }
 
     fn judge(&mut self, fastest: u64) {
-        let (mut late, mut dear) = (0, 0);
+        let (mut late, mut dear, mut stalled) = (0, 0, 0);
         for (rail, load) in self.rails.iter().enumerate() {
             late |= u16::from(load.late >= LATE) << rail;
             dear |= u16::from(load.cost > SLOW.saturating_mul(fastest)) << rail;
+            stalled |= u16::from(load.stall.is_stalled()) << rail;
         }
         self.held &= late;
-        self.slow = late & (self.held | dear);
+        self.slow = late & (self.held | dear) | stalled;
     }
 
-    /// Keeps short posts off a rail that holds up a stream, until that lapses or long posts show
-    /// that the rail is fast.
+    /// Notes that a rail has held up an operation for `time` so far, in nanoseconds or passes, and
+    /// whether this is the `first` note about it. Keeps short posts off the rail until that lapses
+    /// or long posts show that the rail is fast. If the rail stalls again soon, it is only tried
+    /// now and then ([`Stall`](speed::Stall)).
     #[cold]
-    pub(crate) fn held_up(&mut self, rail: usize) {
-        self.rails[rail].late = (self.rails[rail].late + LATE).min(LATE_MAX);
-        self.held |= 1 << rail;
+    pub(crate) fn held_up(&mut self, rail: usize, time: u64, first: bool) {
+        let now = self.now();
+        let load = &mut self.rails[rail];
+        load.stall.note(time, first, now);
+        load.prompt = 0;
+        if first {
+            load.late = (load.late + LATE).min(LATE_MAX);
+            load.room = (load.room.min(PROVEN) / 2).max(FIRST);
+            self.held |= 1 << rail;
+        }
         self.judge(self.fastest());
+    }
+
+    /// Returns whether a rail may need so much time for the long posts that it carries only because
+    /// it is slow. `time` is in nanoseconds or passes.
+    #[cold]
+    pub(crate) fn may_need(&self, rail: usize, time: u64) -> bool {
+        let load = &self.rails[rail];
+        let needs = match (load.long, load.cost) {
+            (0, _) => 0,
+            (_, 0) => STUCK[self.untimed()],
+            (long, _) => 2 * load.takes(long),
+        };
+        time < needs
+    }
+
+    /// Notes that a rail is given up, because it stalls.
+    #[cold]
+    pub(crate) fn given_up(&mut self, rail: usize) {
+        let (now, untimed) = (self.now(), self.untimed());
+        self.rails[rail].stall.fall(now, untimed);
+        self.judge(self.fastest());
+    }
+
+    pub(crate) fn is_stalled(&self, rail: usize) -> bool {
+        self.rails[rail].stall.is_stalled()
     }
 
     #[cold]
     pub(crate) fn renew(&mut self, rail: usize) {
         let now = self.now();
         let busy = self.busy_at(now, 0);
-        self.rails[rail].forget();
+        self.rails[rail].forget(now);
         self.rails[rail].begin(now, busy);
         self.judge(self.fastest());
     }
@@ -375,23 +424,47 @@ impl<const RAILS: usize> Loads<RAILS> {
         let mut fast = rails;
         if rails & self.slow != 0 && rails & !self.slow != 0 {
             fast &= !self.slow;
-            self.avoid(rails & self.slow);
+            if let Some(rail) = self.avoid(rails & self.slow) {
+                return Some(rail);
+            }
         }
         ahead(fast, turn).min_by_key(|&rail| self.rails[rail].bytes - self.rails[rail].stuck)
     }
 
     /// The slowness of a rail lapses, because without long posts nothing would show that they are
-    /// fast again.
+    /// fast again. Returns a stalled rail that is to be tried now.
     #[cold]
-    fn avoid(&mut self, slow: u16) {
+    fn avoid(&mut self, slow: u16) -> Option<usize> {
+        let mut tried = None;
         for rail in ahead(slow, 0) {
             let load = &mut self.rails[rail];
             load.avoided += 1;
             if load.avoided >= LAPSE << load.late {
-                (load.avoided, load.late) = (0, load.late - 1);
+                (load.avoided, load.late) = (0, load.late.saturating_sub(1));
                 self.judge(self.fastest());
             }
+            let Load { posts, stall, avoided, .. } = &self.rails[rail];
+            // A rail that carries nothing is not full.
+            let free = stall.is_stalled() && *posts == 0;
+            if free && avoided % LOOKS == 0 && stall.is_due(self.now()) {
+                tried = Some(rail);
+            }
         }
+        tried.inspect(|&rail| self.probe(rail))
+    }
+
+    /// Notes that a stalled rail is tried, if that is due.
+    fn probe(&mut self, rail: usize) {
+        let (now, untimed) = (self.now(), self.untimed());
+        let load = &mut self.rails[rail];
+        if !load.stall.is_due(now) {
+            return;
+        }
+        load.stall.tried(now, untimed);
+        if !load.stall.is_stalled() {
+            load.late = 0;
+        }
+        self.judge(self.fastest());
     }
 
     fn choose_long(
@@ -418,13 +491,17 @@ impl<const RAILS: usize> Loads<RAILS> {
                 (load.stuck, load.room) = (load.long, FIRST);
                 load.tries = (load.tries + 1).min(TRIES);
             }
-            let expected = load.expected(bytes, busy);
+            let expected = load.expected(bytes, busy).max(load.stall.expected(now));
             let new = load.cost == 0 && load.moving() == 0;
             // Two silences that the rail ended alone may not count, but the next probe may take as
             // long.
             let took = if load.alone > 1 { load.last.min(STOPPED[untimed]) } else { 0 };
             let rest = REST.saturating_mul(expected.max(took));
-            if !is_full && (load.passed >= rest || new) {
+            let due = match load.stall.is_stalled() {
+                true => load.stall.is_due(now),
+                false => load.passed >= rest || new,
+            };
+            if !is_full && due {
                 probed = probed.or(Some(rail));
             }
             let stopped = load.is_full(bytes) && load.silent(now) >= STOPPED[untimed];

@@ -385,8 +385,8 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
     }
 
     #[cold]
-    fn silent(&mut self, peer: Peer) -> bool {
-        self.state.is_lost_in_silence(peer.0, self.rail)
+    fn silent(&mut self, peer: Peer, overdue: bool) -> bool {
+        self.state.is_lost_in_silence(peer.0, self.rail, overdue)
     }
 
     #[cold]

@@ -48,7 +48,7 @@ use crate::op::{Amo, AmoOp, SignalOp};
 use crate::sync::seq::{Seq, WIRE_BITS};
 
 /// The version of the wire format, exchanged in Hello.
-pub(super) const VERSION: u32 = 11;
+pub(super) const VERSION: u32 = 12;
 
 /// Longest header of a message, in bytes. It is copied out before it is checked.
 pub(crate) const HEAD_MAX: usize = 48;

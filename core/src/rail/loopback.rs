@@ -178,6 +178,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
             native_atomics: self.native_atomics,
             depth: DEPTH as u32,
             fresh: true,
+            fences: true,
         }
     }
 

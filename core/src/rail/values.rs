@@ -48,6 +48,9 @@ pub struct Caps {
     /// Whether both sides separate the attachments of a peer: a post of one attachment is never
     /// reported in a later attachment. The engine relies on this and adds no check.
     pub fresh: bool,
+    /// Whether the rail can [fence](Rail::fence) a peer that is alive. If so, the engine may fence
+    /// a rail that delivers nothing for some time.
+    pub fences: bool,
 }
 
 /// Whether a post has already completed.

@@ -177,7 +177,7 @@ fn traffic_of_an_earlier_attachment_has_no_effect() {
 /// Returns a Hello message in its wire encoding.
 fn hello(mine: u32, yours: u32, bond: u8) -> Vec<u8> {
     let mut bytes = vec![7, 0, bond, 0];
-    for word in [mine, yours, 11] {
+    for word in [mine, yours, 12] {
         bytes.extend(word.to_le_bytes());
     }
     bytes

@@ -15,11 +15,11 @@ use super::support::scope::Scope;
 use super::support::tap::{Event, NOW, Shared, Tap, shared};
 
 /// The time of a poll of the fabric, and the delay of the late rail in polls.
-const POLL_NS: u64 = 10_000;
+pub(super) const POLL_NS: u64 = 10_000;
 const DELAY: u32 = 25_000;
 
 /// Two nodes with two rails, and what each node's taps do.
-fn pair(sim: &'static Sim<'static>) -> (Vec<Node<Tap<End, true>, 2>>, [Shared; 2]) {
+pub(super) fn pair(sim: &'static Sim<'static>) -> (Vec<Node<Tap<End, true>, 2>>, [Shared; 2]) {
     let controls = [shared(), shared()];
     let keep = |engine: &mut Engine<'static, Tap<End, true>, 2>| {
         engine.attach_failover(failover(&Config::DEFAULT, 2)).unwrap();
@@ -31,7 +31,7 @@ fn pair(sim: &'static Sim<'static>) -> (Vec<Node<Tap<End, true>, 2>>, [Shared; 2
 
 /// Puts with a signal from node 0 to node 1, and waits for the end. Every 10 ms, the rails check
 /// their peers.
-fn put(nodes: &mut [Node<Tap<End, true>, 2>], sim: &Sim<'static>, count: u64) {
+pub(super) fn put(nodes: &mut [Node<Tap<End, true>, 2>], sim: &Sim<'static>, count: u64) {
     let to = nodes[0].remotes[1];
     let (from, signal) = (nodes[0].source.at(0), Signal::add(to.at(0), 1));
     nodes[0]
@@ -120,7 +120,7 @@ fn passes(nodes: &mut [Node<Tap<End, true>, 2>]) {
 }
 
 /// Makes passes in 10 ms, and lets the rails check their peers.
-fn tick(nodes: &mut [Node<Tap<End, true>, 2>]) {
+pub(super) fn tick(nodes: &mut [Node<Tap<End, true>, 2>]) {
     passes(nodes);
     nodes.iter_mut().for_each(|node| node.engine.check_peers());
 }

@@ -107,6 +107,7 @@ unsafe impl Rail for Wire {
             native_atomics: AmoSet::NONE,
             depth: 64,
             fresh: true,
+            fences: false,
         }
     }
 

@@ -329,6 +329,7 @@ const END: Caps = Caps {
     native_atomics: AmoSet::NONE,
     depth: 64,
     fresh: false,
+    fences: true,
 };
 
 /// Makes one pass of every node.

@@ -149,7 +149,7 @@ impl<R, const TIMED: bool> Tap<R, TIMED> {
         let silent = self.control.borrow().silent;
         if let Some((rails, peer)) = silent
             && rails >> self.rail & 1 != 0
-            && sink.silent(peer)
+            && sink.silent(peer, true)
         {
             sink.peer_down(peer, PeerError::Silent);
         }

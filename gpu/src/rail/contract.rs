@@ -52,8 +52,8 @@ impl<S: Sink> Sink for Watch<'_, S> {
         self.sink.peer_down(peer, why);
     }
 
-    fn silent(&mut self, peer: Peer) -> bool {
-        self.sink.silent(peer)
+    fn silent(&mut self, peer: Peer, overdue: bool) -> bool {
+        self.sink.silent(peer, overdue)
     }
 
     fn peer_up(&mut self, peer: Peer) {

@@ -28,6 +28,10 @@ pub(super) struct Spare {
     pub(super) rails: u16,
     /// Spare rails whose present request this side has confirmed.
     pub(super) sure: u16,
+    /// A spare rail that was not disabled, but given up (see `given_up`), as a bitmask, and since
+    /// when, in [`Failover::time`](super::Failover::time).
+    pub(super) stalled: u16,
+    pub(super) since: u64,
     /// For each spare rail, the ticket of its request.
     tickets: [u64; RAILS_MAX],
     /// Passes until the peer is asked again.
@@ -36,8 +40,15 @@ pub(super) struct Spare {
 }
 
 impl Spare {
-    pub(super) const NONE: Spare =
-        Spare { rails: 0, sure: 0, tickets: [0; RAILS_MAX], wait: 0, asked: 0 };
+    pub(super) const NONE: Spare = Spare {
+        rails: 0,
+        sure: 0,
+        stalled: 0,
+        since: 0,
+        tickets: [0; RAILS_MAX],
+        wait: 0,
+        asked: 0,
+    };
 
     fn is_spare(&self, rail: usize) -> bool {
         self.rails >> rail & 1 != 0
@@ -63,6 +74,7 @@ impl Spare {
         }
         self.rails &= !rails;
         self.sure &= !rails;
+        self.stalled &= !rails;
     }
 }
 
@@ -90,8 +102,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if let Some(kept) = self.state.kept_peer_mut(peer.index) {
             kept.disabled |= bit;
             kept.back.rest(bit);
-            if failed {
+            if failed || kept.spare.stalled & bit != 0 {
                 // If a peer is leaving the rail, it can still be drained.
+                kept.spare.stalled &= !bit;
                 kept.why[usize::from(rail.0)] = Some(Fault::Peer(why));
                 return Ok(());
             }
@@ -161,26 +174,28 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return;
         }
         let in_use = self.state.peers[peer as usize].rails;
+        self.state.take_back(peer);
         let Some(kept) = self.state.kept_peer_mut(peer) else { return };
         let spare = &mut kept.spare;
         spare.wait = spare.wait.saturating_sub(1);
         if spare.rails == 0 || spare.wait != 0 {
             return;
         }
-        let Spare { rails, tickets, asked, .. } = *spare;
+        let Spare { rails, stalled, tickets, asked, .. } = *spare;
         spare.wait = AGAIN << asked.min(DOUBLINGS);
         spare.asked = asked.wrapping_add(1);
         let Some(over) = nth(in_use, asked) else { return };
         for (rail, ticket) in tickets.into_iter().enumerate() {
             if rails >> rail & 1 != 0 {
-                _ = self.ask_to_leave(peer, rail, over, ticket);
+                let stalls = stalled >> rail & 1 != 0;
+                _ = self.ask_to_leave(peer, rail, over, stalls, ticket);
             }
         }
     }
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    fn spare_rail(&mut self, peer: u16, rail: usize, why: Fault) {
+    pub(super) fn spare_rail(&mut self, peer: u16, rail: usize, why: Fault) {
         let bit = 1 << rail;
         let Some(failover) = &mut self.failover else { return };
         let ticket = failover.ticket();

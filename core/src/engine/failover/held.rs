@@ -4,7 +4,8 @@
 //! repeats lost packets only after some time, and each time later. A rail itself may also report
 //! that a peer is silent on it ([`Sink::silent`]). In both cases the peer is asked to acknowledge
 //! what has arrived. Only the time during which it answers counts against the rail, because a peer
-//! that has stopped makes no progress on any rail.
+//! that has stopped makes no progress on any rail. A late rail gets fewer posts
+//! ([`Loads`](super::super::load::Loads)), and is finally given up (see `given_up`).
 
 use core::mem;
 
@@ -16,6 +17,7 @@ use crate::rail::Rail;
 use crate::rail::Sink;
 use crate::sync::seq::truncate;
 
+use super::super::load::ahead;
 use super::super::wire::{Body, HEAD_MAX, Message};
 use super::super::{Engine, State};
 use super::nth;
@@ -33,10 +35,14 @@ const SELDOM: u64 = 128;
 const GAP: u64 = 20;
 
 /// The rail of the oldest number counts as late once the peer has answered for this long. A peer
-/// that makes no progress is no fault of a rail. Doubles each time.
+/// that makes no progress is no fault of a rail.
 const LATE: u64 = 8;
 
-/// A rail on which the peer is silent has failed once the peer has answered for this long.
+/// A late rail is given up once the peer has answered for this long.
+const GIVE_UP: u64 = 50;
+
+/// A rail on which the peer is silent until the rail's deadline has failed once the peer has
+/// answered for this long.
 const SILENT: u64 = 100;
 
 /// Time without a check of the peers after which the reports of rails are looked at.
@@ -49,16 +55,17 @@ pub(super) struct Held {
     next: u64,
     /// Units from the next request to the one after it.
     again: u64,
-    /// Time of the last look that saw an answer, and whether another has arrived since.
+    /// Time of the last look that saw an answer, or 0 before the first, and whether another has
+    /// arrived since.
     seen: u64,
     answered: bool,
     /// Whether a request is due although nothing may be in flight, and the number of those so far.
     asks: bool,
     asked: u32,
-    /// Time during which the peer has answered.
+    /// Time from the first answer of the peer to the last.
     alive: u64,
-    /// The value of `alive` at which the rail next counts as late.
-    late: u64,
+    /// Whether the rail has counted as late.
+    late: bool,
 }
 
 impl Held {
@@ -70,17 +77,18 @@ impl Held {
         asks: false,
         asked: 0,
         alive: 0,
-        late: 0,
+        late: false,
     };
 
     fn begin(&mut self, time: u64, unit: u64) {
-        *self = Held { next: time + unit, again: 2, seen: time, late: LATE * unit, ..Held::NONE };
+        *self = Held { next: time + unit, again: 2, ..Held::NONE };
     }
 
     /// Returns whether the peer must be asked again.
     fn look(&mut self, time: u64, unit: u64) -> bool {
         if mem::take(&mut self.answered) {
-            self.alive += (time - self.seen).min(GAP * unit);
+            // A peer that pauses has received what arrived meanwhile only at its second answer.
+            self.alive += if self.seen == 0 { 0 } else { (time - self.seen).min(GAP * unit) };
             self.seen = time;
             self.again = self.again.min(OFTEN);
             self.next = self.next.min(time + self.again * unit);
@@ -116,7 +124,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns whether a silent peer has failed on a rail: no other rail leads to it. Otherwise
     /// notes the silence for `look_at_silent`.
     #[cold]
-    pub(in super::super) fn is_lost_in_silence(&mut self, peer: u16, rail: usize) -> bool {
+    pub(in super::super) fn is_lost_in_silence(
+        &mut self,
+        peer: u16,
+        rail: usize,
+        overdue: bool,
+    ) -> bool {
         let Some(slot) = self.peers.get(peer as usize) else { return true };
         let up = slot.state.is_up() && !self.is_meeting(peer);
         let open = self.open_rails(peer);
@@ -128,6 +141,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let unit = UNIT[self.loads.untimed()];
         let Some(kept) = self.kept_peer_mut(peer) else { return true };
         kept.silent |= 1 << rail;
+        kept.overdue |= u16::from(overdue) << rail;
         // A program may make passes and never check its peers.
         if time - kept.looked >= UNCHECKED * unit {
             self.look_at_silent(peer);
@@ -144,6 +158,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         let silent = mem::take(&mut kept.silent) & in_use;
+        let overdue = mem::take(&mut kept.overdue) & in_use;
         kept.examined &= silent;
         if kept.examined == 0 {
             kept.examined = silent;
@@ -151,14 +166,34 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         let due = kept.held.look(time, unit);
-        if kept.held.alive >= SILENT * unit {
-            let rail = mem::take(&mut kept.examined).trailing_zeros() as usize;
-            return self.lose_silent(peer, rail);
+        let Held { alive, late, .. } = kept.held;
+        let examined = kept.examined;
+        if alive >= SILENT * unit && overdue & examined != 0 {
+            kept.examined = 0;
+            return self.lose_silent(peer, (overdue & examined).trailing_zeros() as usize);
         }
+        let is_late =
+            ahead(examined, 0).fold(late, |is, rail| self.is_late(peer, rail, alive, !late) | is);
+        let Some(kept) = self.kept_peer_mut(peer) else { return };
+        kept.held.late = is_late;
         if due {
             kept.held.asks = true;
             self.ask(self.stream_of(0, peer));
         }
+    }
+
+    /// Returns whether a rail is late that has delivered nothing while its peer has answered for a
+    /// time. If so, notes this, and gives the rail up if it takes too long.
+    fn is_late(&mut self, peer: u16, rail: usize, alive: u64, first: bool) -> bool {
+        let unit = UNIT[self.loads.untimed()];
+        if alive < LATE * unit || self.loads.may_need(rail, alive) {
+            return false;
+        }
+        self.loads.held_up(rail, alive, first);
+        if alive >= GIVE_UP * unit {
+            self.give_up(peer, rail);
+        }
+        true
     }
 
     fn lose_silent(&mut self, peer: u16, rail: usize) {
@@ -183,10 +218,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         // If the number has arrived, only a reply is missing.
-        let late = kept.held.alive >= kept.held.late && kept.heard == acked;
-        if late && let Carried::By(rail) = failover.at(stream, acked).carried {
-            failover.streams[stream as usize].held.late *= 2;
-            self.loads.held_up(rail.into());
+        let (Held { alive, late, .. }, peer) = (kept.held, s.peer);
+        if kept.heard == acked
+            && let Carried::By(rail) = failover.at(stream, acked).carried
+            && self.is_late(peer, rail.into(), alive, !late)
+            && let Some(failover) = &mut self.failover
+        {
+            failover.streams[stream as usize].held.late = true;
         }
         self.streams[stream as usize].asked = acked;
         self.ask(stream);

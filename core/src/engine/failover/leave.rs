@@ -12,7 +12,8 @@
 //!    that rail. Then the peer stops using the rail that it leaves, and reports this. The next
 //!    request tests another rail.
 //! 3. The side stops using the rail too. It *drains* the rail: it waits until the peers have
-//!    reported the arrival of everything that it has sent on the rail.
+//!    reported the arrival of everything that it has sent on the rail. A rail that stalls is not
+//!    drained.
 //! 4. It closes the endpoint, and reports to each drained peer that it has left the rail.
 //! 5. The peer fences the rail without closing its own endpoint ([`Rail::fence_left`]), because
 //!    nothing from this side can land late. The rail returns as after any fence.
@@ -28,12 +29,13 @@
 //! drained, then fences the rail as after a failure.
 //!
 //! ```text
-//! 24 bytes: kind u8 | rail u8 | over u8 | stage u8 | word u32 | epoch u16 | 0 u16 | 0 u32
+//! 24 bytes: kind u8 | rail u8 | over u8 | stage u8 | word u32 | epoch u16 | stalls u16 | 0 u32
 //!           | ticket u64
 //! ```
 //!
 //! `rail` is the rail to leave, in the `epoch` of that rail. `over` is the rail that carries the
-//! message. Both are the sender's numbers.
+//! message. Both are the sender's numbers. `stalls` is 1 if the rail is not to be drained, because
+//! it stalls (see `given_up`), and otherwise 0.
 
 use crate::bytes::{Put, Reader, Writer};
 use crate::error::{CompleteError, PeerError, Violation};
@@ -80,6 +82,7 @@ pub(in super::super) struct Leave {
     pub(in super::super) stage: Stage,
     pub(in super::super) word: u32,
     pub(in super::super) epoch: u16,
+    pub(in super::super) stalls: bool,
     pub(in super::super) ticket: u64,
 }
 
@@ -88,7 +91,7 @@ impl Leave {
         let mut bytes = [0; LEAVE];
         let mut out = Writer::new(&mut bytes);
         out.put(&[KIND_LEAVE, self.rail, self.over, self.stage as u8]).put_u32(self.word);
-        out.put_u16(self.epoch).put_u16(0).put_u32(0).put_u64(self.ticket);
+        out.put_u16(self.epoch).put_u16(self.stalls.into()).put_u32(0).put_u64(self.ticket);
         bytes
     }
 
@@ -111,11 +114,11 @@ impl Leave {
         };
         let mut fields = Reader::new(&raw[4..]);
         let (word, epoch) = (fields.u32()?, fields.u16()?);
-        let (zero, rest, ticket) = (fields.u16()?, fields.u32()?, fields.u64()?);
-        if zero != 0 || rest != 0 || rail == over || rail.max(over) as usize >= RAILS_MAX {
+        let (stalls, rest, ticket) = (fields.u16()?, fields.u32()?, fields.u64()?);
+        if stalls > 1 || rest != 0 || rail == over || rail.max(over) as usize >= RAILS_MAX {
             return Err(Violation::Kind);
         }
-        Ok(Leave { rail, over, stage, word, epoch, ticket })
+        Ok(Leave { rail, over, stage, word, epoch, stalls: stalls == 1, ticket })
     }
 }
 
@@ -182,7 +185,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 let rest = self.state.peers[other as usize].rails & !(1 << rail);
                 if due
                     && let Some(over) = nth(rest, asked)
-                    && !self.ask_to_leave(other, rail, over, ticket)
+                    && !self.ask_to_leave(other, rail, over, false, ticket)
                 {
                     missed = missed.or(Some(other));
                 }
@@ -221,11 +224,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         peer: u16,
         rail: usize,
         over: usize,
+        stalls: bool,
         ticket: u64,
     ) -> bool {
         let epoch = self.state.kept_peer(peer).map_or(0, |kept| kept.back.epoch(rail));
-        let (rail, over) = (rail as u8, over as u8);
-        self.post_leave(peer, Leave { rail, over, stage: Stage::Asks, word: 0, epoch, ticket })
+        let (rail, over, stage) = (rail as u8, over as u8, Stage::Asks);
+        self.post_leave(peer, Leave { rail, over, stage, word: 0, epoch, stalls, ticket })
     }
 
     pub(super) fn answer_leave(&mut self, peer: u16) {
@@ -352,7 +356,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         leaving && self.carries(peer, rail)
     }
 
-    fn carries(&self, peer: u16, rail: usize) -> bool {
+    pub(super) fn carries(&self, peer: u16, rail: usize) -> bool {
         let Some(failover) = &self.failover else { return false };
         (0..self.config.contexts).any(|context| {
             let stream = self.stream_of(context as u8, peer) as usize;
@@ -461,19 +465,24 @@ impl<const RAILS: usize> State<'_, RAILS> {
         // close its own endpoint first.
         let first = self.request(rail).is_none_or(|ticket| ticket >= leave.ticket);
         let stays = in_use && self.may_stay(peer.0, over, leave.ticket);
+        let gives_up = leave.stalls && self.fences_only(peer.0, rail);
         let answer = match leave.stage {
+            _ if leave.stalls && !gives_up => return Ok(()),
             Stage::Asks if first && stays && self.may_leave(peer.0, rail) => Stage::Answers,
             Stage::Answers if in_use && self.confirms(peer.0, rail, leave.ticket) => {
                 Stage::Confirms
             }
             Stage::Confirms if first && stays && self.may_leave(peer.0, rail) => {
-                if let Some(kept) = self.kept_peer_mut(peer.0) {
+                if let Some(kept) = self.kept_peer_mut(peer.0).filter(|_| !gives_up) {
                     // If this side has disabled the rail, it fences the rail itself, because the
                     // peer may have disabled it too.
                     kept.allowed |= ours & !kept.spare.rails;
                 }
                 let id = RailId(rail as u8);
-                let why = Fault::Rail(id, CompleteError::PeerDown);
+                let why = match gives_up {
+                    true => Fault::Peer(PeerError::Silent),
+                    false => Fault::Rail(id, CompleteError::PeerDown),
+                };
                 self.rail_failed(peer.0, rail, why, PeerError::Rail(id));
                 return Ok(());
             }
@@ -499,19 +508,22 @@ mod tests {
         let (word, epoch, ticket) = (0x0403_0201, 0x0605, 0x1817_1615_1413_1211);
         let decode = |bytes: &[u8]| Leave::decode(Untrusted::from_slice(bytes));
         for (n, stage) in (0..).zip([Stage::Asks, Stage::Answers, Stage::Confirms]) {
-            let leave = Leave { rail: 9, over: 15, stage, word, epoch, ticket };
+            let leave = Leave { rail: 9, over: 15, stage, word, epoch, stalls: n == 1, ticket };
             let bytes = leave.encode();
-            assert_eq!(bytes[..16], [KIND_LEAVE, 9, 15, n, 1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0]);
+            let stalls = u8::from(n == 1);
+            let fields = [KIND_LEAVE, 9, 15, n, 1, 2, 3, 4, 5, 6, stalls, 0, 0, 0, 0, 0];
+            assert_eq!(bytes[..16], fields);
             assert_eq!(bytes[16..], ticket.to_le_bytes());
             assert_eq!(decode(&bytes), Some(Ok(leave)));
         }
-        let bytes = Leave { rail: 9, over: 15, stage: Stage::Asks, word, epoch, ticket }.encode();
+        let (stage, stalls) = (Stage::Asks, false);
+        let bytes = Leave { rail: 9, over: 15, stage, word, epoch, stalls, ticket }.encode();
         assert_eq!(decode(&[9; LEAVE]), None);
         for cut in 1..LEAVE {
             assert_eq!(decode(&bytes[..cut]), Some(Err(Violation::Length)), "{cut} bytes");
         }
         // Byte 1 becomes the number of the rail that carries the message.
-        for (at, value) in [(1, 15), (1, 16), (2, 16), (3, 3), (10, 1), (11, 1), (12, 1), (15, 1)] {
+        for (at, value) in [(1, 15), (1, 16), (2, 16), (3, 3), (10, 2), (11, 1), (12, 1), (15, 1)] {
             let mut bad = bytes;
             bad[at] = value;
             assert_eq!(decode(&bad), Some(Err(Violation::Kind)), "byte {at}");

@@ -1,11 +1,15 @@
 //! Load and speed of one rail.
 
+use core::mem;
+
+use super::REST;
+
 /// Bytes that may be outstanding on a new rail. The limit grows, and is dropped once it reaches
 /// [`PROVEN`].
 pub(super) const FIRST: u64 = 16 << 10;
 /// Largest size that may take about as long as one byte.
 pub(super) const FEW: u64 = 64 << 10;
-const PROVEN: u64 = 2 << 20;
+pub(super) const PROVEN: u64 = 2 << 20;
 
 /// `FRACTION`: fraction bits of a cost. `MOST`: the largest cost.
 const FRACTION: u32 = 20;
@@ -55,6 +59,96 @@ pub(super) struct Load {
     /// Time until the last completion, from the one before or from the first post after the rail
     /// was idle. By the clock.
     pub(super) last: u64,
+    pub(super) stall: Stall,
+}
+
+/// The stalls of a rail: the times for which it delivered nothing although the peer answered over
+/// other rails. A rail that stalls again soon gets no posts for [`REST`] times as long, and is then
+/// tried with one post. All times are in nanoseconds or passes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stall {
+    /// Number of stalls, at most [`TWICE`], until they are forgiven.
+    count: u8,
+    /// When the rail was last given up, or 0.
+    fell: u64,
+    /// Time of the last note. `again`: whether the rail was not tried since.
+    noted: u64,
+    again: bool,
+    /// How long the rail is expected to stall.
+    takes: u64,
+    /// When the rail is next tried, or when its only stall is forgiven.
+    next: u64,
+}
+
+/// Number of stalls from which on a rail counts as stalled.
+const TWICE: u8 = 2;
+
+/// Stalls that are expected to be shorter are forgiven.
+const BRIEF: [u64; 2] = [40_000_000, 40_000];
+
+/// A rail that was given up is expected to stall for this time once it has returned, and four times
+/// as long if it was also given up less than [`CALM`] before.
+const FALL: [u64; 2] = [80_000_000, 80_000];
+const CALM: [u64; 2] = [60_000_000_000, 60_000_000];
+
+/// A probe shows that a rail has not stalled after this many times the stall.
+const SHOWS: u64 = 4;
+
+impl Stall {
+    const NONE: Stall = Stall { count: 0, fell: 0, noted: 0, again: false, takes: 0, next: 0 };
+
+    /// Notes that the rail stalls, for how long so far, and whether it is the first note about this
+    /// number or read.
+    pub(super) fn note(&mut self, takes: u64, first: bool, now: u64) {
+        if !self.is_stalled() && now > self.next {
+            self.forgive();
+        }
+        // One stall may hold up several streams.
+        let new = first && now.saturating_sub(takes) > self.noted;
+        self.count = (self.count + u8::from(new)).clamp(1, TWICE);
+        (self.noted, self.again, self.takes) = (now, true, self.takes.max(takes));
+        self.next = now.saturating_add(REST * self.takes);
+    }
+
+    /// Whether the rail gets no posts until it is tried.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.count >= TWICE
+    }
+
+    /// Whether a stalled rail is to be tried.
+    pub(super) fn is_due(&self, now: u64) -> bool {
+        self.is_stalled() && now >= self.next
+    }
+
+    /// Returns the time until a post is expected to complete, if the rail has stalled.
+    pub(super) fn expected(&self, now: u64) -> u64 {
+        if self.is_stalled() { self.next.saturating_sub(now) + self.takes } else { 0 }
+    }
+
+    /// Notes that the rail is tried. If it has not stalled since it was last tried, its stalls are
+    /// forgiven soon.
+    pub(super) fn tried(&mut self, now: u64, untimed: usize) {
+        if mem::take(&mut self.again) {
+            self.next = now.saturating_add(SHOWS * self.takes);
+            return;
+        }
+        self.takes /= REST;
+        if self.takes < BRIEF[untimed] {
+            self.forgive();
+        }
+        self.next = now.saturating_add(REST * self.takes);
+    }
+
+    pub(super) fn forgive(&mut self) {
+        *self = Stall { fell: self.fell, ..Stall::NONE };
+    }
+
+    /// Notes that the rail is given up.
+    pub(super) fn fall(&mut self, now: u64, untimed: usize) {
+        let soon = self.fell != 0 && now.saturating_sub(self.fell) < CALM[untimed];
+        let takes = FALL[untimed] * if soon { 4 } else { 1 };
+        *self = Stall { count: TWICE, fell: now, noted: now, again: true, takes, next: now };
+    }
 }
 
 /// Returns the number of bytes that move in `time` at a cost.
@@ -85,6 +179,7 @@ impl Load {
         room: FIRST,
         passed: 0,
         last: 0,
+        stall: Stall::NONE,
     };
 
     pub(super) fn moving(&self) -> u64 {
@@ -120,9 +215,11 @@ impl Load {
         (self.since, self.mark, self.began, self.period) = (now, busy, busy, 0);
     }
 
-    pub(super) fn forget(&mut self) {
-        let Load { posts, bytes, long, stuck, .. } = *self;
-        *self = Load { posts, bytes, long, stuck, ..Load::NEW };
+    /// Forgets everything but the stalls.
+    pub(super) fn forget(&mut self, now: u64) {
+        let Load { posts, bytes, long, stuck, mut stall, .. } = *self;
+        stall.next = now.saturating_add(REST * stall.takes);
+        *self = Load { posts, bytes, long, stuck, stall, ..Load::NEW };
     }
 
     pub(super) fn settle(&mut self, bytes: u64) {

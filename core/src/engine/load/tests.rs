@@ -3,6 +3,7 @@
 extern crate std;
 
 mod batches;
+mod stalls;
 
 use super::*;
 
@@ -451,12 +452,12 @@ fn short_posts_avoid_slow_rails_and_take_turns_on_others() {
 fn a_rail_that_holds_up_a_stream_gets_no_short_posts_for_a_while() {
     let mut rig = Rig::timed([50, 50], 8);
     rig.shorts(2);
-    rig.loads.held_up(1);
+    rig.loads.held_up(1, 0, true);
     assert_eq!(rig.shorts(100), [100, 0]);
     rig.shorts((LAPSE << LATE) as usize);
     assert_eq!(rig.shorts(100), [50, 50]);
     // Long posts show that the rail is fast.
-    rig.loads.held_up(1);
+    rig.loads.held_up(1, 0, true);
     rig.run(20_000, 1, 0);
     rig.drain();
     assert_eq!(rig.shorts(100), [50, 50]);

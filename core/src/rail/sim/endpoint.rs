@@ -196,6 +196,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             native_atomics: AmoSet::NONE,
             depth: world.packets.len() as u32,
             fresh: false,
+            fences: true,
         }
     }
 

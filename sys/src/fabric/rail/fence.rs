@@ -77,8 +77,7 @@ impl FabricRail {
             Some(slot) if slot.attached => {}
             _ => return Fence::Unknown,
         }
-        let bound = self.offer.info.domain().mr_mode & FI_MR_ENDPOINT != 0;
-        if !self.offer.persona.fences || bound || self.broken {
+        if !self.caps.fences || self.broken {
             return Fence::Unknown;
         }
         self.damaged |= self.frees_reads_twice;

@@ -78,6 +78,7 @@ impl FabricRail {
             // An arrival waits in the completion queue until a poll, so it may be reported in a
             // later attachment.
             fresh: false,
+            fences: offer.persona.fences && info.domain().mr_mode & FI_MR_ENDPOINT == 0,
         };
         let notify = offer.notify;
         let inject_message = inject.min(max_message + HEAD);

@@ -26,6 +26,11 @@ const PATIENCE: u64 = 6;
 /// Minimum number of polls within a deadline before the deadline counts as expired.
 const ENOUGH: u32 = 1024;
 
+/// A peer is reported as silent after this time, in nanoseconds, and this number of polls. The
+/// engine examines whether only this rail holds it up.
+const SOON: u64 = 80_000_000;
+const FEW: u32 = 8;
+
 impl FabricRail {
     pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
         let now = monotonic_ns().max(1);
@@ -66,13 +71,15 @@ impl FabricRail {
                 (slot.since, slot.marked, slot.polls) = (now, slot.heard(), polls);
                 continue;
             }
-            if polls.wrapping_sub(slot.polls) < ENOUGH {
-                continue;
+            let (polled, silent) = (polls.wrapping_sub(slot.polls), now - slot.since);
+            let (peer, up) = (Peer(peer as u16), slot.up);
+            if up && self.caps.fences && silent >= SOON && polled >= FEW {
+                sink.silent(peer, false);
             }
-            let Some(deadline) = deadline else { continue };
-            let (peer, silent) = (Peer(peer as u16), now - slot.since);
-            let patient = slot.up && silent / PATIENCE < deadline;
-            if silent >= deadline && (!patient || sink.silent(peer)) {
+            let Some(deadline) = deadline.filter(|_| polled >= ENOUGH) else { continue };
+            let patient = up && silent / PATIENCE < deadline;
+            if silent >= deadline && (!patient || sink.silent(peer, true)) {
+                let slot = &mut self.peers.slots[usize::from(peer.0)];
                 slot.since = now;
                 self.take_down(peer, PeerError::Silent);
                 self.abandon(peer, Code(libc::ETIMEDOUT));
