@@ -381,7 +381,9 @@ impl<const RAILS: usize> Loads<RAILS> {
     #[cold]
     pub(crate) fn given_up(&mut self, rail: usize) {
         let (now, untimed) = (self.now(), self.untimed());
-        self.rails[rail].stall.fall(now, untimed);
+        let load = &mut self.rails[rail];
+        load.stall.fall(now, untimed);
+        load.assume_slow(STUCK[untimed]);
         self.judge(self.fastest());
     }
 

@@ -137,6 +137,7 @@ macro_rules! rail_conformance {
                 too_long_is_said_and_nothing_is_posted
                 detach_ends_what_is_pending_and_reports_nothing_else
                 detach_cuts_the_peer_off_in_both_directions
+                a_rail_fences_a_living_peer_if_it_says_so_and_otherwise_refuses
                 a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails
                 mapped_memory_is_the_peers_memory
                 copies_at_once_are_whole_and_checked

@@ -3,7 +3,7 @@
 
 use fishplate_core::error::{PeerError, PostError};
 use fishplate_core::mem::Untrusted;
-use fishplate_core::rail::{Posted, Rail};
+use fishplate_core::rail::{Fence, Posted, Rail};
 
 use super::*;
 
@@ -118,6 +118,30 @@ pub fn detach_cuts_the_peer_off_in_both_directions<F: Fixture>() {
         both.check_arrivals(seen, &what);
         check_posts_fail(&mut link, &mut both, &what);
         both.check_arrivals(seen, &what);
+    }
+}
+
+/// The engine gives up a rail that stalls only if both ends can fence it.
+pub fn a_rail_fences_a_living_peer_if_it_says_so_and_otherwise_refuses<F: Fixture>() {
+    for seed in SEEDS {
+        let what = format!("seed {seed}: a rail that fences its peer");
+        let (mut link, field, mut both) = linked::<F>(seed);
+        let (from, fences) = (link.from, link.target().caps().fences);
+        let mut patience = Patience::new();
+        let fence = loop {
+            match link.target().fence(from) {
+                Fence::Pending => both.turn(&mut link),
+                fence => break fence,
+            }
+            assert!(patience.lasts(), "{what}: is not done");
+        };
+        let expected = if fences { Fence::Fenced } else { Fence::Unknown };
+        assert_eq!(fence, expected, "{what}; correct `Caps::fences`");
+        if fences && !skipped("that nothing arrives later", F::STAYS_ATTACHED) {
+            let seen = both.arrivals();
+            both.keep_posting(&mut link, &field);
+            both.check_arrivals(seen, &what);
+        }
     }
 }
 

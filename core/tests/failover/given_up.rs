@@ -1,70 +1,25 @@
 //! Rails that deliver nothing for a second, although the peer answers over another rail.
 
-use fishplate_core::engine::{Config, ContextId, Engine, Notice, Signal};
 use fishplate_core::error::PeerError;
 use fishplate_core::mem::{Peer, RailId};
 use fishplate_core::op::Fault;
 use fishplate_core::rail::Caps;
 use fishplate_core::rail::sim::{Dials, Sim};
 
-use super::held::{POLL_NS, tick};
-use super::support::failover;
+use super::held::{Fleet, POLL_NS, pair_with, put, start, tick, wait};
 use super::support::fleet::{self, End, Node};
 use super::support::scope::Scope;
-use super::support::tap::{Event, NOW, Shared, Tap, shared};
-
-type Fleet = [Node<Tap<End, true>, 2>];
+use super::support::tap::{Event, NOW, Shared, Tap};
 
 const SILENT: Option<Fault> = Some(Fault::Peer(PeerError::Silent));
 
-/// Two nodes with two rails. `set` changes what the taps of each node do before it is created.
 fn pair(
     set: impl Fn(usize, &Shared),
 ) -> (&'static Sim<'static>, Vec<Node<Tap<End, true>, 2>>, [Shared; 2]) {
     NOW.set(1);
     let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
-    let controls = [shared(), shared()];
-    controls.iter().enumerate().for_each(|(node, control)| set(node, control));
-    let keep = |engine: &mut Engine<'static, Tap<End, true>, 2>| {
-        engine.attach_failover(failover(&Config::DEFAULT, 2)).unwrap();
-    };
-    let wrap =
-        |node: u16, rail: u16, end: End| Tap::timed(end, rail.into(), &controls[node as usize]);
-    let nodes = fleet::prepared::<_, 2>(sim, 2, Config::DEFAULT, 4096, wrap, keep);
+    let (nodes, controls) = pair_with(sim, set);
     (sim, nodes, controls)
-}
-
-/// Starts a put with a signal from node 0 to node 1.
-fn start(nodes: &mut Fleet) {
-    let (from, to) = (nodes[0].source.at(0), nodes[0].remotes[1]);
-    let signal = Signal::add(to.at(0), 1);
-    let notice = Notice::Report(0);
-    nodes[0].engine.put_signal(ContextId(0), from, 8, to.at(8), signal, notice).unwrap();
-}
-
-/// Lets the time of some polls of the fabric pass, and checks the peers every 10 ms. Ends when
-/// `until` holds, and returns the time that this took in milliseconds.
-fn wait(
-    sim: &Sim<'static>,
-    nodes: &mut Fleet,
-    what: &str,
-    mut until: impl FnMut(&mut Fleet) -> bool,
-) -> u64 {
-    let (begun, mut looked) = (sim.now(), sim.now());
-    fleet::turn_until(nodes, what, |nodes| {
-        NOW.set(1 + sim.now() * POLL_NS);
-        if (sim.now() - looked) * POLL_NS >= 10_000_000 {
-            looked = sim.now();
-            nodes.iter_mut().for_each(|node| node.engine.check_peers());
-        }
-        until(nodes)
-    });
-    (sim.now() - begun) * POLL_NS / 1_000_000
-}
-
-fn put(sim: &Sim<'static>, nodes: &mut Fleet) -> u64 {
-    start(nodes);
-    wait(sim, nodes, "the put is done", |nodes| nodes[0].engine.next_completion().is_some())
 }
 
 fn why(nodes: &Fleet, node: usize, rail: u8) -> Option<Fault> {
@@ -95,7 +50,7 @@ fn a_rail_that_delivers_nothing_is_given_up_and_returns() {
     for rail in [0, 1] {
         let _scope = Scope::new();
         let (sim, mut nodes, controls) = pair(|_, _| ());
-        (0..20).for_each(|_| _ = put(sim, &mut nodes));
+        (0..20).for_each(|_| put(&mut nodes, sim));
         lose(&controls, rail.into());
         (0..2).for_each(|_| start(&mut nodes));
         let (mut ended, mut is_given_up) = (0, false);
@@ -109,7 +64,7 @@ fn a_rail_that_delivers_nothing_is_given_up_and_returns() {
         wait(sim, &mut nodes, "the rail is back", |nodes| {
             [0, 1].iter().all(|&node| why(nodes, node, rail).is_none())
         });
-        (0..20).for_each(|_| _ = put(sim, &mut nodes));
+        (0..20).for_each(|_| put(&mut nodes, sim));
         assert_eq!(signals(&nodes), 42, "rail {rail}");
         let failed = nodes.iter().map(|node| node.engine.stats().rails_failed);
         assert_eq!(failed.collect::<Vec<_>>(), [1, 1], "rail {rail}");
@@ -129,7 +84,7 @@ fn a_rail_is_not_given_up_if_that_could_cost_a_peer() {
                 control.caps = Some(|caps| Caps { fences: false, ..caps });
             }
         });
-        (0..20).for_each(|_| _ = put(sim, &mut nodes));
+        (0..20).for_each(|_| put(&mut nodes, sim));
         let delay = (1_500_000_000 / POLL_NS) as u32;
         sim.set_dials(1, Dials { min_delay: delay, max_delay: delay, ..Dials::CALM });
         start(&mut nodes);
@@ -153,7 +108,7 @@ fn a_rail_is_not_given_up_if_that_could_cost_a_peer() {
 fn a_rail_that_is_given_up_can_be_disabled() {
     let _scope = Scope::new();
     let (sim, mut nodes, controls) = pair(|_, _| ());
-    (0..20).for_each(|_| _ = put(sim, &mut nodes));
+    (0..20).for_each(|_| put(&mut nodes, sim));
     lose(&controls, 1);
     start(&mut nodes);
     start(&mut nodes);

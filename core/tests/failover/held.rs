@@ -18,9 +18,15 @@ use super::support::tap::{Event, NOW, Shared, Tap, shared};
 pub(super) const POLL_NS: u64 = 10_000;
 const DELAY: u32 = 25_000;
 
-/// Two nodes with two rails, and what each node's taps do.
-pub(super) fn pair(sim: &'static Sim<'static>) -> (Vec<Node<Tap<End, true>, 2>>, [Shared; 2]) {
+pub(super) type Fleet = [Node<Tap<End, true>, 2>];
+
+/// Two nodes with two rails, and what each node's taps do. `set` changes that first.
+pub(super) fn pair_with(
+    sim: &'static Sim<'static>,
+    set: impl Fn(usize, &Shared),
+) -> (Vec<Node<Tap<End, true>, 2>>, [Shared; 2]) {
     let controls = [shared(), shared()];
+    controls.iter().enumerate().for_each(|(node, control)| set(node, control));
     let keep = |engine: &mut Engine<'static, Tap<End, true>, 2>| {
         engine.attach_failover(failover(&Config::DEFAULT, 2)).unwrap();
     };
@@ -29,24 +35,40 @@ pub(super) fn pair(sim: &'static Sim<'static>) -> (Vec<Node<Tap<End, true>, 2>>,
     (fleet::prepared::<_, 2>(sim, 2, Config::DEFAULT, 4096, wrap, keep), controls)
 }
 
-/// Puts with a signal from node 0 to node 1, and waits for the end. Every 10 ms, the rails check
-/// their peers.
-pub(super) fn put(nodes: &mut [Node<Tap<End, true>, 2>], sim: &Sim<'static>, count: u64) {
-    let to = nodes[0].remotes[1];
-    let (from, signal) = (nodes[0].source.at(0), Signal::add(to.at(0), 1));
-    nodes[0]
-        .engine
-        .put_signal(ContextId(0), from, 8, to.at(8), signal, Notice::Report(count))
-        .unwrap();
-    let mut looked = sim.now();
-    fleet::turn_until(nodes, "the operation is done", |nodes| {
+fn pair(sim: &'static Sim<'static>) -> (Vec<Node<Tap<End, true>, 2>>, [Shared; 2]) {
+    pair_with(sim, |_, _| ())
+}
+
+/// Starts a put with a signal from node 0 to node 1.
+pub(super) fn start(nodes: &mut Fleet) {
+    let (from, to) = (nodes[0].source.at(0), nodes[0].remotes[1]);
+    let (signal, notice) = (Signal::add(to.at(0), 1), Notice::Report(0));
+    nodes[0].engine.put_signal(ContextId(0), from, 8, to.at(8), signal, notice).unwrap();
+}
+
+/// Lets the time of the fabric's polls pass, and checks the peers every 10 ms. Ends when `until`
+/// holds, and returns the time that this took in milliseconds.
+pub(super) fn wait(
+    sim: &Sim<'static>,
+    nodes: &mut Fleet,
+    what: &str,
+    mut until: impl FnMut(&mut Fleet) -> bool,
+) -> u64 {
+    let (begun, mut looked) = (sim.now(), sim.now());
+    fleet::turn_until(nodes, what, |nodes| {
         NOW.set(1 + sim.now() * POLL_NS);
         if (sim.now() - looked) * POLL_NS >= 10_000_000 {
             looked = sim.now();
             nodes.iter_mut().for_each(|node| node.engine.check_peers());
         }
-        nodes[0].engine.next_completion().is_some()
+        until(nodes)
     });
+    (sim.now() - begun) * POLL_NS / 1_000_000
+}
+
+pub(super) fn put(nodes: &mut Fleet, sim: &Sim<'static>) {
+    start(nodes);
+    wait(sim, nodes, "the put is done", |nodes| nodes[0].engine.next_completion().is_some());
 }
 
 #[test]
@@ -58,7 +80,7 @@ fn short_operations_leave_a_rail_that_holds_them_up() {
         let (mut nodes, _) = pair(sim);
         sim.set_dials(late, Dials { min_delay: DELAY, max_delay: DELAY, ..Dials::CALM });
         let begun = sim.now();
-        (1..=100).for_each(|count| put(&mut nodes, sim, count));
+        (0..100).for_each(|_| put(&mut nodes, sim));
         let delays = (sim.now() - begun) / u64::from(DELAY);
         println!("rail {late}: {delays} delays");
         assert!(delays < 20, "rail {late}: {delays} delays for 100 operations");
@@ -82,7 +104,7 @@ fn an_acknowledgement_that_a_rail_holds_back_is_sent_again() {
             }
             _ => vec![event],
         }));
-        (1..=20).for_each(|count| put(&mut nodes, sim, count));
+        (0..20).for_each(|_| put(&mut nodes, sim));
         assert!(held.get() > 0, "rail {late} held back nothing");
     }
 }
@@ -93,9 +115,7 @@ fn no_rail_is_blamed_for_a_peer_that_makes_no_progress() {
     NOW.set(1);
     let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
     let (mut nodes, controls) = pair(sim);
-    let to = nodes[0].remotes[1];
-    let (from, signal) = (nodes[0].source.at(0), Signal::add(to.at(0), 1));
-    nodes[0].engine.put_signal(ContextId(0), from, 8, to.at(8), signal, Notice::Report(0)).unwrap();
+    start(&mut nodes);
     // Node 1 computes for a second.
     for _ in 0..1000 {
         NOW.set(NOW.get() + 1_000_000);
@@ -106,13 +126,13 @@ fn no_rail_is_blamed_for_a_peer_that_makes_no_progress() {
         nodes[0].engine.next_completion().is_some()
     });
     controls[0].borrow_mut().posts.clear();
-    (1..=50).for_each(|count| put(&mut nodes, sim, count));
+    (0..50).for_each(|_| put(&mut nodes, sim));
     let of = |rail| controls[0].borrow().posts.iter().filter(|post| post.rail == rail).count();
     assert!(of(0) > 20 && of(1) > 20, "{} and {} posts", of(0), of(1));
 }
 
 /// Makes passes in 10 ms.
-fn passes(nodes: &mut [Node<Tap<End, true>, 2>]) {
+fn passes(nodes: &mut Fleet) {
     NOW.set(NOW.get() + 10_000_000);
     for node in nodes {
         (0..8).for_each(|_| _ = node.engine.progress());
@@ -120,7 +140,7 @@ fn passes(nodes: &mut [Node<Tap<End, true>, 2>]) {
 }
 
 /// Makes passes in 10 ms, and lets the rails check their peers.
-pub(super) fn tick(nodes: &mut [Node<Tap<End, true>, 2>]) {
+pub(super) fn tick(nodes: &mut Fleet) {
     passes(nodes);
     nodes.iter_mut().for_each(|node| node.engine.check_peers());
 }
@@ -132,11 +152,8 @@ fn a_peer_that_is_silent_on_all_rails_is_not_lost() {
         NOW.set(1);
         let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
         let (mut nodes, controls) = pair(sim);
-        (1..=20).for_each(|count| put(&mut nodes, sim, count));
-        let to = nodes[0].remotes[1];
-        let (from, signal) = (nodes[0].source.at(0), Signal::add(to.at(0), 1));
-        let notice = Notice::Report(0);
-        nodes[0].engine.put_signal(ContextId(0), from, 8, to.at(8), signal, notice).unwrap();
+        (0..20).for_each(|_| put(&mut nodes, sim));
+        start(&mut nodes);
         controls[0].borrow_mut().silent = Some((rails, Peer(1)));
         // Node 1 is stopped for 30 s.
         (0..3000).for_each(|_| tick(&mut nodes[..1]));
@@ -160,7 +177,7 @@ fn a_rail_on_which_a_peer_is_silent_while_it_answers_fails() {
         NOW.set(1);
         let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
         let (mut nodes, controls) = pair(sim);
-        (1..=20).for_each(|count| put(&mut nodes, sim, count));
+        (0..20).for_each(|_| put(&mut nodes, sim));
         controls[0].borrow_mut().silent = Some((1 << rail, Peer(1)));
         controls[1].borrow_mut().edit = Some(Box::new(move |at, event| match event {
             Event::Message(Peer(0), _) if at == usize::from(rail) => vec![],
@@ -192,7 +209,7 @@ fn a_peer_with_one_rail_left_fails_when_it_is_silent_there() {
     NOW.set(1);
     let sim = fleet::fabric(2, 2, 1024, Dials::CALM, 1);
     let (mut nodes, controls) = pair(sim);
-    (1..=20).for_each(|count| put(&mut nodes, sim, count));
+    (0..20).for_each(|_| put(&mut nodes, sim));
     let peer = nodes[0].peers[1];
     nodes[0].engine.disable_rail(peer, RailId(0)).unwrap();
     (0..100).for_each(|_| tick(&mut nodes));

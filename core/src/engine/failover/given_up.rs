@@ -18,6 +18,8 @@ use crate::error::PeerError;
 use crate::op::Fault;
 
 use super::super::State;
+use super::super::list::NONE;
+use super::super::pending::OpKind;
 use super::disable::Spare;
 
 /// Time, in nanoseconds or passes, after which a rail that the peer does not leave is used again.
@@ -46,9 +48,23 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a rail carries a number to the peer, or anything at all.
+    /// Returns whether a rail carries a number to the peer, or may carry a read. Other messages are
+    /// repeated on other rails, and may wait behind what the peer sends on a slow rail.
     fn may_carry(&self, peer: u16, rail: usize) -> bool {
-        self.carries(peer, rail) || self.loads.has_posts(rail)
+        self.carries(peer, rail) || self.loads.has_posts(rail) && self.reads_from(peer)
+    }
+
+    fn reads_from(&self, peer: u16) -> bool {
+        let slots = &self.pending.slots;
+        (0..self.config.contexts).any(|context| {
+            let s = &self.streams[self.stream_of(context as u8, peer) as usize];
+            [s.ops.head, s.closing.head].into_iter().any(|mut index| {
+                while index != NONE && slots[index as usize].kind != OpKind::Read {
+                    index = slots[index as usize].links.next;
+                }
+                index != NONE
+            })
+        })
     }
 
     /// Returns whether this side can fence a peer on a rail without cutting off another peer.

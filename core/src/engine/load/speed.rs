@@ -71,7 +71,7 @@ pub(super) struct Stall {
     count: u8,
     /// When the rail was last given up, or 0.
     fell: u64,
-    /// Time of the last note. `again`: whether the rail was not tried since.
+    /// Time of the last note. `again`: whether the rail has stalled since it was last tried.
     noted: u64,
     again: bool,
     /// How long the rail is expected to stall.
@@ -91,7 +91,8 @@ const BRIEF: [u64; 2] = [40_000_000, 40_000];
 const FALL: [u64; 2] = [80_000_000, 80_000];
 const CALM: [u64; 2] = [60_000_000_000, 60_000_000];
 
-/// A probe shows that a rail has not stalled after this many times the stall.
+/// A post on a stalled rail shows that the rail no longer stalls if nothing is noted for this many
+/// times the expected stall.
 const SHOWS: u64 = 4;
 
 impl Stall {
@@ -125,8 +126,8 @@ impl Stall {
         if self.is_stalled() { self.next.saturating_sub(now) + self.takes } else { 0 }
     }
 
-    /// Notes that the rail is tried. If it has not stalled since it was last tried, its stalls are
-    /// forgiven soon.
+    /// Notes that the rail is tried. If it has not stalled since it was last tried, the expected
+    /// stall becomes shorter, or is forgiven.
     pub(super) fn tried(&mut self, now: u64, untimed: usize) {
         if mem::take(&mut self.again) {
             self.next = now.saturating_add(SHOWS * self.takes);
@@ -215,11 +216,20 @@ impl Load {
         (self.since, self.mark, self.began, self.period) = (now, busy, busy, 0);
     }
 
-    /// Forgets everything but the stalls.
+    /// The rail has carried its long posts for `time`, and completed none. If its cost is unknown,
+    /// it may be that slow.
+    pub(super) fn assume_slow(&mut self, time: u64) {
+        if self.cost == 0 && self.long != 0 {
+            self.cost = ((time << FRACTION) / self.long).clamp(1, MOST);
+        }
+    }
+
+    /// Forgets everything but the stalls, and a cost that was only assumed.
     pub(super) fn forget(&mut self, now: u64) {
-        let Load { posts, bytes, long, stuck, mut stall, .. } = *self;
+        let Load { posts, bytes, long, stuck, cost, moved, mut stall, .. } = *self;
         stall.next = now.saturating_add(REST * stall.takes);
-        *self = Load { posts, bytes, long, stuck, stall, ..Load::NEW };
+        let cost = if moved == 0 { cost } else { 0 };
+        *self = Load { posts, bytes, long, stuck, cost, stall, ..Load::NEW };
     }
 
     pub(super) fn settle(&mut self, bytes: u64) {

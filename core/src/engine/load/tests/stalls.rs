@@ -128,3 +128,20 @@ fn a_slow_rail_may_need_long_for_what_it_carries() {
     rig.loads.posted(1, PIECE);
     assert!(rig.loads.may_need(1, 60_000_000) && !rig.loads.may_need(1, 200_000_000));
 }
+
+#[test]
+fn a_rail_that_was_given_up_before_its_speed_was_known_may_be_slow() {
+    let mut rig = Rig::timed([50, 50], 8);
+    rig.loads.posted(1, PIECE);
+    rig.loads.given_up(1);
+    rig.loads.ended(1, 1, PIECE, false);
+    rig.loads.renew(1);
+    rig.loads.posted(1, PIECE);
+    assert!(rig.loads.may_need(1, 2_900_000_000) && !rig.loads.may_need(1, 3_100_000_000));
+    // Once it has completed posts, its speed is measured again when it returns.
+    rig.loads.ended(1, 1, PIECE, true);
+    rig.loads.given_up(1);
+    rig.loads.renew(1);
+    rig.loads.posted(1, PIECE);
+    assert!(rig.loads.may_need(1, 1_400_000_000) && !rig.loads.may_need(1, 1_600_000_000));
+}
